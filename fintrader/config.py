@@ -1,0 +1,116 @@
+"""What every settings model shares: frozen, strict, readable errors, YAML in and out.
+
+The models themselves stand beside the code they set (`EnvSettings` in `envs/trading.py`, and so on);
+`fintrader/pipeline.py` puts them together into one `RunConfig`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fintrader.errors import ConfigError
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, no unknown fields, docstrings below fields are their help text."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
+def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
+    """Build `model` from plain values. Raises ConfigError, one line, naming the field and what to do.
+
+    `where` says where the values come from (a file's name, usually).
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {first_problem(model, error)}") from None
+
+
+def first_problem(model: type[BaseModel], error: ValidationError) -> str:
+    """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    field = ".".join(str(part) for part in first["loc"]) or model.__name__
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        names = _sibling_names(model, first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
+        return f"{field}: unknown setting; {hint}{more}"
+    if first["type"] == "missing":
+        return f"{field}: a value is required; set it in the file or on the command line{more}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    got = "" if isinstance(first["input"], dict | BaseModel) else f", got {_short(first['input'])}"
+    return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _sibling_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields that stand where `path` points; discriminator tags and indices are passed over."""
+    models = [model]
+    for part in path:
+        below: list[type[BaseModel]] = []
+        for candidate in models:
+            if part in candidate.model_fields:
+                below += _models_in(candidate.model_fields[str(part)].annotation)
+        models = below or models
+    return [name for candidate in models for name in candidate.model_fields]
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file's mapping. Raises ConfigError when it is missing, unreadable or no mapping."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected `name: value` lines at the top level")
+    return values
+
+
+def dump_yaml(settings: Settings) -> str:
+    """Settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
+    return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
+
+
+def load_object(reference: str) -> Any:
+    """Import what `package.module:name` names. Raises ConfigError when it cannot be found."""
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{reference!r}: expected 'package.module:name'")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH"
+        ) from None

@@ -1,0 +1,1 @@
+"""Bars to `MarketTensors`: sources, sessions, cleaning, features, tensors, store."""

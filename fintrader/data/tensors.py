@@ -1,0 +1,270 @@
+"""`MarketTensors`: the one form in which a market reaches the environment, the agents and the backtest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fintrader.errors import MarketError
+from fintrader.runs import write_bytes
+
+FORMAT = "fintrader-market-1"
+_ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")
+_KINDS = {
+    "open": torch.float32,
+    "close": torch.float32,
+    "features": torch.float32,
+    "context": torch.float32,
+    "tradable": torch.bool,
+    "member": torch.bool,
+    "session": torch.int64,
+    "minutes": torch.int64,
+    "benchmark": torch.float64,
+}
+
+
+class Windows(NamedTuple):
+    """Half-open ranges of bars `[start, stop)`; validation and test lie an embargo after what precedes them."""
+
+    train: tuple[int, int]
+    validation: tuple[int, int]
+    test: tuple[int, int]
+
+
+class Split(NamedTuple):
+    """The three windows as markets of their own."""
+
+    train: MarketTensors
+    validation: MarketTensors
+    test: MarketTensors
+
+
+@dataclass(frozen=True, eq=False)
+class MarketTensors:
+    """A market of `N` assets over `T` bars, on one device.
+
+    Bar `t` covers the minute(s) that begin at `minutes[t]`; everything in row `t` is known once that bar has
+    closed. A row without a trade carries the last past close with `tradable` False; before a symbol's first
+    bar and after its last one there is no price (NaN). A symbol whose last price lies before the end of the
+    data has ended: the environment sells it at that bar (`last_bar`).
+    """
+
+    open: Tensor
+    """`[T, N]` float32, USD."""
+    close: Tensor
+    """`[T, N]` float32, USD; NaN where the symbol is not listed."""
+    features: Tensor
+    """`[T, N, F]` float32, finite, standardised with training-window statistics; 0 where undefined."""
+    context: Tensor
+    """`[T, M]` float32, finite: columns common to all assets (time of day, turbulence, ...)."""
+    tradable: Tensor
+    """`[T, N]` bool: a trade happened in this bar, so an order can fill."""
+    member: Tensor
+    """`[T, N]` bool: in the universe on this day; needed for buys only."""
+    session: Tensor
+    """`[T]` int64: number of the trading session, never decreasing."""
+    minutes: Tensor
+    """`[T]` int64: start of the bar, nanoseconds since 1970 UTC, strictly increasing."""
+    benchmark: Tensor
+    """`[T]` float64: level of the index as known at the close of bar t; positive."""
+    symbols: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    context_names: tuple[str, ...] = ()
+    benchmark_name: str = "index"
+    bar_minutes: int = 1
+    windows: Windows | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Plain JSON: where it came from (source, hashes), normalisation statistics, known optimum if planted."""
+
+    def __post_init__(self) -> None:
+        self._validate()
+
+    # --- shape -----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.close.shape[0]
+
+    @property
+    def num_bars(self) -> int:
+        """T."""
+        return self.close.shape[0]
+
+    @property
+    def num_assets(self) -> int:
+        """N."""
+        return self.close.shape[1]
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.features.shape[2]
+
+    @property
+    def num_context(self) -> int:
+        """M."""
+        return self.context.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.close.device
+
+    @property
+    def last_bar(self) -> Tensor:
+        """`[N]` int64: the last bar at which the symbol has a price (T - 1 unless it ended earlier), -1 if never."""
+        listed = ~torch.isnan(self.close)
+        steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
+        return (listed * steps).amax(dim=0) - 1
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> MarketTensors:
+        """The same market on another device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.arrays()})
+
+    def window(self, start: int, stop: int) -> MarketTensors:
+        """Bars `[start, stop)` as a view. Raises MarketError when that is empty or outside the market."""
+        if not 0 <= start < stop <= self.num_bars:
+            raise MarketError(
+                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
+            )
+        rows = {name: tensor[start:stop] for name, tensor in self.arrays()}
+        return replace(self, **rows, windows=None)
+
+    def split(self) -> Split:
+        """Train, validation and test. Raises MarketError when the market was built without windows."""
+        if self.windows is None:
+            raise MarketError("this market has no train/validation/test windows; build it with `windows` set")
+        return Split(*(self.window(start, stop) for start, stop in self.windows))
+
+    def arrays(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor of each array."""
+        for name in _ARRAYS:
+            yield name, getattr(self, name)
+
+    def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
+        """`[T]` datetime64[ns], UTC, start of each bar."""
+        return self.minutes.cpu().numpy().astype("datetime64[ns]")
+
+    # --- truth -----------------------------------------------------------------------------------------
+
+    def content_hash(self) -> str:
+        """SHA-256 over every array's bytes and all names: equal if and only if the markets are equal."""
+        digest = hashlib.sha256(self._header().encode())
+        for name, tensor in self.arrays():
+            digest.update(name.encode())
+            digest.update(memoryview(tensor.cpu().contiguous().view(torch.uint8).numpy()).cast("B"))
+        return digest.hexdigest()
+
+    def _header(self) -> str:
+        header = {
+            "format": FORMAT,
+            "symbols": self.symbols,
+            "feature_names": self.feature_names,
+            "context_names": self.context_names,
+            "benchmark_name": self.benchmark_name,
+            "bar_minutes": self.bar_minutes,
+            "windows": self.windows,
+            "meta": self.meta,
+        }
+        return json.dumps(header, sort_keys=True, allow_nan=False)
+
+    def save(self, path: Path | str) -> str:
+        """Write one safetensors file atomically; returns the content hash, which the file holds too."""
+        content = self.content_hash()
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.arrays()}
+        write_bytes(Path(path), save(tensors, metadata={"header": self._header(), "content_hash": content}))
+        return content
+
+    @classmethod
+    def load(
+        cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False
+    ) -> MarketTensors:
+        """Read what `save` wrote (memory-mapped). `verify` recomputes the content hash.
+
+        Raises MarketError when the file is missing, truncated, of another format, or fails verification.
+        """
+        if not Path(path).is_file():
+            raise MarketError(f"{path} does not exist; build it with `fintrader data build CONFIG`")
+        try:
+            with safe_open(str(path), framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                header = json.loads(metadata.get("header", "{}"))
+                if header.pop("format", None) != FORMAT:
+                    raise MarketError(f"{path} is no market file of this version; build it again")
+                rows = {name: file.get_tensor(name) for name in _ARRAYS}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
+        windows = header.pop("windows")
+        for name in ("symbols", "feature_names", "context_names"):
+            header[name] = tuple(header[name])
+        market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None)
+        if verify and market.content_hash() != metadata.get("content_hash"):
+            raise MarketError(f"{path} does not match its content hash; delete it and build it again")
+        return market
+
+    # --- validation ------------------------------------------------------------------------------------
+
+    def _validate(self) -> None:
+        bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
+        if bars == 0 or assets == 0:
+            raise MarketError(
+                f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}"
+            )
+        shapes = {
+            "open": (bars, assets),
+            "close": (bars, assets),
+            "features": (bars, assets, len(self.feature_names)),
+            "context": (bars, len(self.context_names)),
+            "tradable": (bars, assets),
+            "member": (bars, assets),
+            "session": (bars,),
+            "minutes": (bars,),
+            "benchmark": (bars,),
+        }
+        for name, tensor in self.arrays():
+            if tuple(tensor.shape) != shapes[name]:
+                raise MarketError(f"{name} has shape {tuple(tensor.shape)}, expected {shapes[name]}")
+            if tensor.dtype != _KINDS[name]:
+                raise MarketError(f"{name} is {tensor.dtype}, expected {_KINDS[name]}")
+            if tensor.device != self.close.device:
+                raise MarketError(f"{name} lies on {tensor.device}, close on {self.close.device}")
+        if len(self.symbols) != assets or len(set(self.symbols)) != assets:
+            raise MarketError(f"{len(set(self.symbols))} distinct symbols for {assets} assets")
+        checks = {
+            "minutes must increase strictly": (self.minutes.diff() > 0).all(),
+            "session must not decrease": (self.session.diff() >= 0).all(),
+            "benchmark must be finite and positive": (self.benchmark > 0).all()
+            & self.benchmark.isfinite().all(),
+            "features must be finite": self.features.isfinite().all(),
+            "context must be finite": self.context.isfinite().all(),
+            "prices must be positive, or NaN where not listed": ((self.close > 0) | self.close.isnan()).all()
+            & ((self.open > 0) | self.open.isnan()).all()
+            & ~self.close.isinf().any(),
+            "a tradable cell needs an open and a close": (
+                ~self.tradable | (self.open.isfinite() & self.close.isfinite())
+            ).all(),
+        }
+        for message, holds in checks.items():
+            if not bool(holds):
+                raise MarketError(message)
+        if self.windows is not None:
+            edges = [edge for window in self.windows for edge in window]
+            if (
+                edges != sorted(edges)
+                or edges[0] < 0
+                or edges[-1] > bars
+                or any(a >= b for a, b in self.windows)
+            ):
+                raise MarketError(
+                    f"windows {self.windows} must be non-empty, in order and inside {bars} bars"
+                )

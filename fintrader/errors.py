@@ -1,0 +1,51 @@
+"""Every error a user can cause has a type here, and a message that says what to do.
+
+The command line prints such an error as one line and exits with status 2; anything else is a bug and
+shows its traceback.
+"""
+
+from __future__ import annotations
+
+
+class FintraderError(Exception):
+    """Base of all errors that a user can mend."""
+
+
+class ConfigError(FintraderError):
+    """A setting is misspelt, of the wrong type, out of range, or contradicts another."""
+
+
+class DataError(FintraderError):
+    """Bars, a market file or a window of it cannot be used."""
+
+
+class BarError(DataError):
+    """Rows of bars break the schema: a missing column, a bad number, a bar from the future."""
+
+
+class MarketError(DataError):
+    """A `MarketTensors` is inconsistent, truncated, or not the one that was asked for."""
+
+
+class EnvError(FintraderError):
+    """The environment was called in a way that has no meaning (shape, dtype, order of calls)."""
+
+
+class TrainingError(FintraderError):
+    """Training cannot go on: a NaN loss, an impossible batch size, an exhausted buffer."""
+
+
+class CheckpointError(FintraderError):
+    """A stored policy or state is truncated, tampered with, or belongs to something else."""
+
+
+class BacktestError(FintraderError):
+    """A window is empty, a benchmark is missing, or a policy's output cannot be traded."""
+
+
+class TournamentError(FintraderError):
+    """The tournament cannot go on: zero capacity, too many failed pods, a foreign leaderboard."""
+
+
+class RunError(FintraderError):
+    """A run's folder is missing, belongs to another configuration, or is in use by another process."""

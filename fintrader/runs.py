@@ -1,0 +1,180 @@
+"""Where a run's files lie, and how they are written: atomically, so that a kill leaves the old file or the new one.
+
+Layout (see the README): `runs/<name>/{config.yaml, manifest.json, events.jsonl, leaderboard.sqlite, pods/<id>/…,
+backtest/…}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fintrader.errors import RunError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and on disk.
+
+    Readers see the old file or the new one, never a half. The temporary is removed when the body raises.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable: on POSIX the directory entry needs its own fsync."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` to `path` atomically."""
+    write_bytes(path, text.encode())
+
+
+def dump_json(value: Any) -> str:
+    """JSON with sorted keys and no NaN, so that equal values give equal bytes."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON to `path` atomically; NaN raises ValueError (store None instead)."""
+    write_text(path, dump_json(value))
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON. Raises RunError naming the file when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"{path} is not valid JSON ({error}); delete it and run the same command again"
+        ) from None
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def append_jsonl(path: Path, record: dict[str, Any]) -> None:
+    """Append one line. A kill can cut the last line short; `read_jsonl` drops such a tail."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
+    with path.open("ab") as file:
+        file.write(line)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a JSON-lines file (none if it does not exist); torn lines are left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_bytes().split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of one run. Nothing is created until something is written."""
+
+    root: Path
+
+    @classmethod
+    def named(cls, name: str, runs_dir: Path) -> RunFolder:
+        """`runs_dir/name`. Raises RunError unless the name is a plain one (letters, digits, `. _ -`)."""
+        if not _NAME.fullmatch(name) or ".." in name:
+            raise RunError(
+                f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no '..'"
+            )
+        return cls(Path(runs_dir) / name)
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def leaderboard(self) -> Path:
+        return self.root / "leaderboard.sqlite"
+
+    @property
+    def pods(self) -> Path:
+        return self.root / "pods"
+
+    @property
+    def backtest(self) -> Path:
+        return self.root / "backtest"
+
+    @property
+    def ensemble(self) -> Path:
+        return self.root / "ensemble"
+
+    def pod(self, pod_id: str) -> Path:
+        """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`, `result.json`."""
+        return self.pods / pod_id
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; the kernel lets go of it when the process dies, however it dies.
+
+        Raises RunError when another process holds it.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.root} is in use by another process; wait for it or stop it first"
+                ) from None
+            yield
