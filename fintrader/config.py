@@ -24,9 +24,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown fields, docstrings below fields are their help text."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
 
 def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
@@ -111,6 +109,4 @@ def load_object(reference: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH"
-        ) from None
+        raise ConfigError(f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH") from None

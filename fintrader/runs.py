@@ -82,9 +82,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
     except (ValueError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"{path} is not valid JSON ({error}); delete it and run the same command again"
-        ) from None
+        raise RunError(f"{path} is not valid JSON ({error}); delete it and run the same command again") from None
 
 
 def file_sha256(path: Path) -> str:
@@ -126,9 +124,7 @@ class RunFolder:
     def named(cls, name: str, runs_dir: Path) -> RunFolder:
         """`runs_dir/name`. Raises RunError unless the name is a plain one (letters, digits, `. _ -`)."""
         if not _NAME.fullmatch(name) or ".." in name:
-            raise RunError(
-                f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no '..'"
-            )
+            raise RunError(f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no '..'")
         return cls(Path(runs_dir) / name)
 
     @property
@@ -174,7 +170,5 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(
-                    f"{self.root} is in use by another process; wait for it or stop it first"
-                ) from None
+                raise RunError(f"{self.root} is in use by another process; wait for it or stop it first") from None
             yield

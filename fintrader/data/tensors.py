@@ -134,9 +134,7 @@ class MarketTensors:
     def window(self, start: int, stop: int) -> MarketTensors:
         """Bars `[start, stop)` as a view. Raises MarketError when that is empty or outside the market."""
         if not 0 <= start < stop <= self.num_bars:
-            raise MarketError(
-                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
-            )
+            raise MarketError(f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars")
         rows = {name: tensor[start:stop] for name, tensor in self.arrays()}
         return replace(self, **rows, windows=None)
 
@@ -186,9 +184,7 @@ class MarketTensors:
         return content
 
     @classmethod
-    def load(
-        cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False
-    ) -> MarketTensors:
+    def load(cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False) -> MarketTensors:
         """Read what `save` wrote (memory-mapped). `verify` recomputes the content hash.
 
         Raises MarketError when the file is missing, truncated, of another format, or fails verification.
@@ -217,9 +213,7 @@ class MarketTensors:
     def _validate(self) -> None:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
         if bars == 0 or assets == 0:
-            raise MarketError(
-                f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}"
-            )
+            raise MarketError(f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}")
         shapes = {
             "open": (bars, assets),
             "close": (bars, assets),
@@ -243,8 +237,7 @@ class MarketTensors:
         checks = {
             "minutes must increase strictly": (self.minutes.diff() > 0).all(),
             "session must not decrease": (self.session.diff() >= 0).all(),
-            "benchmark must be finite and positive": (self.benchmark > 0).all()
-            & self.benchmark.isfinite().all(),
+            "benchmark must be finite and positive": (self.benchmark > 0).all() & self.benchmark.isfinite().all(),
             "features must be finite": self.features.isfinite().all(),
             "context must be finite": self.context.isfinite().all(),
             "prices must be positive, or NaN where not listed": ((self.close > 0) | self.close.isnan()).all()
@@ -259,12 +252,5 @@ class MarketTensors:
                 raise MarketError(message)
         if self.windows is not None:
             edges = [edge for window in self.windows for edge in window]
-            if (
-                edges != sorted(edges)
-                or edges[0] < 0
-                or edges[-1] > bars
-                or any(a >= b for a, b in self.windows)
-            ):
-                raise MarketError(
-                    f"windows {self.windows} must be non-empty, in order and inside {bars} bars"
-                )
+            if edges != sorted(edges) or edges[0] < 0 or edges[-1] > bars or any(a >= b for a, b in self.windows):
+                raise MarketError(f"windows {self.windows} must be non-empty, in order and inside {bars} bars")
