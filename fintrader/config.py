@@ -68,15 +68,16 @@ def _sibling_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[
         below: list[type[BaseModel]] = []
         for candidate in models:
             if part in candidate.model_fields:
-                below += _models_in(candidate.model_fields[str(part)].annotation)
+                below += models_in(candidate.model_fields[str(part)].annotation)
         models = below or models
     return [name for candidate in models for name in candidate.model_fields]
 
 
-def _models_in(annotation: object) -> list[type[BaseModel]]:
+def models_in(annotation: object) -> list[type[BaseModel]]:
+    """The settings models that an annotation names, unions looked through."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -129,13 +129,14 @@ class MarketTensors:
 
     def to(self, device: torch.device | str) -> MarketTensors:
         """The same market on another device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self.arrays()})
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.arrays()}
+        return replace(self, **moved)
 
     def window(self, start: int, stop: int) -> MarketTensors:
         """Bars `[start, stop)` as a view. Raises MarketError when that is empty or outside the market."""
         if not 0 <= start < stop <= self.num_bars:
             raise MarketError(f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars")
-        rows = {name: tensor[start:stop] for name, tensor in self.arrays()}
+        rows: dict[str, Any] = {name: tensor[start:stop] for name, tensor in self.arrays()}
         return replace(self, **rows, windows=None)
 
     def split(self) -> Split:
@@ -160,7 +161,7 @@ class MarketTensors:
         digest = hashlib.sha256(self._header().encode())
         for name, tensor in self.arrays():
             digest.update(name.encode())
-            digest.update(memoryview(tensor.cpu().contiguous().view(torch.uint8).numpy()).cast("B"))
+            digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def _header(self) -> str:

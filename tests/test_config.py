@@ -1,0 +1,82 @@
+"""Settings: strict, frozen, one readable line for each mistake, YAML there and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from fintrader.config import Settings, dump_yaml, load_object, read_yaml, validate
+from fintrader.errors import ConfigError
+
+
+class Inner(Settings):
+    num_envs: int = Field(4, gt=0)
+    kind: str = "a"
+
+
+class Outer(Settings):
+    seed: int
+    env: Inner = Inner()
+    files: tuple[Path, ...] = ()
+
+
+def problem(values: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validate(Outer, values, "test.yaml")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("test.yaml: ")
+    return message
+
+
+def test_a_typo_names_the_field_and_the_nearest_known_one():
+    assert "env.num_env: unknown setting; did you mean 'num_envs'?" in problem({"seed": 1, "env": {"num_env": 2}})
+
+
+def test_a_setting_unlike_any_other_lists_what_is_known():
+    assert "known: env, files, seed" in problem({"seed": 1, "zzzzzz": 2})
+
+
+def test_a_wrong_type_a_bad_range_and_a_missing_value_name_their_field():
+    assert "seed: input should be a valid integer" in problem({"seed": "x"})
+    message = problem({"seed": 1, "env": {"num_envs": 0}})
+    assert "env.num_envs: input should be greater than 0, got 0" in message
+    assert "seed: a value is required" in problem({})
+
+
+def test_further_problems_are_counted():
+    assert "(and 1 more)" in problem({"seed": "x", "env": {"num_envs": -1}})
+
+
+def test_settings_are_frozen():
+    settings = Outer(seed=1)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.seed = 2  # type: ignore[misc]
+
+
+def test_yaml_goes_there_and_back(tmp_path: Path):
+    settings = Outer(seed=7, env=Inner(num_envs=9), files=(Path("a.csv"), Path("ü.parquet")))
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(settings))
+    assert validate(Outer, read_yaml(path), "x") == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, "no such file"), ("a: [1", "not valid YAML at line"), ("- 1\n- 2\n", "expected `name: value` lines")],
+)
+def test_a_bad_file_says_so(tmp_path: Path, text: str | None, expected: str):
+    path = tmp_path / "config.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        read_yaml(path)
+
+
+def test_objects_are_imported_by_reference_and_misses_are_typed():
+    assert load_object("math:sqrt")(9.0) == 3.0
+    for wrong in ("math", "math:nothing_there", "no_such_module_here:x", ":x"):
+        with pytest.raises(ConfigError):
+            load_object(wrong)
