@@ -1,0 +1,260 @@
+"""What one series of returns says: return, risk and their ratios, in empyrical's conventions.
+
+Every function takes simple returns `[S]` (0.01 is one per cent), one a session unless `periods` says otherwise,
+and gives a float, or None where the number does not exist (too few values, nothing to divide by). A NaN is a
+missing day: it is left out, but its day still counts as time. The sources are named in `catalogue.py`.
+
+Two differences from empyrical, both deliberate: an infinite ratio (no dispersion, no loss) is None, because it
+is no number that could be compared or stored; and a series of nothing but NaN has no return and no drawdown.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fintrader.metrics.resample import TRADING_DAYS, Array
+
+
+def known(returns: ArrayLike) -> Array:
+    """The returns that are there, in order."""
+    values = np.asarray(returns, dtype=np.float64)
+    kept: Array = values[~np.isnan(values)]
+    return kept
+
+
+def finite(value: float) -> float | None:
+    """`value` as a plain float, None when it is NaN or infinite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def ratio(above: float, below: float) -> float | None:
+    """`above / below`, None when `below` is zero or either is no finite number."""
+    return finite(above / below) if below != 0 and math.isfinite(above) and math.isfinite(below) else None
+
+
+def deviation(values: Array) -> float:
+    """Sample standard deviation (n - 1), exactly 0 when all values are equal, NaN below two values."""
+    if values.size < 2:
+        return math.nan
+    return 0.0 if values.max() == values.min() else float(values.std(ddof=1))
+
+
+# --- return ------------------------------------------------------------------------------------------------
+
+
+def cumulative_return(returns: ArrayLike) -> float | None:
+    """`Π (1 + r) − 1`."""
+    values = known(returns)
+    return finite(float(np.prod(1 + values)) - 1) if values.size else None
+
+
+def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """Compound annual growth rate, `(Π (1 + r))^(periods / S) − 1`, with S counting missing days too."""
+    values = known(returns)
+    if not values.size:
+        return None
+    growth = float(np.prod(1 + values))
+    years = np.size(returns) / periods
+    try:
+        return finite(growth ** (1 / years) - 1) if growth >= 0 else None
+    except OverflowError:
+        return None
+
+
+def mean_return(returns: ArrayLike) -> float | None:
+    """Arithmetic mean of the periods' returns."""
+    values = known(returns)
+    return finite(values.mean()) if values.size else None
+
+
+def best(returns: ArrayLike) -> float | None:
+    """The largest return."""
+    values = known(returns)
+    return finite(values.max()) if values.size else None
+
+
+def worst(returns: ArrayLike) -> float | None:
+    """The smallest return."""
+    values = known(returns)
+    return finite(values.min()) if values.size else None
+
+
+def hit_rate(returns: ArrayLike) -> float | None:
+    """Share of periods with a positive return."""
+    values = known(returns)
+    return finite((values > 0).mean()) if values.size else None
+
+
+def profit_factor(returns: ArrayLike) -> float | None:
+    """Mean gain times number of gains over the same of losses: `Σ r⁺ / Σ r⁻`."""
+    values = known(returns)
+    return ratio(float(values[values > 0].sum()), float(-values[values < 0].sum()))
+
+
+def payoff_ratio(returns: ArrayLike) -> float | None:
+    """Mean gain over mean loss."""
+    values = known(returns)
+    gains, losses = values[values > 0], values[values < 0]
+    return ratio(float(gains.mean()), float(-losses.mean())) if gains.size and losses.size else None
+
+
+# --- risk --------------------------------------------------------------------------------------------------
+
+
+def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`std(r) · √periods`, sample standard deviation."""
+    values = known(returns)
+    return finite(values.std(ddof=1) * math.sqrt(periods)) if values.size > 1 else None
+
+
+def downside_risk(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`√(mean(min(r, 0)²)) · √periods`: the mean runs over all periods, the gains counting as zero."""
+    values = known(returns)
+    return finite(math.sqrt(np.square(np.minimum(values, 0)).mean()) * math.sqrt(periods)) if values.size else None
+
+
+def skew(returns: ArrayLike) -> float | None:
+    """Third standardised moment, `m₃ / m₂^1.5` (moments about the mean, divided by n)."""
+    return _standard_moment(returns, 3)
+
+
+def kurtosis(returns: ArrayLike) -> float | None:
+    """Fourth standardised moment less 3, `m₄ / m₂² − 3`: 0 for a normal distribution."""
+    moment = _standard_moment(returns, 4)
+    return None if moment is None else moment - 3
+
+
+def _standard_moment(returns: ArrayLike, order: int) -> float | None:
+    values = known(returns)
+    if values.size < 2 or values.max() == values.min():
+        return None
+    centred = values - values.mean()
+    spread = float(np.sqrt(np.square(centred).mean()))
+    # Standardise first: with tiny returns the plain moments would underflow before they are divided.
+    return finite(np.power(centred / spread, order).mean()) if spread > 0 else None
+
+
+def value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
+    """The `cutoff` quantile of the returns (a return, so usually negative), linearly interpolated."""
+    values = known(returns)
+    return finite(np.percentile(values, 100 * cutoff)) if values.size else None
+
+
+def conditional_value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
+    """Mean of the worst `⌊(n − 1) · cutoff⌋ + 1` returns (expected shortfall)."""
+    values = np.sort(known(returns))
+    return finite(values[: int((values.size - 1) * cutoff) + 1].mean()) if values.size else None
+
+
+def tail_ratio(returns: ArrayLike) -> float | None:
+    """`|95th percentile| / |5th percentile|`."""
+    values = known(returns)
+    if not values.size:
+        return None
+    return ratio(abs(float(np.percentile(values, 95))), abs(float(np.percentile(values, 5))))
+
+
+# --- ratios ------------------------------------------------------------------------------------------------
+
+
+def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`mean(r) / std(r) · √periods`, risk-free rate 0."""
+    values = known(returns)
+    return ratio(float(values.mean()) * math.sqrt(periods), deviation(values)) if values.size > 1 else None
+
+
+def sortino(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`mean(r) · periods / downside_risk`."""
+    risk = downside_risk(returns, periods)
+    if np.size(returns) < 2 or risk is None:
+        return None
+    return ratio(float(known(returns).mean()) * periods, risk)
+
+
+def calmar(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`annual_return / |max_drawdown|`; None without a drawdown."""
+    growth, depth = annual_return(returns, periods), max_drawdown(returns)
+    return None if growth is None or depth is None else ratio(growth, -depth)
+
+
+def omega(returns: ArrayLike) -> float | None:
+    """`Σ r⁺ / Σ r⁻` about a threshold of 0."""
+    return profit_factor(returns) if np.size(returns) > 1 else None
+
+
+def stability(returns: ArrayLike) -> float | None:
+    """R² of a straight line through the cumulative log returns; None when wealth reached zero."""
+    values = known(returns)
+    if values.size < 2 or (values <= -1).any():
+        return None
+    curve = np.log1p(values).cumsum()
+    if curve.max() == curve.min():
+        return None
+    correlation = float(np.corrcoef(np.arange(curve.size), curve)[0, 1])
+    return finite(correlation**2)
+
+
+# --- drawdown ----------------------------------------------------------------------------------------------
+
+
+def drawdowns(returns: ArrayLike) -> Array:
+    """Distance below the running peak (the starting capital included) after each period, `[S]`, <= 0."""
+    values = np.asarray(returns, dtype=np.float64)
+    wealth = np.concatenate([[100.0], 100 * np.cumprod(1 + np.nan_to_num(values, nan=0.0))])
+    peak = np.maximum.accumulate(wealth)
+    return ((wealth - peak) / peak)[1:]
+
+
+def max_drawdown(returns: ArrayLike) -> float | None:
+    """The deepest drawdown, <= 0."""
+    return finite(drawdowns(returns).min()) if known(returns).size else None
+
+
+def average_drawdown(returns: ArrayLike) -> float | None:
+    """Mean over drawdown episodes of each one's deepest point, <= 0; 0 without any."""
+    if not known(returns).size:
+        return None
+    depths = [float(depth[start:stop].min()) for depth in [drawdowns(returns)] for start, stop in episodes(depth)]
+    return finite(float(np.mean(depths))) if depths else 0.0
+
+
+def longest_drawdown(returns: ArrayLike) -> float | None:
+    """Periods of the longest stay below a peak, the recovering one included."""
+    if not known(returns).size:
+        return None
+    return float(max((stop - start + 1 for start, stop in _closed(drawdowns(returns))), default=0))
+
+
+def longest_recovery(returns: ArrayLike) -> float | None:
+    """Most periods from an episode's deepest point back to the peak (or to the end, when never recovered)."""
+    if not known(returns).size:
+        return None
+    depth = drawdowns(returns)
+    waits = [stop - (start + int(np.argmin(depth[start:stop]))) for start, stop in _closed(depth)]
+    return float(max(waits, default=0))
+
+
+def episodes(depth: Array) -> list[tuple[int, int]]:
+    """Half-open ranges `[start, stop)` of periods that lie below the peak."""
+    below = np.concatenate([[False], np.asarray(depth) < 0, [False]])
+    edges = np.flatnonzero(below[1:] != below[:-1])
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _closed(depth: Array) -> list[tuple[int, int]]:
+    """Episodes whose `stop` is the recovering period, or the last period when there is none."""
+    return [(start, min(stop, len(depth) - 1)) for start, stop in episodes(depth)]
+
+
+def ulcer_index(returns: ArrayLike) -> float | None:
+    """`√(mean(drawdown²))`."""
+    return finite(math.sqrt(np.square(drawdowns(returns)).mean())) if known(returns).size else None
+
+
+def martin_ratio(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """Annual return over the Ulcer index."""
+    growth, ulcer = annual_return(returns, periods), ulcer_index(returns)
+    return None if growth is None or ulcer is None else ratio(growth, ulcer)
