@@ -1,0 +1,112 @@
+"""What an account sees: the layout of the flat observation, and the functions that fill it.
+
+    account [A] | holdings weights [N] | market features [N*F] (asset-major) | tradable [N] | context [M]
+
+Everything is scale-free and known at the close of the bar the account stands at. The last three parts are the
+same for every account at that bar: the market's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fintrader.errors import CheckpointError
+
+ACCOUNT_FEATURES = ("cash_weight", "log_equity", "drawdown", "time_left")
+"""cash / equity; ln(equity / first equity); equity / peak - 1; share of the episode still ahead."""
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """Where what stands in a flat observation of width D."""
+
+    num_assets: int
+    """N"""
+    num_features: int
+    """F"""
+    num_context: int
+    """M"""
+    account_width: int = len(ACCOUNT_FEATURES)
+    """A"""
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.private_width + self.market_width
+
+    @property
+    def private_width(self) -> int:
+        """A + N: what differs between accounts at the same bar."""
+        return self.account_width + self.num_assets
+
+    @property
+    def market_width(self) -> int:
+        """N*F + N + M: what all accounts at the same bar share."""
+        return self.num_assets * (self.num_features + 1) + self.num_context
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Part name -> columns, in order."""
+        widths = {
+            "account": self.account_width,
+            "holdings": self.num_assets,
+            "features": self.num_assets * self.num_features,
+            "tradable": self.num_assets,
+            "context": self.num_context,
+        }
+        slices, start = {}, 0
+        for name, width in widths.items():
+            slices[name] = slice(start, start + width)
+            start += width
+        return slices
+
+    def split(self, obs: Tensor) -> dict[str, Tensor]:
+        """Views of `obs` `[..., D]`: account `[..., A]`, holdings `[..., N]`, features `[..., N, F]`, tradable
+        `[..., N]`, context `[..., M]`."""
+        parts = {name: obs[..., columns] for name, columns in self.slices.items()}
+        shape = (*obs.shape[:-1], self.num_assets, self.num_features)
+        parts["features"] = parts["features"].reshape(shape)
+        return parts
+
+    def to_json(self) -> dict[str, int]:
+        """Plain JSON that `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ObservationLayout:
+        """Raises CheckpointError when `value` is no layout."""
+        try:
+            return cls(**{name: int(value[name]) for name in cls.__dataclass_fields__})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"not an observation layout ({error!r}); the file belongs to something else"
+            ) from None
+
+
+def market_rows(features: Tensor, tradable: Tensor, context: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[T, N*F + N + M]`: the market's part of every observation, laid out once."""
+    parts = (features.flatten(1).to(dtype), tradable.to(dtype), context.to(dtype))
+    return torch.cat(parts, dim=1).contiguous()
+
+
+def private_part(
+    cash: Tensor,
+    shares: Tensor,
+    mark: Tensor,
+    equity: Tensor,
+    peak: Tensor,
+    first_equity: Tensor,
+    time_left: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`[B, A + N]`: account features and holdings weights; all arguments `[B]` but shares and mark `[B, N]`."""
+    # An account at or below zero is over: the guard keeps its last observation finite.
+    safe = torch.maximum(equity, 1e-6 * first_equity)
+    account = torch.stack((cash / safe, torch.log(safe / first_equity), equity / peak - 1.0, time_left), dim=1)
+    weights = shares * mark / safe.to(shares.dtype).unsqueeze(1)
+    return torch.cat((account.to(dtype), weights.to(dtype)), dim=1)

@@ -1,0 +1,97 @@
+"""Rewards: what one decision was worth. All are functions of the equity before and after the interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fintrader.config import load_object
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import ConfigError
+
+
+class Outcome(NamedTuple):
+    """What a reward may look at; every tensor is `[B]` float64 in USD unless said otherwise."""
+
+    equity_before: Tensor
+    """V[t], at the decision."""
+    equity: Tensor
+    """V[t + k], at the end of the interval."""
+    peak_before: Tensor
+    """Highest equity of the episode up to the decision."""
+    peak: Tensor
+    """Highest equity of the episode up to now."""
+    first_equity: Tensor
+    """Equity at the episode's start."""
+    cost: Tensor
+    """Paid in the interval: fees, spread, impact and interest."""
+    turnover: Tensor
+    """Notional traded in the interval."""
+    memory: Tensor
+    """`[B, 2]` moving first and second moment of the step returns (differential Sharpe)."""
+
+
+Reward = Callable[[Outcome], Tensor]
+
+
+def step_return(outcome: Outcome) -> Tensor:
+    """r = ln(V[t+k] / V[t]), the loss of a ruined account bounded by its guard at 1e-6 of the first equity."""
+    floor = 1e-6 * outcome.first_equity
+    return torch.log(torch.maximum(outcome.equity, floor) / torch.maximum(outcome.equity_before, floor))
+
+
+def profit(outcome: Outcome) -> Tensor:
+    """(V[t+k] - V[t]) / V[0]: USD won, in units of the episode's first equity."""
+    return (outcome.equity - outcome.equity_before) / outcome.first_equity
+
+
+def mean_variance(outcome: Outcome, risk_aversion: float) -> Tensor:
+    """r - lambda/2 r^2: the step's share of mean - lambda/2 * variance (steps' squared means are negligible)."""
+    r = step_return(outcome)
+    return r - 0.5 * risk_aversion * r * r
+
+
+def drawdown(outcome: Outcome, penalty: float) -> Tensor:
+    """r - lambda * max(0, d[t+k] - d[t]) with the drawdown's depth d = 1 - V / peak."""
+    depth_before = 1.0 - outcome.equity_before / outcome.peak_before
+    depth = 1.0 - outcome.equity / outcome.peak
+    return step_return(outcome) - penalty * torch.relu(depth - depth_before)
+
+
+def differential_sharpe(outcome: Outcome, prior_volatility: float) -> Tensor:
+    """D = (B dA - A dB / 2) / (B - A^2)^(3/2), Moody and Saffell (2001), "Learning to trade via direct
+    reinforcement", eq. 14, with dA = r - A, dB = r^2 - B. The variance has a floor of 1 % of the prior's."""
+    r = step_return(outcome)
+    a, b = outcome.memory.unbind(1)
+    variance = torch.clamp(b - a * a, min=(0.1 * prior_volatility) ** 2)
+    return (b * (r - a) - 0.5 * a * (r * r - b)) / variance.pow(1.5)
+
+
+def update_memory(outcome: Outcome, decay: float) -> Tensor:
+    """Moments after the step, `[B, 2]`: A += eta (r - A), B += eta (r^2 - B)."""
+    r = step_return(outcome)
+    return outcome.memory + decay * (torch.stack((r, r * r), dim=1) - outcome.memory)
+
+
+def make_reward(settings: EnvSettings) -> Reward:
+    """The reward the settings name, without its scale. Raises ConfigError for a callable that cannot be imported."""
+    match settings.reward:
+        case "profit":
+            return profit
+        case "log_return":
+            return step_return
+        case "mean_variance":
+            return lambda outcome: mean_variance(outcome, settings.risk_aversion)
+        case "drawdown":
+            return lambda outcome: drawdown(outcome, settings.drawdown_penalty)
+        case "differential_sharpe":
+            return lambda outcome: differential_sharpe(outcome, settings.sharpe_prior_volatility)
+        case reference:
+            reward = load_object(reference)
+            if not callable(reward):
+                raise ConfigError(f"env.reward: {reference!r} is no callable; name a function Outcome -> Tensor [B]")
+            custom: Reward = reward
+            return custom

@@ -1,0 +1,123 @@
+"""`EnvSettings`: every choice the trading contract leaves open, in one frozen model."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fintrader.config import Settings
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+REWARDS = ("profit", "log_return", "mean_variance", "drawdown", "differential_sharpe")
+
+
+class EnvSettings(Settings):
+    """How accounts trade, what they pay, what they see and what they are rewarded for."""
+
+    num_envs: Annotated[int, Field(ge=1)] = 64
+    """B: accounts stepping at once."""
+
+    # --- orders ----------------------------------------------------------------------------------------
+    action: Literal["target", "trade"] = "target"
+    """target: weights relu(a)/max(1, sum); trade: a * max_shares shares."""
+    fill: Literal["next_open", "next_close", "close"] = "next_open"
+    """Where orders decided at the close of bar t fill; `close` (bar t itself) is the papers' optimistic choice."""
+    fractional: bool = False
+    """Trade fractions of a share (the step is then differentiable in the action)."""
+    max_shares: Positive = 100.0
+    """`trade` only: shares ordered per symbol by an action of 1."""
+    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """`trade` only: actions of at most this size order nothing."""
+    rebalance_band: Fraction = 0.0
+    """`target` only: a symbol whose weight is this close to its target is left alone (exits always trade)."""
+    decision_interval: Annotated[int, Field(ge=1)] = 1
+    """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
+
+    # --- costs -----------------------------------------------------------------------------------------
+    cost_bps: Annotated[float, Field(ge=0.0, le=5000.0)] = 20.0
+    """Commission and fees, basis points of the notional (the paper's 0.2 % is 20)."""
+    half_spread_bps: Annotated[float, Field(ge=0.0, lt=5000.0)] = 0.0
+    """Half the bid-ask spread, basis points of the notional."""
+    impact_bps_per_million_usd: NonNegative = 0.0
+    """Temporary impact: basis points per million USD of one order, so that its cost is quadratic in its size."""
+    min_commission_usd: NonNegative = 0.0
+    """Least commission of one order, USD."""
+
+    # --- account ---------------------------------------------------------------------------------------
+    initial_cash_usd: Positive = 1_000_000.0
+    """Cash of an account at the start of an episode, USD."""
+    ruin_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Equity at or below this share of the episode's first equity is ruin: the episode terminates."""
+    short: bool = False
+    """Allow negative positions."""
+    max_leverage: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0
+    """Most gross exposure after a fill, in multiples of equity; above 1 only with `short`."""
+    borrow_bps_per_year: NonNegative = 0.0
+    """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365 days."""
+    maintenance_margin: Fraction = 0.0
+    """Margin call: equity below this share of gross exposure closes every position at that bar's close."""
+    turbulence_column: str | None = None
+    """Context column to watch; above `turbulence_threshold` positions are sold and nothing is bought."""
+    turbulence_threshold: float = 3.0
+    """In the units of the column (standardised, usually)."""
+
+    # --- reward ----------------------------------------------------------------------------------------
+    reward: str = "log_return"
+    """profit, log_return, mean_variance, drawdown, differential_sharpe, or `package.module:name` of a callable."""
+    reward_scale: Positive = 1.0
+    """Factor on every reward."""
+    risk_aversion: NonNegative = 1.0
+    """mean_variance: lambda in r - lambda/2 * r^2."""
+    drawdown_penalty: NonNegative = 1.0
+    """drawdown: lambda in r - lambda * (rise of the drawdown's depth)."""
+    sharpe_decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
+    """differential_sharpe: eta, the weight of the newest return in the moving moments."""
+    sharpe_prior_volatility: Positive = 1e-3
+    """differential_sharpe: volatility of one step's return assumed before any was seen."""
+
+    # --- episodes --------------------------------------------------------------------------------------
+    episode_bars: Annotated[int, Field(ge=1)] | None = None
+    """Bars of an episode; none: to the window's end."""
+    random_start: bool = True
+    """Every account starts each episode at a bar of its own, drawn uniformly; else at the window's first bar."""
+
+    # --- observation -----------------------------------------------------------------------------------
+    observation: Literal["flat", "factored"] = "flat"
+    """flat: one row of width D; factored: the private part and the clock (market rows are shared)."""
+    observation_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the observation."""
+
+    @field_validator("reward")
+    @classmethod
+    def _known_reward(cls, reward: str) -> str:
+        if reward not in REWARDS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", reward):
+            raise ValueError(f"expected one of {', '.join(REWARDS)} or 'package.module:name'")
+        return reward
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_leverage > 1.0 and not self.short:
+            raise ValueError("max_leverage above 1 needs short: true")
+        if self.cost_bps + self.half_spread_bps >= 10_000.0:
+            raise ValueError("cost_bps and half_spread_bps together must stay below 10,000")
+        return self
+
+    @property
+    def fee_rate(self) -> float:
+        """Commission as a share of the notional."""
+        return self.cost_bps / 1e4
+
+    @property
+    def spread_rate(self) -> float:
+        """Half-spread as a share of the notional."""
+        return self.half_spread_bps / 1e4
+
+    @property
+    def impact_rate(self) -> float:
+        """kappa in the impact cost kappa * notional^2, per USD."""
+        return self.impact_bps_per_million_usd / 1e4 / 1e6
