@@ -1,0 +1,37 @@
+"""Experience to policy: the algorithms, their training loop, and policies as files."""
+
+from fintrader.agents.agent import Agent, AgentSettings, make_agent
+from fintrader.agents.buffers import Transition
+from fintrader.agents.heads import HeadSettings
+from fintrader.agents.layout import FlatLayout
+from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.policy import (
+    EnsemblePolicy,
+    PolicyModule,
+    load_policy,
+    market_identity,
+    save_policy,
+)
+from fintrader.agents.ppo import PPOSettings
+from fintrader.agents.training import Budget, TrainProgress, TrainResult, read_agent_state, train
+
+__all__ = [
+    "Agent",
+    "AgentSettings",
+    "Budget",
+    "EnsemblePolicy",
+    "FlatLayout",
+    "HeadSettings",
+    "NetworkSettings",
+    "PPOSettings",
+    "PolicyModule",
+    "TrainProgress",
+    "TrainResult",
+    "Transition",
+    "load_policy",
+    "make_agent",
+    "market_identity",
+    "read_agent_state",
+    "save_policy",
+    "train",
+]

@@ -1,0 +1,59 @@
+"""`Agent`, what a training loop needs; the union of all agents' settings; and `make_agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fintrader.agents.base import Metrics
+from fintrader.agents.buffers import Transition
+from fintrader.agents.layout import Layout
+from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.ppo import PPO, PPOSettings
+from fintrader.errors import ConfigError
+
+
+class Agent(Protocol):
+    """Experience in, actions out."""
+
+    settings: Any
+    layout: Layout
+    device: torch.device
+    seed: int
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """The deterministic policy learned so far; shares its weights with the agent."""
+
+    def act(self, obs: Tensor) -> Tensor:
+        """Exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
+
+    def observe(self, transition: Transition) -> None:
+        """Take in the outcome of the last `act`."""
+
+    def update(self) -> Metrics | None:
+        """Learn if enough was observed; None otherwise."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to continue bit-exactly; valid right after `update` returned metrics."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict()`. Raises CheckpointError."""
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        """Networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
+
+
+AgentSettings: TypeAlias = PPOSettings
+
+
+def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> Agent:
+    """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for unknown settings."""
+    match settings:
+        case PPOSettings():
+            return PPO(settings, layout, device=device, seed=seed)
+        case _:
+            raise ConfigError(f"{type(settings).__name__}: no agent has these settings; known: ppo")

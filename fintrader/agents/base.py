@@ -1,0 +1,93 @@
+"""What every agent here shares: its modules, optimisers and random stream, and how they are stored and inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fintrader.agents.checkpoint import (
+    below,
+    load_generator,
+    load_module,
+    load_optimiser,
+    optimiser_state,
+    prefixed,
+)
+from fintrader.agents.layout import Layout
+from fintrader.agents.policy import ActorPolicy
+from fintrader.errors import CheckpointError
+from fintrader.seeding import derive, generator
+
+Metrics: TypeAlias = dict[str, float]
+
+
+class BaseAgent:
+    """State handling for agents. Subclasses fill `modules` and `optimisers` in `__init__`.
+
+    Names below `modules.` and `optimisers.` are inherited from a parent; names below `extra.` (running returns,
+    replay rings, counters) and the random stream belong to one training and are only resumed.
+    """
+
+    policy: ActorPolicy
+
+    def __init__(self, layout: Layout, device: torch.device | str, seed: int) -> None:
+        self.layout = layout
+        self.device = torch.device(device)
+        self.seed = seed
+        self.modules = nn.ModuleDict()
+        self.optimisers: dict[str, torch.optim.Optimizer] = {}
+        self.generator = generator(seed, "agent", device=self.device)
+
+    def init_seed(self) -> int:
+        """Seed of the initial weights."""
+        return derive(self.seed, "weights")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to continue bit-exactly, as flat names and tensors. Call it between updates."""
+        state = prefixed("modules", self.modules.state_dict())
+        for name, optimiser in self.optimisers.items():
+            state |= prefixed(f"optimisers.{name}", optimiser_state(optimiser))
+        state |= prefixed("extra", self.extra_state())
+        state["generator"] = self.generator.get_state()
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict()`. Raises CheckpointError when it belongs to another architecture or market."""
+        self.inherit(state)
+        self.load_extra_state(below("extra", state))
+        if "generator" not in state:
+            raise CheckpointError("the stored agent state is incomplete: it has no random state")
+        load_generator(self.generator, state["generator"], "agent state")
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        """Take networks, optimiser moments and normalisers from a parent's `state_dict()`.
+
+        Hyper-parameters and the random stream stay this agent's own. Raises CheckpointError when the parent has
+        another architecture or was trained on another layout.
+        """
+        load_module(self.modules, below("modules", state), "agent state")
+        for name, optimiser in self.optimisers.items():
+            load_optimiser(optimiser, below(f"optimisers.{name}", state), "agent state")
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """What belongs to one training only; subclasses add to it."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back `extra_state()`."""
+
+
+def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
+    """1 - var(target - predicted) / var(target): 1 is perfect, 0 no better than a constant, below 0 worse."""
+    spread = target.var(correction=0)
+    return torch.where(spread > 0, 1 - (target - predicted).var(correction=0) / spread.clamp_min(1e-12), 0.0)
+
+
+def to_metrics(values: Mapping[str, Tensor]) -> Metrics:
+    """Scalars on the device as floats on the host, in one transfer."""
+    names = list(values)
+    flat = torch.stack([values[name].detach().float().reshape(()) for name in names]).tolist()
+    return dict(zip(names, flat, strict=True))

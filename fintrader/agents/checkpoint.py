@@ -1,0 +1,118 @@
+"""Tensors and a JSON header in one safetensors file, written atomically and checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fintrader.errors import CheckpointError
+from fintrader.runs import write_bytes
+
+
+def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
+    """SHA-256 over the header and every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal bytes."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}
+    text = json.dumps(header, sort_keys=True, allow_nan=False)
+    write_bytes(Path(path), save(plain, metadata={"header": text, "content_hash": content_hash(plain, text)}))
+
+
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote, on the CPU; `kind` must equal the header's `format`.
+
+    Raises CheckpointError when the file is missing, truncated, changed after writing, or of another format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; give the path of a stored {kind} file")
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            header = json.loads(metadata["header"])
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is truncated or damaged ({error}); restore it or train again") from None
+    if header.get("format") != kind:
+        raise CheckpointError(f"{path} holds {header.get('format')!r}, expected {kind!r} of this version")
+    if content_hash(tensors, metadata["header"]) != metadata.get("content_hash"):
+        raise CheckpointError(f"{path} was changed after it was written; restore the original or train again")
+    return tensors, header
+
+
+# --- state of modules, optimisers and generators as flat tensor dictionaries -----------------------------------
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under `prefix.name`."""
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix.`, without it."""
+    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + ".")}
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Copy `tensors` into `module`. Raises CheckpointError unless every name and shape agrees."""
+    own = module.state_dict()
+    if set(own) != set(tensors):
+        odd = sorted(set(own) ^ set(tensors))[:3]
+        raise CheckpointError(f"{what}: another architecture (differs in {', '.join(odd)}); use equal network settings")
+    for name, tensor in tensors.items():
+        if own[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{what}: {name} has shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)}; "
+                "it belongs to another market or to other network settings"
+            )
+    module.load_state_dict(dict(tensors))
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Moments and step counts by parameter number, without hyper-parameters."""
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": torch.as_tensor(value).clone()
+        for number, moments in state.items()
+        for name, value in moments.items()
+    }
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Put moments back; learning rate and the like stay as they are. Raises CheckpointError on a wrong shape."""
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        if not number.isdigit() or int(number) >= len(parameters):
+            raise CheckpointError(f"{what}: optimiser state for unknown parameter {key}; use equal network settings")
+        if tensor.ndim and tensor.shape != parameters[int(number)].shape:
+            raise CheckpointError(f"{what}: optimiser state {key} has the wrong shape; use equal network settings")
+        state.setdefault(int(number), {})[name] = tensor.clone()
+    full = optimiser.state_dict()
+    full["state"] = state
+    optimiser.load_state_dict(full)
+
+
+def load_generator(generator: torch.Generator, state: Tensor, what: str) -> None:
+    """Put a generator back where it was. Raises CheckpointError when the state is of another device."""
+    try:
+        generator.set_state(state.cpu().to(torch.uint8))
+    except RuntimeError as error:
+        raise CheckpointError(f"{what}: random state does not fit ({error}); resume on the same device type") from None

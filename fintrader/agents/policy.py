@@ -1,0 +1,203 @@
+"""Policies as files: the networks, the observation statistics and the head, and nothing else.
+
+A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a module that
+maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
+from fintrader.agents.heads import Head, HeadSettings
+from fintrader.agents.layout import Layout, layout_from_json, layout_to_json, num_actions
+from fintrader.agents.networks import Actor, NetworkSettings
+from fintrader.agents.normalisation import ObservationNormaliser
+from fintrader.config import validate
+from fintrader.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from fintrader.data.tensors import MarketTensors
+
+FORMAT = "fintrader-policy-1"
+EnsembleMode = Literal["mean", "weighted", "vote"]
+
+
+class PolicyModule(nn.Module):
+    """Base of what `load_policy` returns: `policy(obs [B, D]) -> action [B, N]` in [-1, 1], deterministic."""
+
+    layout: Layout
+    meta: dict[str, Any]
+    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market trained on."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain JSON from which the module can be built again, without its weights."""
+        raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
+
+    def check_market(self, market: MarketTensors) -> None:
+        """Raises CheckpointError unless this policy was trained on the symbols and columns of `market`."""
+        stored = self.meta.get("market")
+        given = market_identity(market)
+        if stored is None:
+            return
+        for key in given:
+            if stored.get(key) != given[key]:
+                raise CheckpointError(
+                    f"this policy was trained on another market: its {key.replace('_', ' ')} differ; "
+                    "use the market it was trained on, or train a policy for this one"
+                )
+
+
+class ActorPolicy(PolicyModule):
+    """Standardise the observation, ask the actor, decode its latent."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        network: NetworkSettings,
+        head: HeadSettings,
+        *,
+        outputs: int = 1,
+        squash: bool = False,
+        actor: Actor | None = None,
+        normaliser: ObservationNormaliser | None = None,
+    ) -> None:
+        super().__init__()
+        self.layout, self.network, self.outputs, self.squash = layout, network, outputs, squash
+        self.head = Head(layout, head)
+        self.meta = {}
+        self.actor = actor or Actor(layout, network, cash=self.head.aims, outputs=outputs)
+        self.normaliser = normaliser or ObservationNormaliser(layout)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        latent = self.actor(self.normaliser(obs))[0]
+        return self.head.decode(obs, torch.tanh(latent) if self.squash else latent)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "actor",
+            "layout": layout_to_json(self.layout),
+            "network": self.network.model_dump(mode="json"),
+            "head": self.head.settings.model_dump(mode="json"),
+            "outputs": self.outputs,
+            "squash": self.squash,
+        }
+
+
+class EnsemblePolicy(PolicyModule):
+    """K policies as one.
+
+    `mean` averages the members' actions, `weighted` averages by `weights` (e.g. validation scores; normalised to
+    sum to 1), and `vote` takes each asset's median action: the one that a majority finds neither too high nor too
+    low, whatever a single member shouts (mean of the middle two when K is even).
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self, members: Sequence[PolicyModule], weights: Sequence[float] | None = None, mode: EnsembleMode = "mean"
+    ) -> None:
+        super().__init__()
+        if not members:
+            raise ConfigError("an ensemble needs at least one member")
+        if mode not in ("mean", "weighted", "vote"):
+            raise ConfigError(f"unknown ensemble mode {mode!r}; choose mean, weighted or vote")
+        first = members[0].layout
+        if any(member.layout != first for member in members):
+            raise CheckpointError("the members of an ensemble must share one market layout; leave the odd ones out")
+        given = [1.0] * len(members) if weights is None or mode == "mean" else [float(weight) for weight in weights]
+        if len(given) != len(members) or any(not weight >= 0 for weight in given) or not sum(given) > 0:
+            raise ConfigError("ensemble weights: one non-negative number for each member, not all zero")
+        self.layout, self.mode, self.meta = first, mode, {}
+        self.members = nn.ModuleList(members)
+        self.register_buffer("weights", torch.tensor(given, dtype=torch.float64) / sum(given))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        actions = torch.stack([member(obs) for member in self.members])
+        if self.mode == "vote":
+            return _vote(actions)
+        weights = self.weights.to(actions.dtype).view(-1, *[1] * (actions.ndim - 1))
+        return (actions * weights).sum(dim=0)
+
+    def describe(self) -> dict[str, Any]:
+        members = [member.describe() for member in self.members if isinstance(member, PolicyModule)]
+        return {"kind": "ensemble", "mode": self.mode, "members": members}
+
+
+def _vote(actions: Tensor) -> Tensor:
+    """`[K, B, N]` to `[B, N]`: the median member of each coordinate (mean of the middle two when K is even)."""
+    return actions.quantile(0.5, dim=0)
+
+
+def market_identity(market: MarketTensors) -> dict[str, Any]:
+    """What a policy depends on: symbols, columns and bar length."""
+    return {
+        "symbols": list(market.symbols),
+        "feature_names": list(market.feature_names),
+        "context_names": list(market.context_names),
+        "bar_minutes": market.bar_minutes,
+    }
+
+
+def save_policy(
+    path: Path | str,
+    policy: Any,
+    meta: Mapping[str, Any] | None = None,
+    *,
+    market: MarketTensors | None = None,
+) -> None:
+    """Write a `PolicyModule`, or an agent's `policy`, as one file.
+
+    `meta` is plain JSON without NaN; with `market` its symbols and columns are stored, so that the file refuses
+    another market (see `load_policy`). Equal policies and meta give equal bytes.
+    """
+    module = policy if isinstance(policy, PolicyModule) else policy.policy
+    if not isinstance(module, PolicyModule):
+        raise CheckpointError(f"{type(policy).__name__} holds no policy that can be stored")
+    kept = {**module.meta, **(meta or {})}
+    if market is not None:
+        kept["market"] = market_identity(market)
+    write_tensors(Path(path), module.state_dict(), {"format": FORMAT, "policy": module.describe(), "meta": kept})
+
+
+def load_policy(
+    path: Path | str, *, market: MarketTensors | None = None, device: torch.device | str = "cpu"
+) -> PolicyModule:
+    """Read what `save_policy` wrote, in evaluation mode and without gradients.
+
+    Raises CheckpointError when the file is missing, truncated, tampered with, of another version, or (with
+    `market`) was trained on other symbols or columns.
+    """
+    tensors, header = read_tensors(Path(path), FORMAT)
+    module = _build(header["policy"])
+    load_module(module, tensors, str(path))
+    module.meta = header["meta"]
+    if market is not None:
+        module.check_market(market)
+        if num_actions(module.layout) != market.num_assets:
+            raise CheckpointError(
+                f"{path} trades {num_actions(module.layout)} assets, the market has {market.num_assets}"
+            )
+    return module.to(device).eval().requires_grad_(False)
+
+
+def _build(description: Mapping[str, Any]) -> PolicyModule:
+    try:
+        if description["kind"] == "ensemble":
+            members = [_build(member) for member in description["members"]]
+            return EnsemblePolicy(members, [1.0] * len(members), description["mode"])
+        with torch.random.fork_rng(devices=[]):  # initial weights are overwritten; leave the global stream alone
+            return ActorPolicy(
+                layout_from_json(description["layout"]),
+                validate(NetworkSettings, description["network"], "policy"),
+                validate(HeadSettings, description["head"], "policy"),
+                outputs=int(description["outputs"]),
+                squash=bool(description["squash"]),
+            )
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None

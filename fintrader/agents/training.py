@@ -1,0 +1,316 @@
+"""`train(agent, env, budget)`: the loop between an agent and an environment, and the state that survives a kill.
+
+With a `folder`, training writes `metrics.jsonl` (one line an update) and `state.safetensors` (agent, environment,
+random streams, counters). The same call on the same folder continues there; on the CPU and with a budget in
+env-steps the result is bit-equal to an undisturbed run's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fintrader.agents.agent import Agent
+from fintrader.agents.base import Metrics
+from fintrader.agents.buffers import Transition
+from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
+from fintrader.agents.layout import layout_to_json
+from fintrader.agents.policy import market_identity
+from fintrader.config import Settings
+from fintrader.errors import CheckpointError, ConfigError, TrainingError
+from fintrader.runs import append_jsonl, read_jsonl, write_text
+
+FORMAT = "fintrader-training-1"
+
+
+class Budget(Settings):
+    """How long to train: exactly one of the two."""
+
+    env_steps: int | None = Field(default=None, ge=1)
+    """Steps summed over all accounts; training stops at the first update that reaches it."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's speed."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.env_steps is None) == (self.seconds is None):
+            raise ValueError("set exactly one of env_steps and seconds")
+        return self
+
+    def fraction(self, env_steps: int, seconds: float) -> float:
+        """Share of the budget that is used up, at most 1."""
+        used = env_steps / self.env_steps if self.env_steps is not None else seconds / (self.seconds or 1.0)
+        return min(used, 1.0)
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """Where training stands after an update."""
+
+    fraction: float
+    env_steps: int
+    updates: int
+    seconds: float
+    steps_per_second: float
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out of `train`."""
+
+    env_steps: int
+    updates: int
+    seconds: float
+    """Wall-clock, resumed parts included."""
+    metrics: Metrics = field(default_factory=dict)
+    """Those of the last update."""
+
+
+class TrainingEnvironment(Protocol):
+    """What `train` needs of a vector environment: torch tensors on the agent's device, autoreset `SAME_STEP`."""
+
+    num_envs: int
+
+    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """First observations `[B, D]`."""
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """obs `[B, D]`, reward, terminated, truncated `[B]`; `info["final_obs"]` where an episode ended."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to continue bit-exactly."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict()`."""
+
+
+class _Clock:
+    """Seconds by part of the loop; on a GPU they measure launches, since waiting for results would slow it down."""
+
+    def __init__(self) -> None:
+        self.parts = {"env": 0.0, "inference": 0.0, "learning": 0.0}
+        self.mark = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.parts[part] += now - self.mark
+        self.mark = now
+
+    def rates(self, steps: int) -> Metrics:
+        """Env-steps a second through each part since the last call."""
+        rates = {f"steps_per_second_{part}": steps / max(seconds, 1e-9) for part, seconds in self.parts.items()}
+        rates["steps_per_second"] = steps / max(sum(self.parts.values()), 1e-9)
+        self.parts = dict.fromkeys(self.parts, 0.0)
+        return rates
+
+
+def train(
+    agent: Agent,
+    env: Any,
+    budget: Budget,
+    *,
+    folder: Path | None = None,
+    on_progress: Callable[[TrainProgress], None] | None = None,
+    checkpoint_seconds: float = 10.0,
+) -> TrainResult:
+    """Train `agent` in `env` (see `TrainingEnvironment`) until `budget` is used up.
+
+    Raises TrainingError when a loss is no longer finite (the state is then in `folder/failed.safetensors`),
+    CheckpointError when `folder` holds the state of another agent or market, ConfigError when the environment's
+    actions do not suit the agent.
+    """
+    _check(agent, env)
+    run = _Training(agent, env, folder)
+    run.begin()
+    clock = _Clock()
+    started = time.perf_counter() - run.seconds
+    saved = time.perf_counter()
+    metrics: Metrics = {}
+    steps_before = run.env_steps
+    while budget.fraction(run.env_steps, time.perf_counter() - started) < 1.0:
+        action = agent.act(run.obs)
+        clock.lap("inference")
+        next_obs, reward, terminated, truncated, info = env.step(action)
+        transition = Transition(
+            run.obs, action, reward.float(), terminated, truncated, true_next_obs(next_obs, info, terminated, truncated)
+        )
+        clock.lap("env")
+        agent.observe(transition)
+        clock.lap("inference")
+        run.obs = next_obs
+        run.env_steps += env.num_envs
+        learned = agent.update()
+        clock.lap("learning")
+        if learned is None:
+            continue
+        run.updates += 1
+        run.seconds = time.perf_counter() - started
+        if not all(math.isfinite(value) for value in learned.values()):
+            raise run.failure(learned)
+        metrics = {**learned, **clock.rates(run.env_steps - steps_before)}
+        steps_before = run.env_steps
+        run.log(metrics)
+        fraction = budget.fraction(run.env_steps, run.seconds)
+        if time.perf_counter() - saved >= checkpoint_seconds or fraction >= 1.0:
+            run.save()
+            saved = time.perf_counter()
+        if on_progress is not None:
+            on_progress(
+                TrainProgress(fraction, run.env_steps, run.updates, run.seconds, metrics["steps_per_second"], metrics)
+            )
+        clock.mark = time.perf_counter()
+    if run.fresh_since_save:
+        run.save()
+    return TrainResult(run.env_steps, run.updates, run.seconds, metrics or run.last_metrics())
+
+
+def true_next_obs(obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor) -> Tensor:
+    """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs` where it ended."""
+    final = info.get("final_obs")
+    if final is None:
+        return obs
+    return torch.where((terminated | truncated).unsqueeze(-1), final, obs)
+
+
+class _Training:
+    """The state of one training, in memory and on disk."""
+
+    def __init__(self, agent: Agent, env: Any, folder: Path | None) -> None:
+        self.agent, self.env, self.folder = agent, env, Path(folder) if folder is not None else None
+        self.obs = torch.empty(0)
+        self.env_steps = self.updates = 0
+        self.seconds = 0.0
+        self.fresh_since_save = False
+
+    @property
+    def path(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "state.safetensors"
+
+    def identity(self) -> dict[str, Any]:
+        """What must agree between a stored state and the call that continues it."""
+        market = getattr(self.env, "market", None)
+        return {
+            "agent": self.agent.settings.model_dump(mode="json"),
+            "layout": layout_to_json(self.agent.layout),
+            "num_envs": self.env.num_envs,
+            "market": None if market is None else {**market_identity(market), "num_bars": market.num_bars},
+        }
+
+    def begin(self) -> None:
+        """Continue from the folder's state, or start."""
+        if self.folder is None or not self.path.exists():
+            self.obs, _ = self.env.reset(seed=self.agent.seed)
+            return
+        tensors, header = read_tensors(self.path, FORMAT)
+        own = self.identity()
+        for key, value in own.items():
+            if header["identity"].get(key) != value:
+                raise CheckpointError(
+                    f"{self.path} belongs to another training: its {key.replace('_', ' ')} differs; "
+                    "use another folder, or delete this one to start over"
+                )
+        device = self.agent.device
+        self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
+        self.env.reset(seed=self.agent.seed)  # an environment may allocate at its first reset
+        self.env.load_state_dict({name: tensor.to(device) for name, tensor in below("env", tensors).items()})
+        self.obs = tensors["obs"].to(device)
+        self.env_steps, self.updates = int(header["env_steps"]), int(header["updates"])
+        self.seconds = float(header["seconds"])
+        self._trim_log()
+
+    def _trim_log(self) -> None:
+        """Drop what was logged after the stored state: those updates happen again."""
+        assert self.folder is not None
+        records = [record for record in read_jsonl(self.folder / "metrics.jsonl") if record["update"] <= self.updates]
+        lines = "".join(_line(record) for record in records)
+        write_text(self.folder / "metrics.jsonl", lines)
+
+    def log(self, metrics: Metrics) -> None:
+        """Append one update's metrics."""
+        self.fresh_since_save = True
+        if self.folder is None:
+            return
+        counters = {"update": self.updates, "env_steps": self.env_steps, "seconds": round(self.seconds, 3)}
+        append_jsonl(self.folder / "metrics.jsonl", {**counters, **metrics, **_memory(self.agent.device)})
+
+    def last_metrics(self) -> Metrics:
+        """Those of a training that had already ended."""
+        records = read_jsonl(self.folder / "metrics.jsonl") if self.folder is not None else []
+        last = records[-1] if records else {}
+        return {name: value for name, value in last.items() if name not in ("update", "env_steps", "seconds")}
+
+    def save(self, name: str = "state.safetensors") -> None:
+        """Write the state atomically."""
+        self.fresh_since_save = False
+        if self.folder is None:
+            return
+        tensors = {
+            **prefixed("agent", self.agent.state_dict()),
+            **prefixed("env", self.env.state_dict()),
+            "obs": self.obs,
+        }
+        header = {
+            "format": FORMAT,
+            "identity": self.identity(),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "seconds": self.seconds,
+        }
+        write_tensors(self.folder / name, tensors, header)
+
+    def failure(self, metrics: Metrics) -> TrainingError:
+        """The error for a loss that is no longer finite; keeps the state, apart from the last good one."""
+        bad = ", ".join(name for name, value in metrics.items() if not math.isfinite(value))
+        where = ""
+        if self.folder is not None:
+            self.save("failed.safetensors")
+            where = f"; the state is in {self.folder / 'failed.safetensors'}"
+        return TrainingError(
+            f"update {self.updates}: {bad} is no longer finite; lower agent.learning_rate or check the features{where}"
+        )
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _memory(device: torch.device) -> Metrics:
+    """Peak memory: of the device on a GPU, of the process elsewhere, in MiB."""
+    if device.type == "cuda":
+        return {"memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
+    import resource
+
+    return {"memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10}
+
+
+def read_agent_state(folder: Path) -> dict[str, Tensor]:
+    """The agent's part of a training folder's state: what a child's `inherit` takes. Raises CheckpointError."""
+    tensors, _ = read_tensors(Path(folder) / "state.safetensors", FORMAT)
+    return below("agent", tensors)
+
+
+def _check(agent: Agent, env: Any) -> None:
+    settings = getattr(env, "settings", None)
+    head = getattr(agent, "head", None)
+    if getattr(settings, "action", None) == "trade" and getattr(head, "aims", False):
+        raise ConfigError(
+            "agent.head.kind `aim` makes target weights, but env.action is `trade`; "
+            "set env.action to target or agent.head.kind to direct"
+        )
+    layout = getattr(env, "layout", None)
+    if layout is not None and layout != agent.layout:
+        raise ConfigError(
+            "the agent was made for another observation layout; make it with `make_agent(..., env.layout)`"
+        )
