@@ -1,0 +1,88 @@
+"""`Bars`: the one long schema in which every source delivers, whatever it reads from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fintrader.errors import BarError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+PRICES = ("open", "high", "low", "close")
+COLUMNS = (*PRICES, "volume")
+MINUTE_NS = 60_000_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """`R` rows of bars, in any order until `sorted` is called."""
+
+    ts: Array
+    """`[R]` int64: START of the bar, nanoseconds since 1970 UTC."""
+    symbol: Array
+    """`[R]` int32: index into `symbols`."""
+    symbols: tuple[str, ...]
+    open: Array
+    """`[R]` float64, USD; `high`, `low` and `close` likewise."""
+    high: Array
+    low: Array
+    close: Array
+    volume: Array
+    """`[R]` float64, shares."""
+    extras: Mapping[str, Array] = field(default_factory=dict)
+    """Further numeric columns `[R]` float64, known when the bar has closed."""
+    row: Array | None = None
+    """`[R]` int64: where the row stood in its file (for messages); None when it came from no file."""
+    origin: str = "bars"
+    """What to call the source in messages: a file's name, usually."""
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    def take(self, index: Array) -> Bars:
+        """The rows that `index` (integers or a mask) names."""
+        columns = {name: getattr(self, name)[index] for name in ("ts", "symbol", *COLUMNS)}
+        extras = {name: values[index] for name, values in self.extras.items()}
+        return replace(self, **columns, extras=extras, row=None if self.row is None else self.row[index])
+
+    def sorted(self) -> Bars:
+        """Rows by symbol, then time (stable)."""
+        return self.take(np.lexsort((self.ts, self.symbol)))
+
+    def is_sorted(self) -> bool:
+        """Whether rows already stand by symbol, then time."""
+        step, change = np.diff(self.ts), np.diff(self.symbol)
+        return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
+
+    def where(self, index: int) -> str:
+        """`FILE, row R (SYMBOL at TIME)` for a message."""
+        stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
+        at = f", row {self.row[index]}" if self.row is not None else f", row {index}"
+        return f"{self.origin}{at} ({self.symbols[self.symbol[index]]} at {stamp} UTC)"
+
+
+def concat(parts: Sequence[Bars]) -> Bars:
+    """One `Bars` of several; symbols are merged by name. Raises BarError when extra columns differ or none is given."""
+    if not parts:
+        raise BarError("there are no bars at all; check the path and the date range")
+    if len(parts) == 1:
+        return parts[0]
+    symbols = tuple(sorted({name for part in parts for name in part.symbols}))
+    code = {name: index for index, name in enumerate(symbols)}
+    names = set(parts[0].extras)
+    for part in parts:
+        if set(part.extras) != names:
+            raise BarError(f"{part.origin}: extra columns {sorted(part.extras)} differ from {sorted(names)} elsewhere")
+    recoded = [np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol] for part in parts]
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ts", *COLUMNS)}
+    return Bars(
+        symbol=np.concatenate(recoded),
+        symbols=symbols,
+        extras={name: np.concatenate([part.extras[name] for part in parts]) for name in sorted(names)},
+        row=np.concatenate([part.row if part.row is not None else np.arange(len(part)) for part in parts]),
+        origin=parts[0].origin if len({part.origin for part in parts}) == 1 else f"{len(parts)} files",
+        **joined,
+    )

@@ -1,0 +1,198 @@
+"""From raw long bars to bars that stand on the exchange's grid: what is repaired and counted, and what is refused.
+
+Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while the exchange is
+closed (left out), a high or low that the bar's own open or close exceeds (widened to hold them).
+Refused with a BarError that names file, row, column and remedy: two different rows for one symbol and time, a price
+that is zero, negative or not finite, a negative volume, a bar from the future, and data most of which lies outside the
+exchange's sessions (a wrong time zone or label, almost always).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fintrader.data.bars import COLUMNS, PRICES, Array, Bars
+from fintrader.data.sessions import SessionGrid
+from fintrader.errors import BarError
+
+log = logging.getLogger("fintrader.data")
+
+_REPAIRS = {
+    "shuffled_rows": "rows out of order were sorted",
+    "exact_duplicates": "rows that repeat another exactly were dropped",
+    "outside_session": "rows while the exchange is closed were left out",
+    "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolBars:
+    """One symbol on the grid, from its first bar to its last (or to the end of the grid if it goes on), `L` bars.
+
+    Bars without a trade carry the last past close in all four prices, volume 0 and `tradable` False.
+    """
+
+    symbol: str
+    first: int
+    """Bar of the grid at which it begins."""
+    ended: bool
+    """Whether its bars stop for good before the grid's end (by at least one full session)."""
+    open: Array
+    """`[L]` float64, USD; `high`, `low` and `close` likewise."""
+    high: Array
+    low: Array
+    close: Array
+    volume: Array
+    """`[L]` float64, shares."""
+    tradable: Array
+    """`[L]` bool."""
+    session: Array
+    """`[L]` int64, number of the session."""
+    extras: Mapping[str, Array]
+    """`[L]` float64 each, the last value known at each bar."""
+
+    def __len__(self) -> int:
+        return len(self.close)
+
+    @property
+    def stop(self) -> int:
+        """The first bar of the grid at which it has no price any more."""
+        return self.first + len(self)
+
+    def before(self, length: int) -> SymbolBars:
+        """The first `length` bars only."""
+        names = (*COLUMNS, "tradable", "session")
+        columns = {name: getattr(self, name)[:length] for name in names}
+        return replace(self, **columns, extras={name: values[:length] for name, values in self.extras.items()})
+
+
+def clean(bars: Bars, *, now: float | None = None) -> tuple[Bars, dict[str, int]]:
+    """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see the module)."""
+    counts = dict.fromkeys(_REPAIRS, 0)
+    _refuse_bad_numbers(bars)
+    latest = (time.time() if now is None else now) * 1e9
+    if len(bars) and bars.ts.max() > latest:
+        raise BarError(
+            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
+        )
+    if not bars.is_sorted():
+        counts["shuffled_rows"] = int(
+            np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
+            + np.count_nonzero(np.diff(bars.symbol) < 0)
+        )
+        bars = bars.sorted()
+    again = (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
+    if again.any():
+        same = again.copy()
+        for values in (*(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
+            same &= np.diff(values) == 0
+        conflict = np.flatnonzero(again & ~same)
+        if len(conflict):
+            raise BarError(
+                f"{bars.where(int(conflict[0]) + 1)}: a second, different row for the same symbol and time "
+                f"({len(conflict)} such); keep one of them"
+            )
+        counts["exact_duplicates"] = int(same.sum())
+        bars = bars.take(np.concatenate([[True], ~same]))
+    high = np.maximum.reduce([bars.open, bars.high, bars.low, bars.close])
+    low = np.minimum.reduce([bars.open, bars.high, bars.low, bars.close])
+    counts["ohlc_widened"] = int(np.count_nonzero((high != bars.high) | (low != bars.low)))
+    return replace(bars, high=high, low=low), counts
+
+
+def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, int]:
+    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar; also how many rows were left out.
+
+    Open of the first row, highest high, lowest low, close of the last row, summed volume, last value of the extras.
+    Raises BarError when more than half of the rows lie outside the sessions.
+    """
+    at = grid.locate(bars.ts)
+    inside = at >= 0
+    outside = int(len(bars) - np.count_nonzero(inside))
+    if outside * 2 > len(bars):
+        raise BarError(
+            f"{bars.origin}: {outside} of {len(bars)} rows lie outside the sessions of {grid.calendar}; "
+            "check data.source.timezone, data.source.label and data.calendar"
+        )
+    if outside:
+        bars, at = bars.take(inside), at[inside]
+    start = np.flatnonzero((np.diff(at, prepend=-1) != 0) | (np.diff(bars.symbol, prepend=-1) != 0))
+    last = np.append(start[1:], len(bars)) - 1
+    merged = replace(
+        bars,
+        ts=at[start],
+        symbol=bars.symbol[start],
+        open=bars.open[start],
+        high=np.maximum.reduceat(bars.high, start),
+        low=np.minimum.reduceat(bars.low, start),
+        close=bars.close[last],
+        volume=np.add.reduceat(bars.volume, start),
+        extras={name: values[last] for name, values in bars.extras.items()},
+        row=None,
+    )
+    return merged, outside
+
+
+def symbol_bars(merged: Bars, grid: SessionGrid, code: int) -> SymbolBars:
+    """One symbol of what `to_grid` returned, with its silent bars carried forward.
+
+    It has ended when at least one whole session at the grid's end holds no bar of it.
+    """
+    begin, end = np.searchsorted(merged.symbol, [code, code + 1])
+    at = merged.ts[begin:end]
+    first, last = int(at[0]), int(at[-1])
+    ended = bool(grid.session[last] < grid.num_sessions - 1)
+    stop = last + 1 if ended else grid.num_bars
+    length = stop - first
+    tradable = np.zeros(length, dtype=bool)
+    tradable[at - first] = True
+    known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
+    columns = {name: getattr(merged, name)[begin:end][known] for name in COLUMNS}
+    for name in ("open", "high", "low"):
+        columns[name] = np.where(tradable, columns[name], columns["close"])
+    columns["volume"] = np.where(tradable, columns["volume"], 0.0)
+    return SymbolBars(
+        symbol=merged.symbols[code],
+        first=first,
+        ended=ended,
+        tradable=tradable,
+        session=grid.session[first:stop],
+        extras={name: values[begin:end][known] for name, values in merged.extras.items()},
+        **columns,
+    )
+
+
+def log_repairs(origin: str, counts: Mapping[str, int]) -> None:
+    """One log line for each kind of repair that happened."""
+    for name, count in counts.items():
+        if count:
+            log.warning("%s: %d %s", origin, count, _REPAIRS[name])
+
+
+def _refuse_bad_numbers(bars: Bars) -> None:
+    for name in PRICES:
+        bad = ~(getattr(bars, name) > 0) | np.isinf(getattr(bars, name))
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise BarError(
+                f"{bars.where(row)}, column {name!r}: {getattr(bars, name)[row]} is no price ({int(bad.sum())} such); "
+                "correct the rows or remove them"
+            )
+    bad = ~(bars.volume >= 0) | np.isinf(bars.volume)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise BarError(
+            f"{bars.where(row)}, column 'volume': {bars.volume[row]} is no volume; correct or remove the row"
+        )
+    for name, values in bars.extras.items():
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise BarError(
+                f"{bars.where(row)}, column {name!r}: {values[row]} is not finite; correct or remove the row"
+            )

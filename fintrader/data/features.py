@@ -1,0 +1,285 @@
+"""Causal features of one symbol, and the columns of context that all symbols share.
+
+A feature is named `kind_window` (`rsi_30`, `return_5`) or `package.module:function` for one of your own: a callable
+that takes a `SymbolBars` of `L` bars and returns `[L]` floats, NaN while it is undefined. The value at bar t may use
+bars <= t only; `features(bars[:t]) == features(bars)[:t]` is tested bit for bit for all that stand here. Price-like
+features are expressed relative to the close, so that they mean the same for every symbol and every year.
+
+Formulas follow stockstats, which the papers use through FinRL, with its defaults: MACD of spans 12 and 26, Bollinger
+bands of 20 bars and two standard deviations, Wilder smoothing for RSI and DX.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from fintrader.config import Settings, load_object
+from fintrader.data.bars import Array
+from fintrader.data.clean import SymbolBars
+from fintrader.data.rolling import exponential, moving, moving_deviation, moving_mean, moving_std
+from fintrader.errors import ConfigError, DataError
+
+PAPER_FEATURES = ("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60")
+"""The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma, close_60_sma)."""
+
+
+class FeatureSettings(Settings):
+    """Which features a market carries, and how they are scaled."""
+
+    names: tuple[str, ...] = (
+        "return_1",
+        "return_5",
+        "return_30",
+        "volatility_30",
+        "volume_30",
+        "rsi_30",
+        "macd",
+        "bollinger_upper",
+        "bollinger_lower",
+        "sma_60",
+    )
+    """`kind_window`, or `package.module:function`. Kinds: return, volatility, volume, rsi, cci, dx, macd,
+    bollinger_upper, bollinger_lower, sma, age."""
+    extra: tuple[str, ...] = ()
+    """Extra columns of the bars that become features, standardised like the others."""
+    extra_raw: tuple[str, ...] = ()
+    """Extra columns of the bars that become features just as they are."""
+    context: tuple[str, ...] = ("time_of_day", "time_to_close", "turbulence", "index_return_1", "index_return_30")
+    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence, index_return_K,
+    index_volatility_K."""
+    turbulence_days: int = Field(60, ge=5)
+    """Finished days from which mean and covariance of a day's returns are taken."""
+    clip: float = Field(10.0, gt=0)
+    """Standardised features are cut off at so many standard deviations."""
+    standardise: bool = True
+    """Whether to subtract the mean and divide by the standard deviation of the training window."""
+
+    @field_validator("names")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if ":" not in name:
+                _parse(name)
+        return value
+
+    @field_validator("context")
+    @classmethod
+    def _known_context(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in ("time_of_day", "time_to_close", "turbulence") and not _INDEX.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no context; known: time_of_day, time_to_close, turbulence, index_return_K, "
+                    "index_volatility_K"
+                )
+        return value
+
+
+# --- one symbol ------------------------------------------------------------------------------------------
+
+
+def log_return(bars: SymbolBars, window: int) -> Array:
+    """ln(close[t] / close[t - window])."""
+    result = np.full(len(bars), np.nan)
+    result[window:] = np.log(bars.close[window:] / bars.close[:-window])
+    return result
+
+
+def volatility(bars: SymbolBars, window: int) -> Array:
+    """Square root of the mean squared one-bar log return of the last `window` bars."""
+    steps = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
+    return np.asarray(np.sqrt(moving_mean(steps * steps, window)))
+
+
+def volume(bars: SymbolBars, window: int) -> Array:
+    """Volume surprise: ln((1 + volume[t]) / (1 + mean volume of the last `window` bars))."""
+    return np.asarray(np.log1p(bars.volume) - np.log1p(moving_mean(bars.volume, window)))
+
+
+def rsi(bars: SymbolBars, window: int) -> Array:
+    """Relative strength index, 0 to 100: 100 · up / (up + down), Wilder means of rises and falls (50 if no move)."""
+    change = np.diff(bars.close, prepend=bars.close[:1])
+    up = exponential(np.maximum(change, 0.0), 1.0 / window)
+    down = exponential(np.maximum(-change, 0.0), 1.0 / window)
+    total = up + down
+    result = np.divide(100.0 * up, total, out=np.full(len(bars), 50.0), where=total > 0)
+    result[: min(window, len(bars))] = np.nan
+    return result
+
+
+def cci(bars: SymbolBars, window: int) -> Array:
+    """Commodity channel index: (typical - mean) / (0.015 · mean absolute deviation), typical = (high+low+close)/3."""
+    typical = (bars.high + bars.low + bars.close) / 3.0
+    spread = moving_deviation(typical, window)
+    distance = typical - moving_mean(typical, window)
+    flat = spread <= 1e-12 * typical  # a silent window: rounding noise over rounding noise means nothing
+    return np.where(np.isnan(spread), np.nan, np.divide(distance, 0.015 * spread, out=np.zeros(len(bars)), where=~flat))
+
+
+def dx(bars: SymbolBars, window: int) -> Array:
+    """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the movements."""
+    rise = np.diff(bars.high, prepend=bars.high[:1])
+    fall = -np.diff(bars.low, prepend=bars.low[:1])
+    plus = exponential(np.where((rise > fall) & (rise > 0), rise, 0.0), 1.0 / window)
+    minus = exponential(np.where((fall > rise) & (fall > 0), fall, 0.0), 1.0 / window)
+    total = plus + minus  # the true range divides both and cancels
+    result = np.divide(100.0 * np.abs(plus - minus), total, out=np.zeros(len(bars)), where=total > 0)
+    result[: min(window, len(bars))] = np.nan
+    return result
+
+
+def macd(bars: SymbolBars, window: int) -> Array:
+    """(EMA of span 12 − EMA of span 26) / close; `window` stretches both spans (macd_2 has 24 and 52)."""
+    fast = exponential(bars.close, 2.0 / (12 * window + 1))
+    slow = exponential(bars.close, 2.0 / (26 * window + 1))
+    result = (fast - slow) / bars.close
+    result[: 26 * window - 1] = np.nan
+    return result
+
+
+def bollinger_upper(bars: SymbolBars, window: int) -> Array:
+    """(mean + 2 standard deviations) / close − 1, of the last `window` closes."""
+    return (moving_mean(bars.close, window) + 2.0 * moving_std(bars.close, window, ddof=1)) / bars.close - 1.0
+
+
+def bollinger_lower(bars: SymbolBars, window: int) -> Array:
+    """(mean − 2 standard deviations) / close − 1, of the last `window` closes."""
+    return (moving_mean(bars.close, window) - 2.0 * moving_std(bars.close, window, ddof=1)) / bars.close - 1.0
+
+
+def sma(bars: SymbolBars, window: int) -> Array:
+    """Mean of the last `window` closes / close − 1."""
+    return moving_mean(bars.close, window) / bars.close - 1.0
+
+
+def age(bars: SymbolBars, window: int) -> Array:
+    """Bars since the last trade, at most `window`: how old the carried price is."""
+    index = np.arange(len(bars))
+    last = np.maximum.accumulate(np.where(bars.tradable, index, 0))
+    return np.minimum(index - last, window).astype(np.float64)
+
+
+_FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
+    "return": (log_return, 1),
+    "volatility": (volatility, 30),
+    "volume": (volume, 30),
+    "rsi": (rsi, 30),
+    "cci": (cci, 30),
+    "dx": (dx, 30),
+    "macd": (macd, 1),
+    "bollinger_upper": (bollinger_upper, 20),
+    "bollinger_lower": (bollinger_lower, 20),
+    "sma": (sma, 30),
+    "age": (age, 60),
+}
+_INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
+
+
+def _parse(name: str) -> tuple[Callable[[SymbolBars, int], Array], int]:
+    match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)
+    if not match or match.group(1) not in _FEATURES:
+        raise ValueError(
+            f"{name!r} is no feature; known kinds: {', '.join(_FEATURES)} (like rsi_30), or module:function"
+        )
+    function, window = _FEATURES[match.group(1)]
+    return function, int(match.group(2) or window)
+
+
+def symbol_features(bars: SymbolBars, names: Sequence[str]) -> Array:
+    """`[L, F]` float64, NaN while undefined. Raises DataError when a function of your own returns another shape."""
+    table = np.empty((len(bars), len(names)))
+    for column, name in enumerate(names):
+        if ":" in name:
+            values = np.asarray(load_object(name)(bars), dtype=np.float64)
+            if values.shape != (len(bars),):
+                raise DataError(f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)")
+        elif name in bars.extras:
+            values = bars.extras[name]
+        else:
+            try:
+                function, window = _parse(name)
+            except ValueError as error:
+                raise ConfigError(f"data.features.names: {error}") from None
+            values = function(bars, window)
+        table[:, column] = values
+    return table
+
+
+# --- all symbols -----------------------------------------------------------------------------------------
+
+
+def context_features(
+    names: Sequence[str],
+    *,
+    bar_of_session: Array,
+    bars_in_session: Array,
+    benchmark: Array,
+    session: Array,
+    day_close: Array,
+    turbulence_days: int,
+) -> Array:
+    """`[T, M]` float64, NaN while undefined.
+
+    bar_of_session, bars_in_session: `[T]`; benchmark `[T]`; session `[T]`; day_close `[S, N]`, each symbol's close of
+    each session (NaN where unlisted), of which bar t only sees sessions before its own.
+    """
+    table = np.empty((len(session), len(names)))
+    calm = None
+    for column, name in enumerate(names):
+        match = _INDEX.fullmatch(name)
+        if name == "time_of_day":
+            table[:, column] = 2.0 * (bar_of_session + 0.5) / bars_in_session.max() - 1.0
+        elif name == "time_to_close":
+            table[:, column] = 2.0 * (bars_in_session - bar_of_session - 0.5) / bars_in_session.max() - 1.0
+        elif name == "turbulence":
+            calm = turbulence(day_close, turbulence_days) if calm is None else calm
+            before = np.concatenate([[np.nan], calm[:-1]])
+            table[:, column] = np.log1p(before)[session]
+        elif match:
+            window = int(match.group(2))
+            steps = np.diff(np.log(benchmark), prepend=np.log(benchmark[:1]))
+            if match.group(1) == "return":
+                table[:, column] = moving(steps, window, np.add)
+            else:
+                table[:, column] = np.sqrt(moving_mean(steps * steps, window))
+    return table
+
+
+def turbulence(day_close: Array, days: int, *, shrinkage: float = 0.5) -> Array:
+    """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their number.
+
+    d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li 2010, doi:
+    10.2469/faj.v66.n5.3). Σ is shrunk half-way to its diagonal, because there are often more symbols than days. Only
+    symbols with a price on all these days count. NaN while fewer than `days` are finished.
+    """
+    returns = np.full(day_close.shape, np.nan)
+    returns[1:] = np.log(day_close[1:] / day_close[:-1])
+    result = np.full(len(day_close), np.nan)
+    for today in range(days + 1, len(day_close)):
+        past, now = returns[today - days : today], returns[today]
+        listed = np.isfinite(past).all(axis=0) & np.isfinite(now)
+        listed &= np.where(listed, past, 0.0).std(axis=0) > 0
+        if not listed.any():
+            continue
+        past, gap = past[:, listed], now[listed] - past[:, listed].mean(axis=0)
+        covariance = np.atleast_2d(np.cov(past, rowvar=False))
+        shrunk = (1 - shrinkage) * covariance + shrinkage * np.diag(np.diag(covariance))
+        result[today] = float(gap @ np.linalg.solve(shrunk, gap)) / len(gap)
+    return result
+
+
+def scale_of(values: Array) -> tuple[float, float]:
+    """Mean and standard deviation of the finite values (0 and 1 when there is none, or no spread)."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if len(finite) == 0:
+        return 0.0, 1.0
+    mean, spread = float(finite.mean()), float(finite.std())
+    return mean, spread if spread > 1e-12 * max(1.0, abs(mean)) else 1.0
+
+
+def describe(names: Sequence[str], scales: Sequence[tuple[float, float]]) -> Mapping[str, Mapping[str, float]]:
+    """Normalisation statistics as plain JSON: name -> mean, std."""
+    return {name: {"mean": mean, "std": std} for name, (mean, std) in zip(names, scales, strict=True)}

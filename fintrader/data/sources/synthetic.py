@@ -1,0 +1,146 @@
+"""A seeded market of `N` stocks and an index, on the sessions of a real calendar.
+
+Returns are a common factor (the index) times each stock's beta plus noise of its own. Volatility has two regimes and a
+U-shape over the day, volume follows volatility. Every bar opens at the close before it and its noise has mean one, so
+that the only thing that can be predicted is what is planted: see `fintrader.data.sources.planted`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from fintrader.config import Settings
+from fintrader.data.bars import Array, Bars
+from fintrader.data.sessions import SessionGrid, session_grid
+from fintrader.errors import DataError
+from fintrader.seeding import numpy_generator
+
+
+class PlantedSettings(Settings):
+    """The predictable component: a two-state Markov drift in every stock, independent of all others."""
+
+    enabled: bool = True
+    drift_bps: float = Field(8.0, ge=0)
+    """Expected return per bar, in basis points: plus this in the state up, minus this in the state down."""
+    switch: float = Field(0.02, gt=0, le=0.5)
+    """Probability per bar that a stock's state changes; nights change nothing."""
+    column: str = "signal"
+    """Extra column that tells the state at the bar's close, +1 or -1."""
+
+
+class SyntheticSettings(Settings):
+    """A market that is made up, from a seed."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    seed: int = 0
+    num_symbols: int = Field(10, ge=1)
+    start: dt.date = dt.date(2019, 1, 2)
+    """First day (the first session on or after it)."""
+    num_sessions: int = Field(40, ge=1)
+    volatility_bps: float = Field(8.0, gt=0)
+    """Standard deviation of a stock's own return per bar, in basis points, averaged over the day."""
+    index_volatility_bps: float = Field(5.0, ge=0)
+    """Standard deviation of the index's return per bar, in basis points, averaged over the day."""
+    regime_ratio: float = Field(2.0, ge=1)
+    """Volatility of the wild regime over that of the calm one."""
+    regime_switch: float = Field(0.002, ge=0, le=1)
+    """Probability per bar that the volatility regime changes."""
+    missing: float = Field(0.0, ge=0, lt=0.9)
+    """Share of bars in which a stock does not trade, so that the bar is absent."""
+    planted: PlantedSettings = PlantedSettings()
+
+    @field_validator("planted")
+    @classmethod
+    def _plain_column(cls, value: PlantedSettings) -> PlantedSettings:
+        if not value.column.isidentifier():
+            raise ValueError("planted.column must be a plain name, like signal")
+        return value
+
+
+def synthetic_grid(settings: SyntheticSettings, calendar: str, bar_minutes: int) -> SessionGrid:
+    """The first `num_sessions` sessions on or after `start`."""
+    days = settings.num_sessions * 7 // 5 + 15  # weekends and holidays
+    try:
+        whole = session_grid(calendar, settings.start, settings.start + dt.timedelta(days=days), bar_minutes)
+        last = whole.dates[settings.num_sessions - 1].item()
+    except (OverflowError, IndexError) as error:
+        raise DataError(f"{calendar} has not {settings.num_sessions} sessions from {settings.start} on") from error
+    return session_grid(calendar, settings.start, last, bar_minutes)
+
+
+def generate(settings: SyntheticSettings, grid: SessionGrid) -> tuple[Bars, Array]:
+    """Bars on every bar of `grid` (less the missing ones), and the index level at each bar's close, `[T]`."""
+    num_bars, num_symbols = grid.num_bars, settings.num_symbols
+    volatility = _volatility(settings, grid)
+
+    def noise(name: str, *shape: int) -> Array:
+        return numpy_generator(settings.seed, "synthetic", name).standard_normal(shape)
+
+    # index: ln I[t] = ln I[t-1] + s_I e - s_I² / 2, so that E[I[t] / I[t-1]] = 1
+    index_scale = 1e-4 * settings.index_volatility_bps * volatility
+    index_steps = index_scale * noise("index", num_bars)
+    index = 1000.0 * np.exp(np.cumsum(index_steps - index_scale**2 / 2))
+
+    # stock: ln P[t] = ln P[t-1] + mu state[t-1] + (beta s_I e_I + s e) - variance / 2
+    beta = numpy_generator(settings.seed, "synthetic", "beta").uniform(0.6, 1.4, num_symbols)
+    own_scale = 1e-4 * settings.volatility_bps * volatility[:, None]
+    steps = index_steps[:, None] * beta + own_scale * noise("stocks", num_bars, num_symbols)
+    steps -= ((index_scale[:, None] * beta) ** 2 + own_scale**2) / 2
+    extras: dict[str, Array] = {}
+    if settings.planted.enabled:
+        state = drift_states(settings, num_bars)
+        steps[1:] += 1e-4 * settings.planted.drift_bps * state[:-1]
+        extras[settings.planted.column] = state
+    first = numpy_generator(settings.seed, "synthetic", "price").uniform(20.0, 200.0, num_symbols)
+    close = first * np.exp(np.cumsum(steps, axis=0))
+    open_ = np.vstack([first[None, :], close[:-1]])
+    reach = np.abs(noise("reach", 2, num_bars, num_symbols)) * own_scale * 0.5
+    high = np.maximum(open_, close) * (1 + reach[0])
+    low = np.minimum(open_, close) * (1 - np.minimum(reach[1], 0.5))
+    volume = np.floor(20_000 * volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))) + 1
+
+    present = numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols)) >= settings.missing
+    present[0] = True
+    symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
+    keep = present.T.ravel()  # rows by symbol, then time
+
+    def column(values: Array) -> Array:
+        return np.ascontiguousarray(values.T).ravel()[keep]
+
+    bars = Bars(
+        ts=np.tile(grid.minutes, num_symbols)[keep],
+        symbol=np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
+        symbols=symbols,
+        open=column(open_),
+        high=column(high),
+        low=column(low),
+        close=column(close),
+        volume=column(volume),
+        extras={name: column(values) for name, values in extras.items()},
+        origin="synthetic market",
+    )
+    return bars, index
+
+
+def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
+    """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that follows."""
+    random = numpy_generator(settings.seed, "synthetic", "state")
+    start = random.integers(0, 2, settings.num_symbols)
+    flips = random.random((num_bars, settings.num_symbols)) < settings.planted.switch
+    return 1.0 - 2.0 * ((start + np.cumsum(flips, axis=0)) % 2)
+
+
+def _volatility(settings: SyntheticSettings, grid: SessionGrid) -> Array:
+    """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the regime's."""
+    random = numpy_generator(settings.seed, "synthetic", "regime")
+    wild = np.cumsum(random.random(grid.num_bars) < settings.regime_switch) % 2
+    level = np.where(wild == 1, np.sqrt(settings.regime_ratio), 1 / np.sqrt(settings.regime_ratio))
+    first = grid.first_bar
+    inside = np.arange(grid.num_bars) - first[grid.session]
+    length = np.diff(first)[grid.session]
+    middle = 2.0 * (inside + 0.5) / length - 1.0  # -1 at the open, +1 at the close
+    return np.asarray(level * (0.7 + 0.9 * middle**2))

@@ -1,0 +1,53 @@
+"""Small tables of minute bars as a user would bring them, for the data tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
+REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
+
+
+def minute_table(symbols: int = 2, sessions: int = 5, *, seed: int = 0, missing: float = 0.0) -> pd.DataFrame:
+    """Minute bars from 2016-01-04 (New York time, bar starts), tickers AAA, BBB, ..., sorted by ticker and time."""
+    random = np.random.default_rng(seed)
+    days = pd.bdate_range("2016-01-04", periods=sessions)  # no holiday before 2016-01-18
+    ts = pd.DatetimeIndex(
+        np.concatenate([pd.date_range(day + pd.Timedelta("9h30min"), periods=390, freq="min") for day in days])
+    )
+    parts = []
+    for number in range(symbols):
+        close = 50 * (number + 1) * np.exp(np.cumsum(random.normal(0, 0.001, len(ts))))
+        open_ = np.concatenate([close[:1], close[:-1]]) * np.exp(random.normal(0, 0.0002, len(ts)))
+        part = pd.DataFrame(
+            {
+                "ts": ts,
+                "ticker": chr(ord("A") + number) * 3,
+                "open": open_,
+                "high": np.maximum(open_, close) * 1.0003,
+                "low": np.minimum(open_, close) * 0.9997,
+                "close": close,
+                "volume": random.integers(100, 10_000, len(ts)),
+            }
+        ).round(dict.fromkeys(("open", "high", "low", "close"), 4))
+        keep = random.random(len(part)) >= missing
+        keep[0] = True
+        parts.append(part[keep])
+    return pd.concat(parts, ignore_index=True)
+
+
+def write_csv(folder: Path, table: pd.DataFrame, name: str = "bars.csv") -> Path:
+    """Write a table the way a user would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / name, index=False)
+    return folder / name
+
+
+def no_windows() -> dict[str, Any]:
+    """Windows for data of three sessions."""
+    return {"windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}}

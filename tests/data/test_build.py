@@ -1,0 +1,265 @@
+"""From bars to a market: grid, carrying forward, windows, address, causality."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fintrader.config import dump_yaml, validate
+from fintrader.data.build import DataSettings, build_market, load_market, make_market
+from fintrader.data.quality import quality_report
+from fintrader.data.tensors import MarketTensors
+from fintrader.data.windows import WindowSettings
+from fintrader.errors import BarError, ConfigError, DataError
+from tests.data.tables import REAL_2016, minute_table, no_windows, write_csv
+
+PLAIN = {
+    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    "features": {"names": ["return_1", "sma_5"], "context": ["time_of_day", "index_return_1"]},
+}
+
+
+def settings(path: Path, **values: object) -> DataSettings:
+    return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
+
+
+def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:
+    table = minute_table(symbols=2, sessions=5)
+    gone = (table.ticker == "AAA") & (
+        table.ts.dt.strftime("%Y-%m-%d %H:%M").isin(["2016-01-05 10:00", "2016-01-05 10:01"])
+    )
+    assert gone.sum() == 2
+    market, _ = make_market(settings(write_csv(tmp_path, table[~gone])))
+    column = market.symbols.index("AAA")
+    row = 390 + 30  # second session, 10:00
+    assert market.tradable[row - 1, column]
+    assert not market.tradable[row : row + 2, column].any()
+    assert market.tradable[row + 2, column]
+    past = market.close[row - 1, column]
+    assert (market.close[row : row + 2, column] == past).all()
+    assert (market.open[row : row + 2, column] == past).all()
+    assert market.tradable[:, 1 - column].all()
+
+
+def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Path) -> None:
+    table = minute_table(symbols=3, sessions=5)
+    day = table.ts.dt.strftime("%Y-%m-%d")
+    late = (table.ticker == "AAA") & (day < "2016-01-06")
+    ended = (table.ticker == "BBB") & (day >= "2016-01-07")
+    quiet = (table.ticker == "CCC") & (day == "2016-01-08") & (table.ts.dt.hour >= 12)  # not yet a full session
+    market, report = make_market(settings(write_csv(tmp_path, table[~(late | ended | quiet)])))
+    assert report["ended"] == ["BBB"]
+    nan = torch.isnan(market.close)
+    assert nan[: 2 * 390, 0].all()
+    assert not nan[2 * 390 :, 0].any()
+    assert nan[3 * 390 :, 1].all()
+    assert not nan[: 3 * 390, 1].any()
+    assert not nan[:, 2].any()
+    assert not market.tradable[-1, 2]
+    assert market.last_bar.tolist() == [5 * 390 - 1, 3 * 390 - 1, 5 * 390 - 1]
+    assert (market.features[nan] == 0).all()
+
+
+def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
+    table = minute_table(symbols=2, sessions=5)
+    path = write_csv(tmp_path, table)
+    market, _ = make_market(settings(path, bar_minutes=60, features={"names": ["return_1"], "context": []}))
+    assert market.num_bars == 5 * 7  # six hours and a half
+    one = table[table.ticker == "BBB"].sort_values("ts")
+    hours = one.groupby([one.ts.dt.date, (one.ts.dt.hour * 60 + one.ts.dt.minute - 570) // 60])
+    np.testing.assert_allclose(market.open[:, 1].numpy(), hours.open.first().to_numpy(), rtol=1e-6)
+    np.testing.assert_allclose(market.close[:, 1].numpy(), hours.close.last().to_numpy(), rtol=1e-6)
+    assert market.session.tolist() == np.repeat(np.arange(5), 7).tolist()
+
+
+def test_later_bars_change_nothing_before_them(tmp_path: Path) -> None:
+    table = minute_table(symbols=3, sessions=10, missing=0.05)
+    names = ["return_5", "volatility_30", "volume_30", "rsi_30", "macd", "bollinger_upper", "cci_30", "dx_30", "age"]
+    features = {"names": names, "turbulence_days": 5}
+    before, _ = make_market(settings(write_csv(tmp_path / "a", table), features=features))
+    cut = before.windows.train[1] + 100
+    changed = table.copy()
+    after = changed.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64") > int(
+        before.minutes[cut]
+    )
+    assert 0 < after.sum() < len(table)
+    noise = np.exp(np.random.default_rng(5).normal(0, 0.1, after.sum()))
+    for name in ("open", "high", "low", "close"):
+        changed.loc[after, name] *= noise
+    changed.loc[after, "volume"] *= 7
+    later, _ = make_market(settings(write_csv(tmp_path / "b", changed), features=features))
+    assert not torch.equal(before.close, later.close)
+    for name in ("open", "close", "features", "context", "tradable", "benchmark"):
+        old, new = getattr(before, name)[: cut + 1], getattr(later, name)[: cut + 1]
+        assert torch.equal(old.nan_to_num(-1.0), new.nan_to_num(-1.0)), name
+
+
+def test_training_window_alone_sets_the_scale(tmp_path: Path) -> None:
+    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=2, sessions=10))))
+    start, stop = market.windows.train
+    train = market.features[start + 5 : stop, :, 0]
+    assert abs(float(train.mean())) < 1e-2
+    assert float(train.std()) == pytest.approx(1.0, abs=1e-2)
+    stats = market.meta["normalisation"]["features"]["return_1"]
+    raw = torch.log(market.close[1:] / market.close[:-1])
+    torch.testing.assert_close(
+        market.features[1:, :, 0], ((raw - stats["mean"]) / stats["std"]).clamp(-10, 10), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_extra_columns_become_features(tmp_path: Path) -> None:
+    table = minute_table(symbols=2, sessions=5)
+    table["mood"] = np.random.default_rng(0).normal(5, 2, len(table))
+    table["raw"] = np.arange(len(table), dtype=float)
+    path = write_csv(tmp_path, table)
+    market, _ = make_market(settings(path, features={"names": [], "extra": ["mood"], "extra_raw": ["raw"]}))
+    assert market.feature_names == ("mood", "raw")
+    assert abs(float(market.split().train.features[..., 0].mean())) < 1e-3
+    first = table[table.ticker == "AAA"].sort_values("ts")
+    np.testing.assert_allclose(market.features[:, 0, 1].numpy(), first.raw.to_numpy())
+
+
+def test_windows_are_whole_sessions_with_an_embargo(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
+    market, _ = make_market(settings(path, windows={"fractions": [0.5, 0.3, 0.2]}))
+    assert market.windows == ((0, 4 * 390), (5 * 390, 7 * 390), (8 * 390, 10 * 390))
+    dated = {
+        "train": ["2016-01-04", "2016-01-06"],
+        "validation": ["2016-01-07", "2016-01-11"],
+        "test": ["2016-01-13", "2016-01-15"],
+        "embargo_sessions": 1,
+    }
+    market, _ = make_market(settings(path, windows=dated))
+    assert market.windows == ((0, 2 * 390), (3 * 390, 6 * 390), (7 * 390, 10 * 390))
+    with pytest.raises(DataError, match="train window holds no session"):
+        make_market(settings(path, windows=dated | {"embargo_sessions": 3}))
+    with pytest.raises(ConfigError, match="not overlap"):
+        validate(WindowSettings, dated | {"validation": ["2016-01-06", "2016-01-11"]}, "test")
+
+
+def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
+    table = minute_table(symbols=2, sessions=10)
+    day = table.ts.dt.strftime("%Y-%m-%d")
+    thin_later = (table.ticker == "AAA") & (day > "2016-01-11") & (table.ts.dt.minute % 2 == 0)
+    thin_early = (table.ticker == "BBB") & (day < "2016-01-08") & (table.ts.dt.minute % 2 == 0)
+    path = write_csv(tmp_path, table[~(thin_later | thin_early)])
+    market, report = make_market(settings(path, universe={"min_coverage": 0.9}))
+    assert market.symbols == ("AAA",)
+    assert list(report["left_out"]) == ["BBB"]
+    with pytest.raises(DataError, match="ZZZ"):
+        make_market(settings(path, universe={"symbols": ["AAA", "ZZZ"]}))
+
+
+def test_equal_weight_benchmark_is_the_mean_return(tmp_path: Path) -> None:
+    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **no_windows()))
+    close = market.close.double().numpy()
+    base = 100.0
+    for number in range(3):
+        rows = slice(390 * number, 390 * (number + 1))
+        reference = close[0] if number == 0 else close[390 * number - 1]
+        expected = base * (close[rows] / reference).mean(axis=1)
+        np.testing.assert_allclose(market.benchmark[rows].numpy(), expected, rtol=1e-12)
+        base = expected[-1]
+
+
+def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path: Path) -> None:
+    days = pd.date_range("2016-01-01", "2016-01-08")
+    index = pd.DataFrame({"date": days.strftime("%Y-%m-%d"), "close": np.arange(100.0, 108.0)})
+    index[~index.date.isin(["2016-01-02", "2016-01-03"])].to_csv(tmp_path / "idx.csv", index=False)
+    path = write_csv(tmp_path, minute_table(symbols=1, sessions=5))
+    market, _ = make_market(settings(path, benchmark={"path": str(tmp_path / "idx.csv")}))
+    assert market.benchmark_name == "idx"
+    level = market.benchmark.reshape(5, 390)
+    assert (level[:, :-1] == torch.tensor([100.0, 103, 104, 105, 106]).double()[:, None]).all()
+    assert level[:, -1].tolist() == [103.0, 104, 105, 106, 107]
+    index[index.date >= "2016-01-04"].to_csv(tmp_path / "short.csv", index=False)
+    with pytest.raises(DataError, match="begins after"):
+        make_market(settings(path, benchmark={"path": str(tmp_path / "short.csv")}))
+
+
+def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, minute_table(symbols=2, sessions=5))
+    cache = tmp_path / "cache"
+    first = build_market(settings(path), cache=cache)
+    stamp = first.stat().st_mtime_ns
+    assert build_market(settings(path), cache=cache) == first
+    assert first.stat().st_mtime_ns == stamp
+    assert build_market(settings(path, bar_minutes=5), cache=cache) != first
+    moved = tmp_path / "elsewhere" / "bars.csv"
+    moved.parent.mkdir()
+    moved.write_bytes(path.read_bytes())
+    assert build_market(settings(moved), cache=cache) == first
+    table = minute_table(symbols=2, sessions=5)
+    table.loc[0, "close"] = table.loc[0, "high"]
+    assert build_market(settings(write_csv(tmp_path, table)), cache=cache) != first
+    assert sorted(file.name for file in first.parent.iterdir()) == ["build.json", "market.safetensors"]
+    market = MarketTensors.load(first, verify=True)
+    again, _ = make_market(settings(moved))
+    assert market.content_hash() == again.content_hash()
+
+
+def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> None:
+    wanted = settings(write_csv(tmp_path, minute_table(symbols=1, sessions=5)))
+    (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
+    (tmp_path / "run.yaml").write_text("data:\n" + "".join(f"  {line}\n" for line in dump_yaml(wanted).splitlines()))
+    path = build_market(wanted, cache=tmp_path / "cache")
+    hashes = {
+        load_market(what, cache=tmp_path / "cache").content_hash()
+        for what in (path, str(path), wanted, tmp_path / "data.yaml", tmp_path / "run.yaml")
+    }
+    assert len(hashes) == 1
+
+
+def test_settings_survive_yaml(tmp_path: Path) -> None:
+    wanted = settings(tmp_path / "x.csv", start="2016-01-04", windows={"fractions": [0.5, 0.25, 0.25]})
+    (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
+    from fintrader.data.build import read_settings
+
+    assert read_settings(tmp_path / "data.yaml") == wanted
+
+
+def test_range_limits_the_days(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
+    market, report = make_market(settings(path, start="2016-01-06", end="2016-01-13"))
+    stamps = market.timestamps()
+    assert str(stamps[0])[:16] == "2016-01-06T14:30"
+    assert str(stamps[-1])[:16] == "2016-01-13T20:59"
+    assert report["repairs"]["outside_session"] == 0
+    with pytest.raises(DataError, match="no session"):
+        make_market(settings(path, start="2016-01-09", end="2016-01-10"))
+    with pytest.raises(DataError, match="choose other dates"):
+        make_market(settings(path, start=dt.date(2017, 1, 3), end=dt.date(2017, 2, 3)))
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+def test_the_real_file_of_2015() -> None:
+    names = ["AAPL", "BRCM", "GMCR", "CSX"]
+    real = validate(
+        DataSettings, {"path": str(REAL_2016), "universe": {"symbols": names}, "source": {"kind": "files"}}, "test"
+    )
+    market, report = make_market(real)
+    assert market.num_bars == 119 * 390 - 2 * 180
+    assert market.symbols == ("AAPL", "BRCM", "CSX", "GMCR")
+    assert report["ended"] == ["BRCM", "GMCR"]
+    last = [str(market.timestamps()[row])[:10] for row in market.last_bar]
+    assert last == ["2016-04-01", "2016-01-29", "2016-04-01", "2016-03-02"]
+    found = quality_report(real)
+    assert found["early_closes"] == ["2015-11-27", "2015-12-24"]
+    assert found["market_holes"] == {"2015-11-16": 20}
+    assert found["holes"] == {"CSX": ["2015-12-21"]}
+    with pytest.raises(BarError, match="no column 'symbol'"):
+        make_market(_renamed(real))
+
+
+def _renamed(real: DataSettings) -> DataSettings:
+    return validate(
+        DataSettings,
+        {"path": str(real.path), "source": {"kind": "files", "columns": {"symbol": "symbol"}}},
+        "test",
+    )
