@@ -1,0 +1,206 @@
+"""What a backtest leaves on disk, and how it is read back.
+
+    metrics.json       {strategy: {metric: number or null}}
+    equity.parquet     long: strategy, bar, minute (start of the bar, UTC), session, equity_usd, cash_usd, cost_usd,
+                       turnover_usd, exposure; one row a bar and strategy; `benchmark` also stands as a strategy
+    positions.parquet  long: strategy, minute, session, symbol, shares, price_usd, weight at each session's close,
+                       positions held only
+    trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
+    context.json       what the caller said about the run (trials, seed, hashes, command)
+    report.html        the same, to read
+
+Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
+metrics.json is a whole backtest.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fintrader import metrics as m
+from fintrader.backtest.result import BacktestResult, empty_trades
+from fintrader.errors import BacktestError, RunError
+from fintrader.runs import read_json, write_bytes, write_json
+
+EQUITY_COLUMNS = (
+    "strategy",
+    "bar",
+    "minute",
+    "session",
+    "equity_usd",
+    "cash_usd",
+    "cost_usd",
+    "turnover_usd",
+    "exposure",
+)
+POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
+FILES = ("metrics.json", "equity.parquet", "positions.parquet", "trades.parquet", "context.json")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBacktest:
+    """A backtest as tables: what the app, the notebooks and the report read."""
+
+    metrics: dict[str, dict[str, float | None]]
+    equity: pd.DataFrame = field(repr=False)
+    """Columns EQUITY_COLUMNS."""
+    positions: pd.DataFrame = field(repr=False)
+    """Columns POSITION_COLUMNS."""
+    trades: pd.DataFrame = field(repr=False)
+    """`strategy` and the columns of `result.TRADE_COLUMNS`."""
+    context: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def strategies(self) -> list[str]:
+        """In the order in which they were given."""
+        return list(dict.fromkeys(self.equity["strategy"]))
+
+    def curve(self, column: str = "equity_usd") -> pd.DataFrame:
+        """Wide: index `minute` (UTC), one column a strategy, at every bar."""
+        return self._wide(self.equity, column)
+
+    def daily(self, column: str = "equity_usd") -> pd.DataFrame:
+        """Wide, the last bar of each session only."""
+        ends = self.equity.groupby(["strategy", "session"], sort=False).tail(1)
+        return self._wide(ends, column)
+
+    def daily_returns(self) -> pd.DataFrame:
+        """Wide: return of each session, the first one against the starting capital."""
+        first = self.equity.groupby("strategy", sort=False)["equity_usd"].first()
+        daily = self.daily()
+        return pd.DataFrame(
+            {name: m.returns_of(daily[name].to_numpy(), start=first[name]) for name in daily.columns}, index=daily.index
+        )
+
+    def weights(self, strategy: str) -> pd.DataFrame:
+        """Wide: index `minute` of each session's last bar, one column a symbol ever held at a close; 0 where not."""
+        rows = self.positions[self.positions["strategy"] == strategy]
+        wide = rows.pivot(index="minute", columns="symbol", values="weight")
+        sessions = self.daily().index
+        return wide.reindex(sessions).fillna(0.0)
+
+    def _wide(self, rows: pd.DataFrame, column: str) -> pd.DataFrame:
+        wide = rows.pivot(index="minute", columns="strategy", values=column)
+        return wide[self.strategies]
+
+
+def tabulate(results: Mapping[str, BacktestResult], context: Mapping[str, Any] | None = None) -> StoredBacktest:
+    """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
+    if not results:
+        raise BacktestError("there is no result to write; simulate at least one strategy first")
+    first = next(iter(results.values()))
+    for name, result in results.items():
+        if not np.array_equal(result.minutes, first.minutes):
+            raise BacktestError(f"{name} and {first.name} cover different bars; simulate them over the same window")
+    return StoredBacktest(
+        metrics={name: dict(result.metrics) for name, result in results.items()},
+        equity=pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
+        positions=pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
+        trades=_trade_rows(results),
+        context=dict(context or {}),
+    )
+
+
+def _times(minutes: Any) -> pd.DatetimeIndex:
+    return pd.to_datetime(np.asarray(minutes).astype("datetime64[ns]"), utc=True)
+
+
+def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
+    gross = np.abs(result.shares * result.mark).sum(axis=1)
+    return pd.DataFrame(
+        {
+            "strategy": name,
+            "bar": np.arange(len(result.minutes)),
+            "minute": _times(result.minutes),
+            "session": result.session,
+            "equity_usd": result.equity,
+            "cash_usd": result.cash,
+            "cost_usd": result.costs_usd,
+            "turnover_usd": result.turnover_usd,
+            "exposure": np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0),
+        }
+    )
+
+
+def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
+    ends = m.session_ends(result.session)
+    rows, assets = np.nonzero(result.shares[ends])
+    bars = ends[rows]
+    return pd.DataFrame(
+        {
+            "strategy": pd.Series([name] * len(bars), dtype="str"),
+            "minute": _times(result.minutes[bars]),
+            "session": result.session[bars],
+            "symbol": pd.Series(np.array(result.symbols, dtype=object)[assets], dtype="str"),
+            "shares": result.shares[bars, assets],
+            "price_usd": result.mark[bars, assets],
+            "weight": result.weights(ends)[rows, assets],
+        }
+    )
+
+
+def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+    parts = []
+    for name, result in results.items():
+        trades = result.trades if len(result.trades) else empty_trades()
+        parts.append(trades.assign(strategy=pd.Series([name] * len(trades), index=trades.index, dtype="str")))
+    filled = [part for part in parts if len(part)] or parts[:1]
+    frame = pd.concat(filled, ignore_index=True)
+    return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
+
+
+def write_backtest(
+    folder: Path, results: Mapping[str, BacktestResult], *, context: Mapping[str, Any] | None = None
+) -> StoredBacktest:
+    """Write all files of a backtest below `folder`; returns what was written.
+
+    `context` is plain JSON about the run; the report reads `trials`, `run`, `window`, `seed`, `command` and shows
+    the rest as it is. Raises BacktestError when results cover different bars.
+    """
+    from fintrader.backtest.report import render_report
+
+    stored = tabulate(results, context)
+    folder = Path(folder)
+    for name in ("equity", "positions", "trades"):
+        write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
+    write_json(folder / "context.json", stored.context)
+    write_bytes(folder / "report.html", render_report(stored).encode())
+    write_json(folder / "metrics.json", stored.metrics)
+    return stored
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read_backtest(folder: Path | str) -> StoredBacktest:
+    """Read what `write_backtest` wrote. Raises RunError when a file is missing or damaged, naming it."""
+    folder = Path(folder)
+    metrics = read_json(folder / "metrics.json")
+    frames = {}
+    for name, columns in (("equity", EQUITY_COLUMNS), ("positions", POSITION_COLUMNS), ("trades", ("strategy",))):
+        path = folder / f"{name}.parquet"
+        try:
+            frames[name] = pd.read_parquet(path)
+        except FileNotFoundError:
+            raise RunError(f"{path} does not exist; run `fintrader backtest` on the run again") from None
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"{path} is damaged ({error}); delete it and run `fintrader backtest` again") from None
+        missing = [column for column in columns if column not in frames[name].columns]
+        if missing:
+            raise RunError(f"{path} has no column {missing[0]!r}; it was written by another version")
+    if not isinstance(metrics, dict) or not all(isinstance(value, dict) for value in metrics.values()):
+        raise RunError(f"{folder / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again")
+    return StoredBacktest(metrics=metrics, context=read_json(folder / "context.json"), **frames)
