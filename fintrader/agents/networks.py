@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fintrader.agents.layout import FlatLayout, Layout, market_widths, num_actions, split_columns
@@ -26,10 +27,12 @@ class NetworkSettings(Settings):
 
     kind: Literal["auto", "per_asset", "mlp"] = "auto"
     """`per_asset` shares weights across assets, `mlp` reads the flat observation; `auto`: the former on markets."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = Field(default=(32, 32), min_length=1)
     """Widths of the hidden layers, at least one."""
-    activation: Literal["tanh", "relu", "silu", "elu"] = "tanh"
+    activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
     """Non-linearity between layers."""
+    account: bool = True
+    """Per-asset networks read the account's columns (equity, drawdown, time left); False hides them."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy critics."""
 
@@ -117,12 +120,20 @@ def uses_assets(layout: Layout, settings: NetworkSettings) -> bool:
     return settings.kind != "mlp" and not isinstance(layout, FlatLayout)
 
 
-def _columns(obs: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Standardised `obs [R, D]` as per-asset columns `[R, N, F + 2]` and common columns `[R, A + M]`."""
+def _common_width(layout: Layout, settings: NetworkSettings) -> int:
+    assert not isinstance(layout, FlatLayout)
+    account, _, _, _, context = market_widths(layout)
+    # One column at least: without any, the first layer would have no matrix.
+    return (account if settings.account else 0) + context or 1
+
+
+def _columns(obs: Tensor, layout: Layout, account: bool) -> tuple[Tensor, Tensor]:
+    """Standardised `obs [R, D]` as per-asset columns `[R, N, F + 2]` and common columns `[R, G]`."""
     assert not isinstance(layout, FlatLayout)
     part = split_columns(obs, layout)
     own = torch.cat([part.features, part.holdings.unsqueeze(-1), part.tradable.unsqueeze(-1)], dim=-1)
-    return own, torch.cat([part.account, part.context], dim=-1)
+    common = torch.cat([part.account, part.context], dim=-1) if account else part.context
+    return own, common if common.shape[-1] else torch.zeros_like(obs[..., :1])
 
 
 class Actor(nn.Module):
@@ -135,12 +146,11 @@ class Actor(nn.Module):
         self, layout: Layout, settings: NetworkSettings, *, cash: bool, outputs: int = 1, out_gain: float = 0.01
     ) -> None:
         super().__init__()
-        self.layout, self.outputs, self.cash = layout, outputs, cash
+        self.layout, self.outputs, self.cash, self.account = layout, outputs, cash, settings.account
         latents = num_actions(layout) + cash
         self.per_asset = uses_assets(layout, settings)
         if self.per_asset and not isinstance(layout, FlatLayout):
-            account, _, _, _, context = market_widths(layout)
-            self.trunk = AssetTrunk(layout.num_features + 2, account + context, settings, members=None)
+            self.trunk = AssetTrunk(layout.num_features + 2, _common_width(layout, settings), settings, members=None)
             self.head = Dense(settings.hidden[-1], outputs, gain=out_gain)
             self.cash_head = Dense(settings.hidden[-1], outputs, gain=out_gain) if cash else None
         else:
@@ -150,7 +160,7 @@ class Actor(nn.Module):
         if not self.per_asset:
             out: Tensor = self.mlp(obs)
             return out.chunk(self.outputs, dim=-1)
-        h = self.trunk(*_columns(obs, self.layout))
+        h = self.trunk(*_columns(obs, self.layout, self.account))
         latent = self.head(h)
         if self.cash_head is not None:
             latent = torch.cat([latent, self.cash_head(h.mean(dim=-2)).unsqueeze(-2)], dim=-2)
@@ -171,13 +181,12 @@ class Critic(nn.Module):
         out_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        self.layout, self.latents = layout, latents
+        self.layout, self.latents, self.account = layout, latents, settings.account
         self.per_asset = uses_assets(layout, settings)
         if self.per_asset and not isinstance(layout, FlatLayout):
-            account, _, _, _, context = market_widths(layout)
             extra = latents - layout.num_assets if latents else 0
             own = layout.num_features + 2 + (1 if latents else 0)
-            self.trunk = AssetTrunk(own, account + context + extra, settings, members=members)
+            self.trunk = AssetTrunk(own, _common_width(layout, settings) + extra, settings, members=members)
             self.head = Dense(settings.hidden[-1], 1, members=members, gain=out_gain)
         else:
             self.mlp = Mlp(layout.width + latents, 1, settings, members=members, out_gain=out_gain)
@@ -187,7 +196,7 @@ class Critic(nn.Module):
             x = obs if latent is None else torch.cat([obs, latent], dim=-1)
             value: Tensor = self.mlp(x)
             return value.squeeze(-1)
-        own, common = _columns(obs, self.layout)
+        own, common = _columns(obs, self.layout, self.account)
         if latent is not None:
             count = own.shape[-2]
             own = torch.cat([own, latent[..., :count].unsqueeze(-1)], dim=-1)

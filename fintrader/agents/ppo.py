@@ -61,7 +61,7 @@ class PPOSettings(Settings):
     """Gradients longer than this are shortened to it."""
     target_kl: float | None = Field(default=None, gt=0)
     """Stop an update's passes once the policy moved this far from the one that collected the data."""
-    noise: float = Field(default=0.3, gt=0)
+    noise: float = Field(default=0.5, gt=0)
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     learn_noise: bool = False
     """Adapt the noise by gradient. Under market noise a fixed one learns better; classic environments gain from it."""
