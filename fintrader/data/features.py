@@ -105,7 +105,7 @@ def rsi(bars: SymbolBars, window: int) -> Array:
     up = exponential(np.maximum(change, 0.0), 1.0 / window)
     down = exponential(np.maximum(-change, 0.0), 1.0 / window)
     total = up + down
-    result = np.divide(100.0 * up, total, out=np.full(len(bars), 50.0), where=total > 0)
+    result: Array = np.divide(100.0 * up, total, out=np.full(len(bars), 50.0), where=total > 0)
     result[: min(window, len(bars))] = np.nan
     return result
 
@@ -126,7 +126,7 @@ def dx(bars: SymbolBars, window: int) -> Array:
     plus = exponential(np.where((rise > fall) & (rise > 0), rise, 0.0), 1.0 / window)
     minus = exponential(np.where((fall > rise) & (fall > 0), fall, 0.0), 1.0 / window)
     total = plus + minus  # the true range divides both and cancels
-    result = np.divide(100.0 * np.abs(plus - minus), total, out=np.zeros(len(bars)), where=total > 0)
+    result: Array = np.divide(100.0 * np.abs(plus - minus), total, out=np.zeros(len(bars)), where=total > 0)
     result[: min(window, len(bars))] = np.nan
     return result
 

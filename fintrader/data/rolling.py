@@ -50,6 +50,8 @@ def moving_std(values: Array, window: int, ddof: int = 0) -> Array:
 def moving_deviation(values: Array, window: int) -> Array:
     """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
     mean = moving_mean(values, window)
+    if len(values) < window:
+        return mean
     total = np.zeros(len(values))
     for lag in range(window):
         total[window - 1 :] += np.abs(values[window - 1 - lag : len(values) - lag] - mean[window - 1 :])

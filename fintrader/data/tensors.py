@@ -209,6 +209,18 @@ class MarketTensors:
             raise MarketError(f"{path} does not match its content hash; delete it and build it again")
         return market
 
+    @staticmethod
+    def stored_hash(path: Path | str) -> str:
+        """The content hash that a market file claims, without reading its arrays. Raises MarketError."""
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                content = (file.metadata() or {}).get("content_hash")
+        except (SafetensorError, OSError) as error:
+            raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
+        if not content:
+            raise MarketError(f"{path} is no market file of this version; build it again")
+        return content
+
     # --- validation ------------------------------------------------------------------------------------
 
     def _validate(self) -> None:

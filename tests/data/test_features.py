@@ -1,0 +1,181 @@
+"""Features against slow definitions and stockstats, and bit-equal on every prefix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fintrader.config import validate
+from fintrader.data.clean import SymbolBars
+from fintrader.data.features import PAPER_FEATURES, FeatureSettings, context_features, symbol_features, turbulence
+from fintrader.data.rolling import moving, moving_deviation, moving_std
+from fintrader.errors import ConfigError, DataError
+from tests.oracles.features_reference import reference_features
+
+ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "age_10")
+
+
+def one_symbol(length: int = 400, *, seed: int = 0, silent: float = 0.1) -> SymbolBars:
+    random = np.random.default_rng(seed)
+    close = 80 * np.exp(np.cumsum(random.normal(0, 0.002, length)))
+    tradable = random.random(length) >= silent
+    tradable[0] = True
+    known = np.maximum.accumulate(np.where(tradable, np.arange(length), 0))
+    close = close[known]
+    open_ = np.where(tradable, close * np.exp(random.normal(0, 0.001, length)), close)
+    reach = np.where(tradable, np.abs(random.normal(0, 0.001, (2, length))), 0.0)
+    return SymbolBars(
+        symbol="AAA",
+        first=0,
+        ended=False,
+        open=open_,
+        high=np.maximum(open_, close) * (1 + reach[0]),
+        low=np.minimum(open_, close) * (1 - reach[1]),
+        close=close,
+        volume=np.where(tradable, random.integers(1, 9_999, length), 0).astype(float),
+        tradable=tradable,
+        session=np.arange(length) // 390,
+        extras={},
+    )
+
+
+def frame(bars: SymbolBars) -> pd.DataFrame:
+    return pd.DataFrame({name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")})
+
+
+def test_values_agree_with_the_definitions() -> None:
+    bars = one_symbol()
+    expected = reference_features(frame(bars))
+    names = [name for name in ALL if name in expected]
+    assert len(names) == len(ALL) - 1  # all but age
+    got = pd.DataFrame(symbol_features(bars, names), columns=names)
+    pd.testing.assert_frame_equal(got, expected[names], rtol=1e-9, atol=1e-9)
+
+
+def test_values_agree_with_stockstats() -> None:
+    stockstats = pytest.importorskip("stockstats")
+    bars = one_symbol()
+    theirs = stockstats.wrap(frame(bars).assign(date=pd.date_range("2016-01-04", periods=len(bars), freq="min")))
+    close = bars.close
+    expected = {
+        "macd": theirs["macd"] / close,
+        "bollinger_upper": theirs["boll_ub"] / close - 1,
+        "bollinger_lower": theirs["boll_lb"] / close - 1,
+        "rsi_30": theirs["rsi_30"],
+        "cci_30": theirs["cci_30"],
+        "dx_30": theirs["dx_30"],
+        "sma_30": theirs["close_30_sma"] / close - 1,
+        "sma_60": theirs["close_60_sma"] / close - 1,
+    }
+    got = symbol_features(bars, PAPER_FEATURES)
+    for column, name in enumerate(PAPER_FEATURES):
+        np.testing.assert_allclose(
+            got[60:, column], np.asarray(expected[name])[60:], rtol=1e-6, atol=1e-7, err_msg=name
+        )
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(1, 400), seed=st.integers(0, 50))
+def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
+    bars = one_symbol(seed=seed)
+    whole, part = symbol_features(bars, ALL), symbol_features(bars.before(cut), ALL)
+    np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(1, 90), window=st.integers(1, 40), seed=st.integers(0, 99))
+def test_moving_windows_agree_with_pandas(length: int, window: int, seed: int) -> None:
+    values = np.random.default_rng(seed).normal(3, 1, length)
+    series = pd.Series(values)
+    np.testing.assert_allclose(moving(values, window, np.add), series.rolling(window).sum())
+    np.testing.assert_array_equal(moving(values, window, np.maximum), series.rolling(window).max())
+    np.testing.assert_array_equal(moving(values, window, np.minimum), series.rolling(window).min())
+    if window > 1:
+        np.testing.assert_allclose(moving_std(values, window, 1), series.rolling(window).std(), atol=1e-9)
+    gaps = series.rolling(window).apply(lambda rows: np.abs(rows - rows.mean()).mean(), raw=True)
+    np.testing.assert_allclose(moving_deviation(values, window), gaps, atol=1e-12)
+
+
+def test_silence_gives_finite_features() -> None:
+    bars = one_symbol(200, silent=0.0)
+    flat = SymbolBars(
+        **{
+            **bars.__dict__,
+            **{name: np.full(200, 33.33) for name in ("open", "high", "low", "close")},
+            "volume": np.zeros(200),
+        }
+    )
+    table = symbol_features(flat, PAPER_FEATURES)[100:]
+    assert np.isfinite(table).all()
+    assert np.abs(table[:, [0, 1, 2, 4, 5]]).max() < 1e-6
+    assert (table[:, PAPER_FEATURES.index("rsi_30")] == 50).all()
+
+
+def range_over_close(bars: SymbolBars) -> np.ndarray:
+    """A feature of one's own."""
+    return (bars.high - bars.low) / bars.close
+
+
+def too_short(bars: SymbolBars) -> np.ndarray:
+    return bars.close[1:]
+
+
+def test_features_of_ones_own() -> None:
+    bars = one_symbol()
+    table = symbol_features(bars, ["tests.data.test_features:range_over_close"])
+    np.testing.assert_array_equal(table[:, 0], (bars.high - bars.low) / bars.close)
+    with pytest.raises(DataError, match=r"must return \(400,\)"):
+        symbol_features(bars, ["tests.data.test_features:too_short"])
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        symbol_features(bars, ["tests.data.test_features:nothing"])
+
+
+@pytest.mark.parametrize("name", ["rsi_0", "rsii_30", "RSI_30", "", "rsi_-3"])
+def test_an_unknown_feature_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no feature"):
+        validate(FeatureSettings, {"names": [name]}, "test")
+
+
+def test_turbulence_sees_finished_days_only() -> None:
+    random = np.random.default_rng(0)
+    close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 4)), axis=0))
+    close[30] *= [1.2, 0.8, 1.2, 0.8]  # a wild day
+    level = turbulence(close, 10)
+    assert np.isnan(level[:11]).all()
+    assert level[30] > 20 * np.nanmedian(level)
+    returns = np.diff(np.log(close), axis=0)
+    past, today = returns[19:29], returns[29]
+    covariance = np.cov(past, rowvar=False)
+    shrunk = 0.5 * covariance + 0.5 * np.diag(np.diag(covariance))
+    gap = today - past.mean(axis=0)
+    assert level[30] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / 4)
+    session = np.repeat(np.arange(40), 5)
+    table = context_features(
+        ["turbulence"],
+        bar_of_session=np.tile(np.arange(5), 40),
+        bars_in_session=np.full(200, 5),
+        benchmark=np.ones(200),
+        session=session,
+        day_close=close,
+        turbulence_days=10,
+    )
+    assert (table[session == 31, 0] == np.log1p(level[30])).all()  # the day after, from its first bar
+    assert (table[session == 30, 0] == np.log1p(level[29])).all()
+
+
+def test_time_of_day_runs_from_open_to_close() -> None:
+    table = context_features(
+        ["time_of_day", "time_to_close", "index_return_2"],
+        bar_of_session=np.array([0, 1, 2, 3, 0, 1]),
+        bars_in_session=np.array([4, 4, 4, 4, 2, 2]),
+        benchmark=np.array([100.0, 101, 102, 103, 104, 105]),
+        session=np.array([0, 0, 0, 0, 1, 1]),
+        day_close=np.ones((2, 1)),
+        turbulence_days=5,
+    )
+    assert table[:, 0].tolist() == [-0.75, -0.25, 0.25, 0.75, -0.75, -0.25]
+    assert table[:, 1].tolist() == [0.75, 0.25, -0.25, -0.75, -0.25, -0.75]
+    np.testing.assert_allclose(table[2:, 2], np.log([102 / 100, 103 / 101, 104 / 102, 105 / 103]))

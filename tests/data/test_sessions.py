@@ -1,0 +1,73 @@
+"""The exchange's minutes: golden counts, half days, daylight saving, lunch breaks."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from fintrader.data.sessions import session_date, session_grid
+from fintrader.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "sessions", "minutes", "early"),
+    [
+        (dt.date(2016, 1, 1), dt.date(2020, 5, 25), 1105, 429_330, 9),
+        (dt.date(2020, 5, 26), dt.date(2021, 5, 26), 254, 98_700, 2),
+        (dt.date(2015, 10, 12), dt.date(2016, 4, 1), 119, 46_050, 2),
+    ],
+)
+def test_golden_counts(start: dt.date, end: dt.date, sessions: int, minutes: int, early: int) -> None:
+    for calendar in ("XNAS", "XNYS"):
+        grid = session_grid(calendar, start, end)
+        assert (grid.num_sessions, grid.num_bars) == (sessions, minutes)
+        assert int((grid.session_minutes < 390).sum()) == early
+        assert int(grid.session_minutes[grid.session_minutes < 390].min()) == 210
+
+
+def test_daylight_saving_and_half_days_in_utc() -> None:
+    grid = session_grid("XNAS", dt.date(2015, 10, 26), dt.date(2015, 11, 27))
+    starts = {
+        str(day): str(grid.minutes[bar].astype("datetime64[ns]"))[11:16]
+        for day, bar in zip(grid.dates, grid.first_bar, strict=False)
+    }
+    assert starts["2015-10-30"] == "13:30"
+    assert starts["2015-11-02"] == "14:30"  # clocks went back on 1 November
+    assert "2015-11-26" not in starts  # Thanksgiving
+    assert str(grid.minutes[-1].astype("datetime64[ns]"))[:16] == "2015-11-27T17:59"  # closes at 13:00 in New York
+
+
+@pytest.mark.parametrize("bar_minutes", [1, 5, 7, 60, 390, 1440])
+def test_longer_bars_stay_inside_sessions(bar_minutes: int) -> None:
+    grid = session_grid("XNAS", dt.date(2015, 11, 23), dt.date(2015, 11, 30), bar_minutes)
+    expected = [-(-minutes // bar_minutes) for minutes in (390, 390, 390, 210, 390)]
+    assert np.diff(grid.first_bar).tolist() == expected
+    assert (grid.locate(grid.minutes) == np.arange(grid.num_bars)).all()
+    second = grid.exchange_minutes + 30_000_000_000
+    assert (grid.locate(second) == grid.bar_of_minute).all()
+    assert grid.locate(
+        np.array([grid.exchange_minutes[0] - 1, grid.exchange_minutes[-1] + 60_000_000_000])
+    ).tolist() == [-1, -1]
+    assert (grid.session[grid.bar_of_minute] == np.repeat(np.arange(5), [390, 390, 390, 210, 390])).all()
+
+
+def test_a_lunch_break_has_no_minutes() -> None:
+    grid = session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2))
+    assert grid.num_bars == 330  # 09:30-12:00 and 13:00-16:00
+    assert int(np.diff(grid.minutes).max()) == 61 * 60_000_000_000
+
+
+def test_the_exchange_has_its_own_date() -> None:
+    late = np.datetime64("2016-01-05T01:00", "ns").astype(np.int64)  # still the 4th in New York
+    assert session_date("XNAS", int(late)) == dt.date(2016, 1, 4)
+
+
+def test_what_has_no_session_is_refused() -> None:
+    with pytest.raises(DataError, match="no session from 2016-01-16 to 2016-01-18"):
+        session_grid("XNAS", dt.date(2016, 1, 16), dt.date(2016, 1, 18))
+    with pytest.raises(DataError, match="no exchange calendar"):
+        session_grid("NASDAQ100", dt.date(2016, 1, 4), dt.date(2016, 1, 5))
+    with pytest.raises(DataError, match="swap"):
+        session_grid("XNAS", dt.date(2016, 1, 5), dt.date(2016, 1, 4))
