@@ -194,9 +194,10 @@ def advance(
     bar = account.bar
     fill_bar = bar if settings.fill == "close" else torch.minimum(bar + 1, account.end_bar)
     flat = view.risk_off[bar] if settings.turbulence_column is not None else None
-    want = desired_shares(action, account.shares, account.equity, view.mark[bar], flat, settings)
+    mark = view.mark[bar]
+    want = desired_shares(action, account.shares, account.equity, mark, flat, settings)
     fill_price = view.fill[fill_bar]
-    fills = fill_orders(account.cash, account.shares, want, fill_price, view.buyable[fill_bar], settings)
+    fills = fill_orders(account.cash, account.shares, want, fill_price, view.buyable[fill_bar], mark, settings)
 
     cash, shares, peak = fills.cash, fills.shares, account.peak_equity
     cost, turnover, equity = fills.cost, fills.turnover, account.equity

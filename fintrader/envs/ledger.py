@@ -2,7 +2,7 @@
 
 A trade of notional x (USD, x >= 0) costs
 
-    fee(x) = max(m * [x > 0], f x) + h x + kappa x^2
+    fee(x) = max(m * [x > dust], f x) + h x + kappa x^2
 
 with f commission, h half-spread, kappa impact and m the least commission of an order. Prices stay the bar's;
 everything a trade loses is in its cost, so that for each account and step
@@ -27,6 +27,9 @@ WEIGHT_GRID = float(1 << 24)
 
 MAX_WHOLE_SHARES = float(1 << 23)
 """Most shares of a symbol a whole-share account holds: float32 counts exactly up to twice that."""
+
+DUST_USD = 1e-6
+"""Notionals up to this are rounding of fractional shares, not orders: they owe no least commission."""
 
 _SHAVE = 1.0 - 2.0**-40
 """Keeps a scaled-down fractional purchase below the cash by more than rounding can add."""
@@ -133,7 +136,7 @@ def trade_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
     if settings.min_commission_usd == 0.0:
         cost = (settings.fee_rate + settings.spread_rate) * notional
     else:
-        ordered = (notional > 0).to(notional.dtype)
+        ordered = (notional > DUST_USD).to(notional.dtype)
         fee = torch.maximum(settings.min_commission_usd * ordered, settings.fee_rate * notional)
         cost = fee + settings.spread_rate * notional
     if settings.impact_rate > 0.0:
@@ -169,7 +172,7 @@ def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> T
     leverage = settings.max_leverage
     fits = ordered + leverage * total_cost(notional, settings, closing=False) <= budget
     if settings.min_commission_usd > 0.0:
-        budget = budget - leverage * settings.min_commission_usd * (notional > 0).sum(1)
+        budget = budget - leverage * settings.min_commission_usd * (notional > DUST_USD).sum(1)
     budget = torch.relu(budget)
     b = (1.0 + leverage * rate) * ordered
     if settings.impact_rate > 0.0:
@@ -183,12 +186,18 @@ def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> T
 
 
 def fill_orders(
-    cash: Tensor, shares: Tensor, want: Tensor, price: Tensor, buyable: Tensor, settings: EnvSettings
+    cash: Tensor,
+    shares: Tensor,
+    want: Tensor,
+    price: Tensor,
+    buyable: Tensor,
+    mark: Tensor,
+    settings: EnvSettings,
 ) -> Fills:
     """Move holdings from `shares` towards `want` at `price`: reductions first, then additions, scaled to fit.
 
-    `price` `[B, N]` is 0 where nothing trades; `buyable` says where positions may grow. Long-only accounts keep
-    cash >= 0 and shares >= 0 exactly.
+    `price` `[B, N]` is 0 where nothing trades; `buyable` says where positions may grow; `mark` values
+    holdings that cannot trade against the leverage limit. Long-only accounts keep cash >= 0 and shares >= 0.
     """
     price = price.to(torch.float64)
     held = shares.to(torch.float64)
@@ -205,8 +214,9 @@ def fill_orders(
     notional = addition.abs() * price
     budget = cash
     if settings.short:
-        equity = cash + (kept * price).sum(1)
-        budget = settings.max_leverage * equity - (kept.abs() * price).sum(1)
+        value = kept * torch.where(trades, price, mark.to(torch.float64))
+        equity = cash + value.sum(1)
+        budget = settings.max_leverage * equity - value.abs().sum(1)
     scale = purchase_scale(notional, budget, settings)
     filled = (kept + round_to_zero(scale.unsqueeze(1) * addition, settings)).to(shares.dtype)
     added = filled.to(torch.float64) - kept

@@ -1,0 +1,52 @@
+"""Hypothesis strategies for environment settings and actions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from fintrader.envs import EnvSettings
+from fintrader.envs.settings import REWARDS
+
+
+@st.composite
+def env_settings(draw: st.DrawFn, *, short: bool | None = None, fractional: bool | None = None) -> EnvSettings:
+    """Any combination of options that is allowed."""
+    shorts = draw(st.booleans()) if short is None else short
+    values = {
+        "action": draw(st.sampled_from(["target", "trade"])),
+        "fill": draw(st.sampled_from(["next_open", "next_close", "close"])),
+        "fractional": draw(st.booleans()) if fractional is None else fractional,
+        "max_shares": draw(st.sampled_from([3.0, 57.5, 1000.0])),
+        "dead_band": draw(st.sampled_from([0.0, 0.1])),
+        "rebalance_band": draw(st.sampled_from([0.0, 0.02])),
+        "decision_interval": draw(st.sampled_from([1, 1, 2, 5])),
+        "cost_bps": draw(st.sampled_from([0.0, 20.0, 150.0])),
+        "half_spread_bps": draw(st.sampled_from([0.0, 3.0])),
+        "impact_bps_per_million_usd": draw(st.sampled_from([0.0, 40.0, 3000.0])),
+        "min_commission_usd": draw(st.sampled_from([0.0, 1.0, 300.0])),
+        "initial_cash_usd": draw(st.sampled_from([900.0, 50_000.0, 1_000_000.0])),
+        "ruin_fraction": draw(st.sampled_from([0.0, 0.5, 0.9])),
+        "short": shorts,
+        "max_leverage": draw(st.sampled_from([1.0, 2.5])) if shorts else 1.0,
+        "borrow_bps_per_year": draw(st.sampled_from([0.0, 5000.0])),
+        "maintenance_margin": draw(st.sampled_from([0.0, 0.37])) if shorts else 0.0,
+        "turbulence_column": draw(st.sampled_from([None, "c1"])),
+        "turbulence_threshold": 1.0,
+        "reward": draw(st.sampled_from(REWARDS)),
+        "reward_scale": draw(st.sampled_from([1.0, 100.0])),
+        "episode_bars": draw(st.sampled_from([None, 7, 30])),
+        "random_start": draw(st.booleans()),
+    }
+    return EnvSettings(**values)
+
+
+def random_actions(seed: int, steps: int, num_envs: int, num_assets: int) -> torch.Tensor:
+    """`[steps, B, N]` float32: a mix of dense, sparse, saturated and out-of-range actions."""
+    rng = np.random.default_rng(seed)
+    shape = (steps, num_envs, num_assets)
+    action = rng.uniform(-1.3, 1.3, shape)
+    action *= rng.random(shape) < rng.choice([0.2, 1.0], (steps, num_envs, 1))
+    action = np.where(rng.random((steps, num_envs, 1)) < 0.1, np.sign(action), action)
+    return torch.tensor(action, dtype=torch.float32)

@@ -1,0 +1,369 @@
+"""`TradingEnv` as a gymnasium vector environment: modes, keys, options, state, errors, and fills in exact numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import CheckpointError, EnvError
+from tests.envs.strategies import random_actions
+from tests.factories import make_market
+
+
+def plain_market(closes: list[list[float]], opens: list[list[float]] | None = None) -> MarketTensors:
+    """A market of given prices without gaps."""
+    close = torch.tensor(closes)
+    base = make_market(20, close.shape[1], gaps=False).window(0, len(closes))
+    tradable = ~close.isnan()
+    return replace(base, close=close, open=torch.tensor(opens) if opens else close.clone(), tradable=tradable)
+
+
+# --- exact numbers -----------------------------------------------------------------------------------------
+
+
+def test_target_weights_fill_at_the_next_open_and_mark_at_its_close() -> None:
+    market = plain_market([[100.0], [120.0], [120.0]], opens=[[100.0], [110.0], [120.0]])
+    settings = EnvSettings(cost_bps=0.0, initial_cash_usd=1000.0, random_start=False, reward="profit")
+    env = TradingEnv(market, settings, num_envs=1)
+    env.reset()
+    _, reward, *_ = env.step(torch.tensor([[1.0]]))
+    # 10 shares are wanted at the close of 100; at the open of 110 the cash pays for 9.
+    assert env.account.shares.tolist() == [[9.0]]
+    assert float(env.account.cash) == 10.0
+    assert float(env.equity) == 9 * 120 + 10
+    assert float(reward) == pytest.approx(0.09)
+
+
+@pytest.mark.parametrize(
+    ("fill", "shares", "equity"), [("next_open", 9, 1090), ("next_close", 8, 1000), ("close", 10, 1200)]
+)
+def test_fill_choices(fill: str, shares: int, equity: float) -> None:
+    market = plain_market([[100.0], [120.0], [120.0]], opens=[[90.0], [110.0], [120.0]])
+    settings = EnvSettings(fill=fill, cost_bps=0.0, initial_cash_usd=1000.0, random_start=False)
+    env = TradingEnv(market, settings, num_envs=1, record=True)
+    env.reset()
+    *_, info = env.step(torch.tensor([[1.0]]))
+    assert env.account.shares.tolist() == [[shares]]
+    assert float(env.equity) == equity
+    assert int(info["decision_bar"]) == 0
+    assert int(info["fill_bar"]) == (0 if fill == "close" else 1)
+
+
+def test_sales_pay_for_purchases_and_buys_share_one_factor() -> None:
+    market = plain_market([[10.0, 20.0, 50.0]] * 3)
+    settings = EnvSettings(action="trade", max_shares=100.0, cost_bps=0.0, fractional=True, random_start=False)
+    env = TradingEnv(market, settings, num_envs=1)
+    env.reset(options={"cash_usd": 0.0, "shares": torch.tensor([60.0, 0.0, 0.0])})
+    env.step(torch.tensor([[-1.0, 1.0, 0.5]]))  # sell 60 for 600 USD; wanted: 2000 + 2500 USD
+    factor = 600 / 4500
+    assert env.account.shares[0].tolist() == pytest.approx([0.0, 100 * factor, 50 * factor])
+    assert 0.0 <= float(env.account.cash) < 1e-8
+
+
+def test_costs_add_up() -> None:
+    market = plain_market([[100.0]] * 3)
+    settings = EnvSettings(
+        action="trade", max_shares=100.0, cost_bps=10.0, half_spread_bps=5.0, impact_bps_per_million_usd=200.0,
+        random_start=False,
+    )  # fmt: skip
+    env = TradingEnv(market, settings, num_envs=1, record=True)
+    env.reset()
+    *_, info = env.step(torch.tensor([[1.0]]))
+    # 10,000 USD: 10 USD fee, 5 USD spread, and 200 bp per million: 10,000 * 0.02 * 0.01 = 2 USD
+    assert float(info["cost"]) == pytest.approx(17.0)
+    assert info["fill_cost"].tolist() == [[pytest.approx(17.0)]]
+    assert float(info["turnover"]) == 10_000.0
+    assert float(env.account.cash) == pytest.approx(1e6 - 10_000 - 17)
+
+
+def test_least_commission_is_paid_per_order() -> None:
+    market = plain_market([[100.0, 100.0, 100.0]] * 3)
+    settings = EnvSettings(action="trade", max_shares=10.0, cost_bps=10.0, min_commission_usd=5.0, random_start=False)
+    env = TradingEnv(market, settings, num_envs=1, record=True)
+    env.reset()
+    *_, info = env.step(torch.tensor([[1.0, 0.0, 1.0]]))
+    assert info["fill_cost"].tolist() == [[5.0, 0.0, 5.0]]
+
+
+def test_an_ended_symbol_is_sold_at_its_last_close_with_costs() -> None:
+    market = plain_market([[100.0, 50.0], [100.0, 60.0], [100.0, float("nan")], [100.0, float("nan")]])
+    env = TradingEnv(market, EnvSettings(cost_bps=100.0, action="trade", random_start=False), num_envs=1, record=True)
+    env.reset(options={"cash_usd": 0.0, "shares": torch.tensor([0.0, 10.0])})
+    *_, info = env.step(torch.zeros(1, 2))
+    assert env.account.shares.tolist() == [[0.0, 0.0]]
+    assert float(env.account.cash) == pytest.approx(10 * 60 * 0.99)
+    assert info["closed_shares"].tolist() == [[[0.0, -10.0]]]
+    assert info["closed_cost"][0, 0].tolist() == pytest.approx([0.0, 6.0])
+
+
+def test_nothing_is_bought_on_the_last_bar_of_a_symbol() -> None:
+    market = plain_market([[50.0], [60.0], [float("nan")]])
+    env = TradingEnv(market, EnvSettings(random_start=False), num_envs=1)
+    env.reset()
+    env.step(torch.ones(1, 1))
+    assert float(env.account.cash) == 1e6
+
+
+def test_untradable_bars_and_non_members() -> None:
+    base = plain_market([[100.0, 100.0]] * 3)
+    member = base.member.clone()
+    member[:, 1] = False
+    tradable = base.tradable.clone()
+    tradable[1, 0] = False
+    env = TradingEnv(
+        replace(base, member=member, tradable=tradable), EnvSettings(action="trade", random_start=False), num_envs=2
+    )
+    env.reset(options={"shares": torch.tensor([5.0, 5.0])})
+    env.step(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
+    # symbol 0 does not trade in bar 1; symbol 1 has left the universe: it may be sold, not bought
+    assert env.account.shares.tolist() == [[5.0, 5.0], [5.0, 0.0]]
+
+
+def test_decision_interval_marks_every_bar_and_spans_the_reward() -> None:
+    closes = [[100.0], [110.0], [121.0], [100.0], [90.0], [99.0]]
+    settings = EnvSettings(
+        decision_interval=2, cost_bps=0.0, fractional=True, fill="close", random_start=False, reward="profit"
+    )
+    env = TradingEnv(plain_market(closes), settings, num_envs=1, record=True, dtype=torch.float64)
+    env.reset()
+    _, reward, _, _, info = env.step(torch.ones(1, 1))
+    assert info["bars"].tolist() == [[1, 2]]
+    assert info["bar_equity"][0].tolist() == pytest.approx([1.1e6, 1.21e6])
+    assert float(reward) == pytest.approx(0.21)
+    env.step(torch.ones(1, 1))
+    *_, truncated, info = env.step(torch.ones(1, 1))  # one bar is left
+    assert bool(truncated)
+    assert info["bars"].tolist() == [[5, 5]]
+
+
+def test_margin_call_closes_everything_and_interest_is_charged() -> None:
+    settings = EnvSettings(
+        action="trade", max_shares=10.0, short=True, max_leverage=2.0, maintenance_margin=0.25, cost_bps=10.0,
+        ruin_fraction=0.0, random_start=False, borrow_bps_per_year=1000.0, initial_cash_usd=1000.0,
+    )  # fmt: skip
+    env = TradingEnv(plain_market([[100.0], [100.0], [170.0], [170.0]]), settings, num_envs=1, record=True)
+    env.reset()
+    *_, info = env.step(-torch.ones(1, 1))
+    assert env.account.shares.tolist() == [[-10.0]]
+    interest = 1000.0 * 0.1 / (365 * 1440)  # one minute on the short notional
+    assert info["interest"].item() == pytest.approx(interest)
+    *_, info = env.step(torch.zeros(1, 1))
+    # equity 1000 - 1 - 700 = 299 < 0.25 * 1700: bought back at 170 for 0.1 % of 1700
+    assert info["closed_shares"].item() == 10.0
+    assert info["closed_cost"].item() == pytest.approx(1.7)
+    assert env.account.shares.tolist() == [[0.0]]
+    assert env.equity.item() == pytest.approx(1000 - 1 - 700 - 1.7 - 2 * interest)
+
+
+def test_short_sales_respect_the_leverage_limit() -> None:
+    settings = EnvSettings(
+        action="trade", max_shares=100.0, short=True, max_leverage=2.0, cost_bps=100.0, fractional=True,
+        random_start=False, initial_cash_usd=1000.0,
+    )  # fmt: skip
+    env = TradingEnv(plain_market([[100.0, 50.0]] * 3), settings, num_envs=1)
+    env.reset()
+    env.step(torch.tensor([[-1.0, 1.0]]))  # 10,000 short and 5,000 long: s X = 2 (1000 - 0.01 s X), s X = 2000 / 1.02
+    gross = 2000 / 1.02
+    assert env.account.shares[0].tolist() == pytest.approx([-gross * 2 / 3 / 100, gross / 3 / 50])
+    assert env.equity.item() == pytest.approx(gross / 2)
+
+
+def test_ruin_terminates() -> None:
+    closes = [[100.0], [100.0], [40.0], [40.0]]
+    settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, random_start=False)
+    env = TradingEnv(plain_market(closes), settings, num_envs=1, autoreset_mode=AutoresetMode.DISABLED)
+    env.reset()
+    assert not bool(env.step(torch.ones(1, 1))[2])
+    _, _, terminated, truncated, _ = env.step(torch.ones(1, 1))
+    assert (bool(terminated), bool(truncated)) == (True, False)
+
+
+def test_turbulence_sells_and_blocks() -> None:
+    market = plain_market([[100.0]] * 4)
+    context = torch.tensor([[0.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 0.0]])
+    settings = EnvSettings(turbulence_column="c1", turbulence_threshold=3.0, random_start=False)
+    env = TradingEnv(replace(market, context=context), settings, num_envs=1)
+    env.reset()
+    held = []
+    for _ in range(3):
+        env.step(torch.ones(1, 1))
+        held.append(float(env.account.shares.sum()))
+    assert held[0] > 0
+    assert held[1] == 0.0
+    with pytest.raises(EnvError, match="turbulence_column"):
+        TradingEnv(market, EnvSettings(turbulence_column="vix"))
+
+
+# --- gymnasium ---------------------------------------------------------------------------------------------
+
+
+def test_same_step_returns_the_true_final_observation() -> None:
+    market = make_market(30, 3)
+    settings = EnvSettings(episode_bars=4, num_envs=5)
+    same = TradingEnv(market, settings, seed=3)
+    still = TradingEnv(market, settings, seed=3, autoreset_mode=AutoresetMode.DISABLED)
+    same.reset()
+    still.reset()
+    for action in random_actions(0, 4, 5, 3):
+        obs, _, _, truncated, info = same.step(action)
+        last_obs, *_ = still.step(action)
+    assert bool(truncated.all())
+    assert torch.equal(info["_final_obs"], truncated)
+    assert torch.equal(info["final_obs"], last_obs)
+    assert not torch.equal(obs, last_obs)
+    assert torch.equal(same.account.bar, same.account.start_bar)
+    assert torch.equal(same.equity, torch.full((5,), 1e6, dtype=torch.float64))
+
+
+def test_next_step_ignores_the_action_after_the_end() -> None:
+    env = TradingEnv(
+        make_market(30, 3), EnvSettings(episode_bars=2), num_envs=2, autoreset_mode=AutoresetMode.NEXT_STEP
+    )
+    env.reset()
+    env.step(torch.ones(2, 3))
+    *_, truncated, info = env.step(torch.ones(2, 3))
+    assert bool(truncated.all())
+    assert info == {}
+    _, reward, terminated, truncated, _ = env.step(torch.ones(2, 3))
+    assert reward.tolist() == [0.0, 0.0]
+    assert not bool((terminated | truncated).any())
+    assert torch.equal(env.account.bar, env.account.start_bar)
+    assert float(env.account.shares.sum()) == 0.0
+
+
+def test_disabled_mode_resets_by_mask() -> None:
+    env = TradingEnv(make_market(30, 3), EnvSettings(episode_bars=2), num_envs=3, autoreset_mode=AutoresetMode.DISABLED)
+    env.reset(options={"episode_bars": torch.tensor([1, 2, 2])})
+    *_, truncated, _ = env.step(torch.ones(3, 3))
+    assert truncated.tolist() == [True, False, False]
+    before = env.account
+    with pytest.raises(EnvError, match="reset_mask"):
+        env.step(torch.ones(3, 3))
+    env.reset(options={"reset_mask": np.array([True, False, False]), "cash_usd": 5000.0})
+    assert env.account.cash.tolist() == [5000.0, *before.cash[1:].tolist()]
+    assert torch.equal(env.account.shares[1:], before.shares[1:])
+    env.step(torch.ones(3, 3))
+
+
+def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
+    market = make_market(300, 2)
+    env = TradingEnv(market, EnvSettings(episode_bars=10), num_envs=400)
+    env.reset(seed=5)
+    starts = env.account.start_bar
+    assert 0 <= int(starts.min()) < 20
+    assert 270 < int(starts.max()) <= 289
+    counts = torch.bincount(starts // 29, minlength=10)
+    assert int(counts.min()) > 15  # 40 expected in each tenth
+    env.reset()
+    assert not torch.equal(env.account.start_bar, starts)
+    env.reset(seed=5)
+    assert torch.equal(env.account.start_bar, starts)
+    env.reset(seed=6)
+    assert not torch.equal(env.account.start_bar, starts)
+
+
+def test_state_dict_continues_bit_exactly() -> None:
+    market, settings = make_market(40, 3), EnvSettings(episode_bars=6, reward="differential_sharpe")
+    first = TradingEnv(market, settings, num_envs=4, seed=1)
+    first.reset(options={"cash_usd": torch.tensor([1e5, 2e5, 3e5, 4e5])})
+    actions = random_actions(0, 30, 4, 3)
+    for action in actions[:10]:
+        first.step(action)
+    second = TradingEnv(market, settings, num_envs=4, seed=99)
+    second.load_state_dict(first.state_dict())
+    for action in actions[10:]:
+        a, b = first.step(action), second.step(action)
+        assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
+    state = first.state_dict()
+    before = second.state_dict()
+    del state["key"]
+    with pytest.raises(CheckpointError, match="key"):
+        second.load_state_dict(state)
+    other = TradingEnv(market, settings, num_envs=5)
+    with pytest.raises(CheckpointError, match="shape"):
+        other.load_state_dict(first.state_dict())
+    assert all(torch.equal(value, before[name]) for name, value in second.state_dict().items())
+
+
+def test_evaluation_walks_the_whole_window() -> None:
+    market = make_market(25, 3)
+    env = TradingEnv.evaluation(market, EnvSettings(episode_bars=3))
+    obs, _ = env.reset()
+    assert obs.dtype == torch.float32
+    for bar in range(1, 25):
+        *_, truncated, info = env.step(torch.full((1, 3), 0.2))
+        assert int(info["bars"]) == bar
+        assert bool(truncated) == (bar == 24)
+    assert env.equity.dtype == torch.float64
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (torch.full((2, 3), float("nan")), "NaN"),
+        (torch.ones(3, 2), "shape"),
+        (torch.ones(2, 3, dtype=torch.int64), "floating"),
+        (np.ones((2, 3), dtype=np.int32), "floating"),
+        ([[0.0] * 3] * 2, "tensor"),
+        (torch.ones(2, 3, device="meta"), "lie on meta"),
+    ],
+)
+def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None:
+    env = TradingEnv(make_market(30, 3), num_envs=2)
+    env.reset()
+    before = env.state_dict()
+    with pytest.raises(EnvError, match=message):
+        env.step(action)
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stat": 3}, "unknown"),
+        ({"start": 29}, "start"),
+        ({"start": [1, 2, 3]}, "start"),
+        ({"cash_usd": -1.0}, "cash"),
+        ({"cash_usd": float("nan")}, "cash"),
+        ({"shares": torch.tensor([-1.0, 0.0, 0.0])}, "negative"),
+        ({"shares": torch.tensor([0.5, 0.0, 0.0])}, "whole"),
+        ({"shares": torch.ones(4)}, "shape"),
+        ({"cash_usd": 0.0}, "equity"),
+        ({"episode_bars": 0}, "episode_bars"),
+        ({"reset_mask": torch.zeros(2, dtype=torch.bool)}, "no account"),
+        ({"reset_mask": torch.ones(2)}, "booleans"),
+    ],
+)
+def test_bad_options_leave_the_state_alone(options: dict[str, object], message: str) -> None:
+    env = TradingEnv(make_market(30, 3), num_envs=2)
+    env.reset()
+    before = env.state_dict()
+    with pytest.raises(EnvError, match=message):
+        env.reset(options=options)
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+
+
+def test_other_misuse() -> None:
+    market = make_market(30, 3)
+    env = TradingEnv(market, num_envs=2)
+    with pytest.raises(EnvError, match="reset"):
+        env.step(torch.ones(2, 3))
+    with pytest.raises(EnvError, match="at least two"):
+        TradingEnv(market.window(3, 4))
+    with pytest.raises(EnvError, match="dtype"):
+        TradingEnv(market, dtype=torch.float16)
+    with pytest.raises(EnvError, match="num_envs"):
+        TradingEnv(market, num_envs=0)
+    with pytest.raises(EnvError, match="seeds"):
+        env.reset(seed=[1, 2, 3])
+    with pytest.raises(EnvError, match="not listed"):
+        TradingEnv(make_market(60, 4), num_envs=1).reset(options={"shares": torch.ones(4), "start": 0})

@@ -1,0 +1,259 @@
+"""One account, one symbol at a time, in plain Python floats: slow, obvious, and written from the trading contract.
+
+It shares no code with the environment. Prices are the market's numbers as Python floats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+YEAR_NS = 365 * 24 * 3600 * 10**9
+
+
+@dataclass
+class OracleStep:
+    """What one decision did."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    pnl: float
+    cost: float
+    turnover: float
+    bar_equity: list[float] = field(default_factory=list)
+    traded: list[float] = field(default_factory=list)
+
+
+class LedgerOracle:
+    """An account that starts at bar `start` of a `MarketTensors` with cash and (optionally) shares."""
+
+    def __init__(
+        self,
+        market: Any,
+        settings: Any,
+        *,
+        start: int = 0,
+        end: int | None = None,
+        cash: float | None = None,
+        shares: list[float] | None = None,
+    ) -> None:
+        self.s = settings
+        self.T, self.N = market.close.shape
+        self.open = [[float(x) for x in row] for row in market.open.tolist()]
+        self.close = [[float(x) for x in row] for row in market.close.tolist()]
+        self.tradable = market.tradable.tolist()
+        self.member = market.member.tolist()
+        self.minutes = market.minutes.tolist()
+        self.context = market.context.tolist()
+        self.turbulence = None
+        if settings.turbulence_column is not None:
+            self.turbulence = market.context_names.index(settings.turbulence_column)
+        self.last = [
+            max([t for t in range(self.T) if not math.isnan(self.close[t][n])], default=-1) for n in range(self.N)
+        ]
+        self.t = start
+        self.end = self.T - 1 if end is None else end
+        self.cash = settings.initial_cash_usd if cash is None else cash
+        self.shares = [0.0] * self.N if shares is None else list(shares)
+        self.first = self.peak = self.equity()
+        self.moment_1, self.moment_2 = 0.0, settings.sharpe_prior_volatility**2
+
+    # --- prices ----------------------------------------------------------------------------------------
+
+    def ended_at(self, n: int, t: int) -> bool:
+        """Does symbol n's last bar lie at t, before the data's end?"""
+        return self.last[n] == t and t < self.T - 1
+
+    def mark(self, n: int, t: int) -> float:
+        """The last close at or before t; 0 when there is none."""
+        while t >= 0:
+            if not math.isnan(self.close[t][n]):
+                return self.close[t][n]
+            t -= 1
+        return 0.0
+
+    def equity(self) -> float:
+        return self.cash + sum(self.shares[n] * self.mark(n, self.t) for n in range(self.N))
+
+    # --- costs -----------------------------------------------------------------------------------------
+
+    def cost(self, notional: float) -> float:
+        fee = self.s.cost_bps / 1e4 * notional
+        if notional > 1e-6:
+            fee = max(self.s.min_commission_usd, fee)
+        spread = self.s.half_spread_bps / 1e4 * notional
+        impact = self.s.impact_bps_per_million_usd / 1e4 * notional * notional / 1e6
+        return fee + spread + impact
+
+    # --- orders ----------------------------------------------------------------------------------------
+
+    def whole(self, x: float) -> float:
+        return x if self.s.fractional else float(math.trunc(x))
+
+    def wanted(self, action: list[float]) -> list[float]:
+        s, V = self.s, self.equity()
+        action = [min(1.0, max(-1.0, a)) for a in action]
+        if not s.fractional:
+            action = [round(a * 2**24) / 2**24 for a in action]
+        if self.turbulence is not None and self.context[self.t][self.turbulence] > s.turbulence_threshold:
+            return [0.0] * self.N
+        want = []
+        if s.action == "target":
+            raw = action if s.short else [max(0.0, a) for a in action]
+            gross = sum(abs(a) for a in raw)
+            limit = s.max_leverage if s.short else 1.0
+            weights = [a * min(1.0, limit / gross) if gross > 0 else 0.0 for a in raw]
+            for n, w in enumerate(weights):
+                p = self.mark(n, self.t)
+                target = self.whole(w * max(0.0, V) / p) if p > 0 else 0.0
+                near = abs(target - self.shares[n]) * p <= s.rebalance_band * max(0.0, V)
+                if s.rebalance_band > 0 and near and target != 0:
+                    target = self.shares[n]
+                want.append(target)
+        else:
+            for n, a in enumerate(action):
+                order = self.whole(a * s.max_shares) if abs(a) > s.dead_band else 0.0
+                want.append(self.shares[n] + order)
+        if not s.short:
+            want = [max(0.0, w) for w in want]
+        return want
+
+    def fill(self, want: list[float], f: int) -> tuple[float, float, float]:
+        """Returns price P&L to the close of f (0 if filled there), cost and turnover."""
+        s = self.s
+        price = [self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)]
+        cost = turnover = 0.0
+        additions = [0.0] * self.N
+        for n in range(self.N):  # what brings a position nearer to zero, first
+            if not self.tradable[f][n]:
+                continue
+            held, goal = self.shares[n], want[n]
+            if held > 0:
+                kept = min(held, max(0.0, goal))
+            elif held < 0:
+                kept = max(held, min(0.0, goal))
+            else:
+                kept = 0.0
+            sold = held - kept
+            x = abs(sold) * price[n]
+            c = min(self.cost(x), x)
+            self.cash += sold * price[n] - c
+            cost += c
+            turnover += x
+            self.shares[n] = kept
+            may_grow = self.member[f][n] and not (self.last[n] < self.T - 1 and f >= self.last[n])
+            if may_grow:
+                additions[n] = goal - kept
+        scale = self.scale(additions, price)
+        for n in range(self.N):
+            q = additions[n] if scale == 1.0 else self.whole(scale * additions[n])
+            if q == 0:
+                continue
+            x = abs(q) * price[n]
+            c = self.cost(x)
+            self.cash -= q * price[n] + c
+            cost += c
+            turnover += x
+            self.shares[n] += q
+        return cost, turnover
+
+    def scale(self, additions: list[float], price: list[float]) -> float:
+        s = self.s
+        x = [abs(q) * price[n] if q else 0.0 for n, q in enumerate(additions)]
+        if s.short:
+            V = self.cash + sum(h * price[n] for n, h in enumerate(self.shares) if h)
+            G = sum(abs(h) * price[n] for n, h in enumerate(self.shares) if h)
+            room, L = s.max_leverage * V - G, s.max_leverage
+        else:
+            room, L = self.cash, 1.0
+        if sum(x) + L * sum(self.cost(v) for v in x) <= room:
+            return 1.0
+        room = max(0.0, room - L * s.min_commission_usd * sum(v > 1e-6 for v in x))
+        rate = (s.cost_bps + s.half_spread_bps) / 1e4
+        kappa = s.impact_bps_per_million_usd / 1e4 / 1e6
+        a, b = L * kappa * sum(v * v for v in x), (1 + L * rate) * sum(x)
+        if b == 0:
+            return 1.0
+        return min(1.0, 2 * room / (b + math.sqrt(b * b + 4 * a * room)))
+
+    # --- one decision ----------------------------------------------------------------------------------
+
+    def close_out(self, which: list[int]) -> tuple[float, float]:
+        cost = turnover = 0.0
+        for n in which:
+            x = abs(self.shares[n]) * self.mark(n, self.t)
+            c = min(self.cost(x), x)
+            self.cash += self.shares[n] * self.mark(n, self.t) - c
+            self.shares[n] = 0.0
+            cost += c
+            turnover += x
+        return cost, turnover
+
+    def step(self, action: list[float]) -> OracleStep:
+        s = self.s
+        before, peak_before = self.equity(), self.peak
+        want = self.wanted(action)
+        held = list(self.shares)
+        f = self.t if s.fill == "close" else self.t + 1
+        # Price P&L, added up symbol by symbol: old holdings to the fill price, new holdings from there.
+        reference = [self.mark(n, self.t) for n in range(self.N)]
+        cost, turnover = self.fill(want, f)
+        traded = [self.shares[n] - held[n] for n in range(self.N)]
+        price = [self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)]
+        pnl = 0.0
+        for n in range(self.N):
+            if traded[n]:
+                pnl += held[n] * (price[n] - reference[n])
+                reference[n] = price[n]
+        result = OracleStep(0.0, False, False, 0.0, 0.0, 0.0, traded=traded)
+        for _ in range(s.decision_interval):
+            if self.t == self.end:
+                result.bar_equity.append(self.equity())
+                continue
+            self.t += 1
+            if s.short and s.borrow_bps_per_year > 0:
+                borrowed = sum(-h * self.mark(n, self.t - 1) for n, h in enumerate(self.shares) if h < 0)
+                borrowed += max(0.0, -self.cash)
+                years = (self.minutes[self.t] - self.minutes[self.t - 1]) / YEAR_NS
+                interest = borrowed * s.borrow_bps_per_year / 1e4 * years
+                self.cash -= interest
+                cost += interest
+            for n in range(self.N):
+                mark = self.mark(n, self.t)
+                pnl += self.shares[n] * (mark - reference[n])
+                reference[n] = mark
+            c, x = self.close_out([n for n in range(self.N) if self.ended_at(n, self.t)])
+            cost, turnover = cost + c, turnover + x
+            gross = sum(abs(h) * self.mark(n, self.t) for n, h in enumerate(self.shares))
+            if s.maintenance_margin > 0 and self.equity() < s.maintenance_margin * gross:
+                c, x = self.close_out([n for n in range(self.N) if self.tradable[self.t][n]])
+                cost, turnover = cost + c, turnover + x
+            self.peak = max(self.peak, self.equity())
+            result.bar_equity.append(self.equity())
+        after = self.equity()
+        result.pnl, result.cost, result.turnover = pnl, cost, turnover
+        result.terminated = after <= s.ruin_fraction * self.first
+        result.truncated = self.t >= self.end and not result.terminated
+        result.reward = s.reward_scale * self.reward(before, after, peak_before)
+        return result
+
+    def reward(self, before: float, after: float, peak_before: float) -> float:
+        s = self.s
+        floor = 1e-6 * self.first
+        r = math.log(max(after, floor) / max(before, floor))
+        if s.reward == "profit":
+            return (after - before) / self.first
+        if s.reward == "log_return":
+            return r
+        if s.reward == "mean_variance":
+            return r - s.risk_aversion / 2 * r**2
+        if s.reward == "drawdown":
+            return r - s.drawdown_penalty * max(0.0, before / peak_before - after / self.peak)
+        a, b = self.moment_1, self.moment_2
+        variance = max(b - a**2, (0.1 * s.sharpe_prior_volatility) ** 2)
+        value = (b * (r - a) - a * (r**2 - b) / 2) / variance**1.5
+        self.moment_1 += s.sharpe_decay * (r - a)
+        self.moment_2 += s.sharpe_decay * (r**2 - b)
+        return value
