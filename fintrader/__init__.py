@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fintrader.agents.policy import load_policy
+    from fintrader.backtest import backtest
     from fintrader.data.build import load_market
     from fintrader.envs.trading import TradingEnv
-    from fintrader.pipeline import backtest, run_tournament
+    from fintrader.pipeline import run_tournament
 
 __version__ = "0.1.0"
 __all__ = ["TradingEnv", "backtest", "load_market", "load_policy", "run_tournament"]
 
 _HOMES = {
     "TradingEnv": "fintrader.envs.trading",
-    "backtest": "fintrader.pipeline",
     "load_market": "fintrader.data.build",
     "load_policy": "fintrader.agents.policy",
     "run_tournament": "fintrader.pipeline",
@@ -34,6 +34,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `import fintrader` alone stays quick and loads no torch."""
+    if name == "backtest":
+        return import_module("fintrader.backtest")  # a package that can be called
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fintrader' has no attribute {name!r}")

@@ -13,17 +13,35 @@ import difflib
 import io
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import Field
+
+from fintrader.config import Settings, models_in
 from fintrader.errors import ConfigError, FintraderError
 
 if TYPE_CHECKING:
     from fintrader.pipeline import RunConfig
 
 T = TypeVar("T")
+_VALIDATION = re.compile(
+    r"Error parsing (\S+): \d+ validation errors? for \S+ (?:(\S+) )?(.*?) \[type=\w+, input_value=(.*?), input_type"
+)
+
+
+class AppSettings(Settings):
+    """Where the app looks and listens."""
+
+    runs_dir: Path = Path("runs")
+    """Folder that holds the runs."""
+    port: int = Field(8501, ge=1, le=65535)
+    """Port on the loopback interface."""
+    headless: bool = False
+    """Do not open a browser."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,26 +126,36 @@ def _backtest(argv: list[str]) -> None:
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
-    pipeline.backtest_run(Path(folder), _parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest"))
+    pipeline.backtest_run(Path(folder), _parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
 
 
 def _app(argv: list[str]) -> None:
     """[--runs-dir DIR] [--port N]: open the Streamlit app, on loopback."""
-    from fintrader import pipeline
-
-    settings = _parse(pipeline.AppSettings, pipeline.AppSettings(), argv, "app")
-    pipeline.open_app(settings)
+    settings = _parse(AppSettings, AppSettings(), argv, "app")
+    try:
+        from app.launch import serve
+    except ImportError:
+        raise ConfigError("the app is not part of this installation; install fintrader from its source tree") from None
+    serve(settings.runs_dir, settings.port, headless=settings.headless or None)
 
 
 def _bench(argv: list[str]) -> None:
     """NAME [arguments]: run benchmarks/NAME.py; its last line of output is one JSON object."""
-    from fintrader import pipeline
-
-    name, rest = _positional("bench", "NAME", argv)
+    folder = Path(__file__).resolve().parent.parent / "benchmarks"
+    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    if not names:
+        raise ConfigError(
+            "benchmarks come with the source tree: clone the repository and install it with `make install`"
+        )
+    name, rest = _positional("bench", f"NAME ({', '.join(names)})", argv)
     if name is None:
-        print("usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(pipeline.benchmarks()))
+        print("usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(names))
         return
-    sys.exit(pipeline.run_benchmark(name, rest))
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
+        raise ConfigError(f"{name!r} is no benchmark; {hint}")
+    sys.exit(subprocess.call([sys.executable, str(folder / f"{name}.py"), *rest]))
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -169,7 +197,7 @@ def _parse_config(command: str, argv: list[str]) -> RunConfig:
         _help_config(f"{command} CONFIG")
         sys.exit(0)
     rest, chosen = _take_choices(rest)
-    return _parse(pipeline.RunConfig, pipeline.load_config(Path(path), chosen), rest, command)
+    return _parse(pipeline.RunConfig, pipeline.load_config(Path(path), chosen), rest, f"{command} CONFIG")
 
 
 def _take_choices(argv: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -202,8 +230,16 @@ def _help_config(usage: str) -> None:
 def _tyro(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
     import tyro
 
+    about = (model.__doc__ or "").strip()
+    if "RUN" in command or "CONFIG" in command:
+        from fintrader import pipeline
+
+        choices = "; ".join(f"--{name} {'|'.join(values)}" for name, values in pipeline.CHOICES.items())
+        about = f"{about}\n\nChoosing another one of these changes which further settings there are: {choices}"
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    return tyro.cli(model, default=default, args=list(argv), prog=f"fintrader {command}", config=config)
+    return tyro.cli(
+        model, default=default, args=list(argv), prog=f"fintrader {command}", config=config, description=about
+    )
 
 
 def _parse(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
@@ -234,29 +270,27 @@ def _wide() -> Iterator[None]:
 
 def _reduce(message: str, model: type[Any]) -> str:
     """tyro's boxed message as one line that names the option and what to do."""
-    lines = [re.sub(r"^[│╭╰─\s]+|[│╮╯─\s]+$", "", line) for line in message.splitlines()]
-    text = " ".join(line for line in lines if line)
+    lines = [re.sub(r"^[|│╭╰+\s]+|[|│╮╯+\s]+$|[-─]{5,}", "", line).strip() for line in message.splitlines()]
+    lines = [line for line in lines if line]
+    text = " ".join(lines[1:] if len(lines) > 1 else lines)  # the first line is the box's title
     if unknown := re.search(r"Unrecognized options: (--\S+?)[,\s]", text + " "):
         option = unknown.group(1).split("=")[0]
-        close = difflib.get_close_matches(option.removeprefix("--"), list(_options(model)), n=1, cutoff=0.5)
+        known = list(_options(model))
+        if option.removeprefix("--") in known:
+            return f"{option}: cannot be set on the command line; set it in the configuration file"
+        close = difflib.get_close_matches(option.removeprefix("--"), known, n=1, cutoff=0.5)
         hint = f"did you mean --{close[0]}?" if close else "`--help` lists the settings"
         return f"{option}: unknown setting; {hint}"
-    if broken := re.search(
-        r"Error parsing (\S+): \d+ validation errors? for \S+ (?:(\S+) )?(.*?) \[type=\w+, input_value=(.*?), input_type",
-        text,
-    ):
+    if broken := _VALIDATION.search(text):
         place, field, what, value = broken.groups()
         name = ".".join(part for part in (place.removeprefix("--"), field) if part and part != "root")
         what = what.removeprefix("Value error, ")
         return f"{name}: {what[:1].lower()}{what[1:]}, got {value}"
-    text = re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text)
-    return re.sub(r"^(Value error|Parsing error|Missing value|Error)\s+", "", text).removeprefix("Error parsing ")
+    return re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text).removeprefix("Error parsing ")
 
 
 def _options(model: Any, prefix: str = "") -> Iterator[str]:
     """Dotted, dashed names of all options below a settings model."""
-    from fintrader.config import models_in
-
     for name, field in model.model_fields.items():
         dashed = f"{prefix}{name.replace('_', '-')}"
         yield dashed

@@ -11,15 +11,22 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fintrader.errors import RunError
 
+MANIFEST_FORMAT = "fintrader-run-1"
+PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "gymnasium", "safetensors", "pydantic", "exchange-calendars")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -172,3 +179,103 @@ class RunFolder:
             except BlockingIOError:
                 raise RunError(f"{self.root} is in use by another process; wait for it or stop it first") from None
             yield
+
+
+class Manifest:
+    """`manifest.json`: what a run is and how far it has come. Every change is written at once, atomically."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path = path
+        self.values = values
+
+    @classmethod
+    def create(cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str) -> Manifest:
+        """A new manifest on disk: no stage done, no data, no trials."""
+        manifest = cls(
+            path,
+            {
+                "format": MANIFEST_FORMAT,
+                "name": name,
+                "seed": seed,
+                "device": device,
+                "created": _now(),
+                "finished": None,
+                "versions": versions(),
+                "commit": commit(),
+                "platform": platform.platform(),
+                "config_hash": config_hash,
+                "command": command,
+                "market": None,
+                "data_hash": None,
+                "trials": None,
+                "stages": {},
+            },
+        )
+        manifest.update()
+        return manifest
+
+    @classmethod
+    def load(cls, path: Path) -> Manifest:
+        """Read it back. Raises RunError when it is missing, damaged or of another format."""
+        values = read_json(path)
+        if not isinstance(values, dict) or values.get("format") != MANIFEST_FORMAT:
+            raise RunError(f"{path} is no manifest of this version; move the folder away and run again")
+        return cls(path, values)
+
+    def update(self, **changes: Any) -> None:
+        """Set values and write."""
+        self.values.update(changes)
+        write_json(self.path, self.values)
+
+    def done(self, stage: str) -> bool:
+        """Has the stage been finished?"""
+        return bool(self.values["stages"].get(stage, {}).get("done"))
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Mark a stage as begun and, when the body ends well, as done, with the seconds all its attempts took."""
+        before = float(self.values["stages"].get(name, {}).get("seconds", 0.0))
+        was_done = self.done(name)
+        if not was_done:
+            self.values["stages"][name] = {"seconds": before, "done": False}
+            self.update()
+        started = time.monotonic()
+        yield
+        if not was_done:
+            seconds = round(before + time.monotonic() - started, 3)
+            self.values["stages"][name] = {"seconds": seconds, "done": True}
+            self.update()
+
+    def finish(self) -> None:
+        """Note the time of the first successful end; later repeats keep it."""
+        if self.values["finished"] is None:
+            self.update(finished=_now())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, fintrader and the packages that results depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("fintrader", *PACKAGES):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def commit() -> str | None:
+    """Git commit of the source tree, with `+` when it has uncommitted changes; None outside a checkout."""
+    source = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(source), *words], capture_output=True, text=True, check=True, timeout=10
+        )
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(source)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

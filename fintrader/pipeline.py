@@ -1,0 +1,344 @@
+"""The whole way in one place: bars → market → tournament → backtest, each stage resumable.
+
+Every stage leaves a finished artifact behind and begins by looking for it, so starting and resuming are one code
+path: whatever is killed is picked up again by the same command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+import yaml
+from pydantic import Field, field_validator
+from rich.console import Console
+
+from fintrader import runs, tournament
+from fintrader.agents.agent import AgentSettings
+from fintrader.agents.policy import load_policy
+from fintrader.agents.ppo import PPOSettings
+from fintrader.backtest import BacktestResult, metrics_table, simulate, simulate_baselines, write_backtest
+from fintrader.config import Settings, dump_yaml, models_in, read_yaml, validate
+from fintrader.data.build import DataSettings, build_market
+from fintrader.data.sources.planted import oracle_policy, planted_optimum
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.errors import ConfigError, RunError
+from fintrader.progress import Progress, reporter
+from fintrader.runs import Manifest
+from fintrader.tournament.settings import TournamentSettings
+
+
+class BacktestSettings(Settings):
+    """The last look: which window, and at what costs."""
+
+    window: Literal["train", "validation", "test"] = "test"
+    """Window of the market to trade; the test window is the one nobody has looked at."""
+    cost_bps: float | None = Field(None, ge=0)
+    """Proportional cost per trade in basis points; None keeps the environment's."""
+
+
+class RunConfig(Settings):
+    """Everything a run is made from. Two runs with equal settings and equal bars have equal results."""
+
+    name: str = "run"
+    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless set."""
+    seed: int = Field(0, ge=0)
+    """Root of all randomness of agents and tournament (a synthetic market has a seed of its own)."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:1`."""
+    runs_dir: Path = Path("runs")
+    """Folder that holds all runs."""
+    cache: Path = Path("data/tensors")
+    """Folder of built markets, shared by all runs."""
+    data: DataSettings = DataSettings()
+    env: EnvSettings = EnvSettings()
+    agent: AgentSettings = PPOSettings()
+    tournament: TournamentSettings = TournamentSettings()
+    backtest: BacktestSettings = BacktestSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        try:
+            runs.RunFolder.named(name, Path())
+        except RunError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if device != "auto":
+            try:
+                torch.device(device)
+            except RuntimeError:
+                raise ValueError("expected auto, cpu, cuda or cuda:N") from None
+        return device
+
+    @property
+    def folder(self) -> runs.RunFolder:
+        return runs.RunFolder.named(self.name, self.runs_dir)
+
+    def resolved_device(self) -> str:
+        """The device's name. Raises ConfigError when it asks for a GPU that is not there."""
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
+        return self.device
+
+
+def _choices(annotation: object, key: str) -> dict[str, type[Settings]]:
+    """Discriminator value -> settings model of a union."""
+    found = {}
+    for model in models_in(annotation):
+        for value in get_args(model.model_fields[key].annotation):
+            found[value] = model
+    return found
+
+
+CHOICES: dict[str, dict[str, type[Settings]]] = {
+    "agent.algo": _choices(RunConfig.model_fields["agent"].annotation, "algo"),
+    "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
+}
+"""Options that choose which model stands in a place. Switching one keeps the settings both models share."""
+
+
+def load_config(path: Path, chosen: Mapping[str, str] | None = None) -> RunConfig:
+    """A configuration file as settings, with `chosen` union members (see CHOICES) put in place first.
+
+    Raises ConfigError, one line, naming the file and the field.
+    """
+    values = read_yaml(path)
+    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
+    for option, choice in (chosen or {}).items():
+        _choose(values, option, choice)
+    return validate(RunConfig, values, str(path))
+
+
+def _choose(values: dict[str, Any], option: str, choice: str) -> None:
+    models = CHOICES[option]
+    if choice not in models:
+        raise ConfigError(f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}")
+    *path, key = option.split(".")
+    for name in path:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: expected settings, got {values!r}")
+    if values.get(key) != choice:
+        for name in set(values) - set(models[choice].model_fields):
+            del values[name]
+        values[key] = choice
+
+
+# --- stages ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run left behind."""
+
+    folder: Path
+    metrics: dict[str, dict[str, Any]]
+    """Strategy -> metric -> value; the content of `backtest/metrics.json`."""
+    trials: int
+    """Pods that were trained: what the winner was chosen from."""
+
+
+def run(config: RunConfig) -> RunOutcome:
+    """All stages; prints the table and the paths of what it wrote.
+
+    Raises RunError when the run's folder is in use, or was made with other settings.
+    """
+    with config.folder.lock():
+        manifest = _claim(config)
+        market = _data_stage(config, manifest)
+        _tournament_stage(config, manifest, market)
+        return _backtest_stage(config, manifest, market)
+
+
+def run_tournament(config: RunConfig | Path | str) -> Path:
+    """Data and tournament; returns the run's folder. Takes settings or the path of a YAML configuration."""
+    if not isinstance(config, RunConfig):
+        config = load_config(Path(config))
+    with config.folder.lock():
+        manifest = _claim(config)
+        _tournament_stage(config, manifest, _data_stage(config, manifest))
+    return config.folder.root
+
+
+def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
+    """Backtest a run's stored policies again, with the settings of `config` where they concern the backtest."""
+    config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
+    with config.folder.lock():
+        manifest = Manifest.load(config.folder.manifest)
+        if not manifest.done("tournament"):
+            raise RunError(f"{folder}: its tournament has not finished; run `fintrader run {folder}/config.yaml` first")
+        return _backtest_stage(config, manifest, _data_stage(config, manifest), again=True)
+
+
+def build_data(config: RunConfig) -> Path:
+    """The market file of a configuration, built unless it is there already; prints what it holds."""
+    path = _build(config)
+    market = MarketTensors.load(path)
+    first, last = (str(stamp)[:16] for stamp in market.timestamps()[[0, -1]])
+    print(
+        f"{path}: {market.num_assets} symbols x {market.num_bars} bars x {market.num_features} features, "
+        f"{first} to {last} UTC, content {MarketTensors.stored_hash(path)[:12]}"
+    )
+    return path
+
+
+def _claim(config: RunConfig) -> Manifest:
+    """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings."""
+    folder = config.folder
+    text = dump_yaml(config)
+    if folder.config.is_file():
+        before, now = _flat(read_yaml(folder.config)), _flat(yaml.safe_load(text))
+        for field in [*now, *(set(before) - set(now))]:
+            if field not in _MOVABLE and before.get(field) != now.get(field):
+                raise RunError(
+                    f"{folder.root} was made with other settings ({field}: {before.get(field)} there, "
+                    f"{now.get(field)} here); choose another --name, or remove the folder"
+                )
+    else:
+        runs.write_text(folder.config, text)
+    if folder.manifest.is_file():
+        return Manifest.load(folder.manifest)
+    return Manifest.create(
+        folder.manifest,
+        name=config.name,
+        seed=config.seed,
+        device=config.resolved_device(),
+        config_hash=hashlib.sha256(text.encode()).hexdigest(),
+        command=f"fintrader run {folder.config}",
+    )
+
+
+_MOVABLE = ("runs_dir", "cache", "name")
+"""Settings that say where things lie and change no result."""
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict) or not values:
+        return {prefix.removesuffix("."): values}
+    return {key: value for name, below in values.items() for key, value in _flat(below, f"{prefix}{name}.").items()}
+
+
+def _build(config: RunConfig) -> Path:
+    with reporter() as progress:
+        return build_market(config.data, cache=config.cache, progress=progress)
+
+
+def _data_stage(config: RunConfig, manifest: Manifest) -> Path:
+    with manifest.stage("data"):
+        path = _build(config)
+        content = MarketTensors.stored_hash(path)
+        before = manifest.values["data_hash"]
+        if before not in (None, content):
+            raise RunError(
+                f"{config.folder.root} was made from other bars (data hash {before[:12]} there, {content[:12]} now); "
+                "put the old file back, or choose another --name"
+            )
+        manifest.update(market=str(path), data_hash=content)
+    return path
+
+
+def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
+    with manifest.stage("tournament"), reporter() as progress:
+        result = tournament.run_tournament(
+            config.tournament,
+            config.folder,
+            market,
+            config.env,
+            config.agent,
+            seed=config.seed,
+            progress=progress,
+        )
+        manifest.update(trials=result.trials)
+
+
+def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
+    folder = config.folder
+    if again or not manifest.done("backtest"):
+        with manifest.stage("backtest"):
+            _simulate_all(config, manifest, market)
+    manifest.finish()
+    metrics = runs.read_json(folder.backtest / "metrics.json")
+    _print_outcome(config, manifest, metrics)
+    return RunOutcome(folder.root, metrics, int(manifest.values["trials"]))
+
+
+def _simulate_all(config: RunConfig, manifest: Manifest, path: Path) -> None:
+    """Ensemble, best pod and baselines over the chosen window, written as one backtest."""
+    market: MarketTensors = getattr(MarketTensors.load(path).split(), config.backtest.window)
+    env = config.env
+    if config.backtest.cost_bps is not None:
+        env = env.model_copy(update={"cost_bps": config.backtest.cost_bps})
+    trials = int(manifest.values["trials"])
+    with reporter() as progress:
+        results = {
+            name: simulate(load_policy(policy), market, env, name=name, progress=progress)
+            for name, policy in tournament.chosen_policies(config.folder).items()
+        }
+        results |= simulate_baselines(market, env, progress=progress)
+        planted = _planted(market, env, results, progress)
+    context = {
+        "run": config.name,
+        "window": config.backtest.window,
+        "trials": trials,
+        "seed": config.seed,
+        "data_hash": manifest.values["data_hash"],
+        "config_hash": manifest.values["config_hash"],
+        "versions": manifest.values["versions"],
+        "command": manifest.values["command"],
+    }
+    write_backtest(config.folder.backtest, results, context=context | ({"planted": planted} if planted else {}))
+
+
+def _planted(
+    market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
+) -> dict[str, Any] | None:
+    """What could be earned at best in a synthetic market, and the share of it that was; None in a real one.
+
+    Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
+    """
+    planted = market.meta.get("planted")
+    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps_per_million_usd:
+        return None
+    optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
+    layout = TradingEnv.evaluation(market, env).layout
+    results["oracle"] = simulate(
+        oracle_policy(market, layout, env.cost_bps), market, env, name="oracle", progress=progress
+    )
+    reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
+    best = math.log(reached["oracle"])
+    return {
+        "expected_multiple": optimum.expected_multiple,
+        "share_of_expected": {name: optimum.share(reached[name]) for name in ("ensemble", "best", "oracle")},
+        "share_of_oracle": {name: math.log(reached[name]) / best for name in ("ensemble", "best")} if best > 0 else {},
+    }
+
+
+def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
+    """The paper's table, what it was chosen from, and where everything lies."""
+    folder, console = config.folder, Console(soft_wrap=True)
+    context = runs.read_json(folder.backtest / "context.json")
+    title = f"{config.name}: {context['window']} window, net of {config.env.cost_bps:g} bps a trade"
+    console.print(metrics_table(metrics, title=title))
+    console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
+    if planted := context.get("planted"):
+        expected = planted["share_of_expected"]["ensemble"]
+        oracle = planted["share_of_oracle"].get("ensemble")
+        console.print(
+            f"Planted signal: the ensemble reached {expected:.0%} of the best expected log growth"
+            + (f", {oracle:.0%} of what the oracle made of this window." if oracle is not None else ".")
+        )
+    for path in (folder.backtest / "report.html", folder.backtest / "metrics.json", folder.leaderboard, folder.root):
+        console.print(f"  {path}", highlight=False)

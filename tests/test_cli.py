@@ -1,0 +1,85 @@
+"""The command line: every mistake is one line that names the field, with exit status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fintrader.cli import _parse_config, main
+from fintrader.errors import ConfigError
+
+QUICKSTART = str(Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
+
+
+def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run"], "needs CONFIG"),
+        (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["runn", QUICKSTART], "did you mean 'run'?"),
+        (["data"], "needs one of: build, quality"),
+        (["run", QUICKSTART, "--env.num-env", "3"], "--env.num-env: unknown setting; did you mean --env.num-envs?"),
+        (["run", QUICKSTART, "--env.num-envs", "many"], "env.num-envs"),
+        (["run", QUICKSTART, "--env.num-envs", "0"], "num_envs: input should be greater than or equal to 1, got 0"),
+        (["run", QUICKSTART, "--env.fill", "yesterday"], "env.fill"),
+        (["run", QUICKSTART, "--agent.algo", "magic"], "--agent.algo: 'magic' is unknown; choose one of"),
+        (["run", QUICKSTART, "--name", "../x"], "name: run name '../x' must be"),
+        (["run", QUICKSTART, "--device", "tpu9"], "device: expected auto, cpu, cuda or cuda:N"),
+        (["run", QUICKSTART, "--seed"], "seed"),
+        (["backtest", "no_such_run"], "no_such_run: no run lies here"),
+        (["bench", "nonsense"], "is no benchmark"),
+    ],
+)
+def test_mistakes_are_one_readable_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]):
+    assert expected in complaint(arguments, capsys)
+
+
+def test_a_typo_in_the_file_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "c.yaml"
+    path.write_text("env:\n  num_env: 3\n")
+    assert "env.num_env: unknown setting; did you mean 'num_envs'?" in complaint(["run", str(path)], capsys)
+
+
+def test_options_override_the_file():
+    config = _parse_config("run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"])
+    assert (config.env.num_envs, config.seed, config.name) == (7, 5, "other")
+    assert _parse_config("run", [QUICKSTART]).name == "quickstart"
+
+
+@pytest.mark.parametrize("name", ["nasdaq100_2016", "podracer", "quickstart"])
+def test_every_configuration_that_we_ship_is_valid(name: str):
+    path = Path(QUICKSTART).with_name(f"{name}.yaml")
+    assert _parse_config("run", [str(path)]).name == name
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["tournament"], ["backtest"], ["data", "build"], ["app"], ["bench"]])
+def test_help_is_there_for_every_command(command: list[str]):
+    done = subprocess.run(
+        [sys.executable, "-m", "fintrader", *command, "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()
+
+
+def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fintrader.cli.dispatch", lambda argv: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["run"])
+
+
+def test_errors_are_typed_below_the_command_line():
+    with pytest.raises(ConfigError):
+        _parse_config("run", ["--seed", "1"])

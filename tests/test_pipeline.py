@@ -1,0 +1,138 @@
+"""The one command, end to end on a tiny market: files, determinism, and continuation after SIGKILL at every stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fintrader.errors import ConfigError, RunError
+from fintrader.pipeline import load_config, run
+
+TINY = {
+    "seed": 1,
+    "device": "cpu",
+    "data": {"source": {"kind": "synthetic", "num_stocks": 4, "num_sessions": 12}},
+    "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 5},
+    "agent": {"algo": "ppo", "num_steps": 16},
+    "tournament": {"pods": 3, "pool_size": 2, "workers": 2, "budget": {"env_steps": 1024}, "leaderboard_size": 3},
+}
+STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    values = TINY | {"runs_dir": str(folder / "runs"), "cache": str(folder / "tensors")} | changes
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def command(config: Path) -> list[str]:
+    return [sys.executable, "-m", "fintrader", "run", str(config)]
+
+
+def metrics_bytes(config: Path) -> bytes:
+    return (config.parent / "runs" / "tiny" / "backtest" / "metrics.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_config(tmp_path_factory.mktemp("undisturbed"))
+    done = subprocess.run(command(path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for column in ("Cumulative return", "Sharpe", "Calmar", "ensemble", "buy_and_hold"):
+        assert column.lower() in done.stdout.lower()
+    assert "report.html" in done.stdout
+    return path
+
+
+def test_a_run_leaves_everything_behind(undisturbed: Path):
+    folder = undisturbed.parent / "runs" / "tiny"
+    metrics = json.loads(metrics_bytes(undisturbed))
+    assert set(metrics) >= STRATEGIES
+    for name in ("equity.parquet", "positions.parquet", "trades.parquet", "report.html"):
+        assert (folder / "backtest" / name).stat().st_size > 0, name
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["trials"] == 3
+    assert manifest["finished"]
+    assert all(manifest["stages"][stage]["done"] for stage in ("data", "tournament", "backtest"))
+    assert load_config(folder / "config.yaml").seed == 1
+    results = [json.loads(path.read_text()) for path in folder.glob("pods/*/result.json")]
+    assert len(results) == 3
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(undisturbed: Path, tmp_path: Path):
+    again = write_config(tmp_path / "again")
+    other = write_config(tmp_path / "other", seed=2)
+    for path in (again, other):
+        subprocess.run(command(path), capture_output=True, check=True)
+    assert metrics_bytes(again) == metrics_bytes(undisturbed)
+    assert metrics_bytes(other) != metrics_bytes(undisturbed)
+
+
+def kill_when(config: Path, appears: str) -> bool:
+    """Start a run and SIGKILL it (its workers die with it) once a file that matches the pattern has appeared."""
+    process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(config.parent.glob(appears)):
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    return False
+
+
+@pytest.mark.slow
+def test_killed_at_any_stage_the_same_command_completes_with_the_same_result(undisturbed: Path, tmp_path: Path):
+    config = write_config(tmp_path)
+    moments = [
+        "runs/tiny/manifest.json",  # data building
+        "tensors/**/*",
+        "runs/tiny/pods/*/spec.json",  # training
+        "runs/tiny/pods/*/metrics.jsonl",
+        "runs/tiny/pods/*/result.json",
+        "runs/tiny/backtest/*",  # backtesting
+    ]
+    killed = [kill_when(config, moment) for moment in moments]
+    assert sum(killed) >= 5, killed
+    done = subprocess.run(command(config), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert metrics_bytes(config) == metrics_bytes(undisturbed)
+    leftovers = [path.name for path in config.parent.rglob("*.tmp")]
+    assert len(leftovers) <= len(moments)
+
+
+def test_a_finished_run_is_printed_again_without_new_work(undisturbed: Path):
+    folder = undisturbed.parent / "runs" / "tiny"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    outcome = run(load_config(undisturbed))
+    assert set(outcome.metrics) >= STRATEGIES
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before
+
+
+def test_a_run_folder_belongs_to_its_settings(undisturbed: Path):
+    config = load_config(undisturbed)
+    with pytest.raises(RunError, match=r"seed.*1 there, 5 here.*--name"):
+        run(config.model_copy(update={"seed": 5}))
+
+
+def test_choosing_another_union_member_keeps_what_both_share(config: Path):
+    assert load_config(config, {"data.source.kind": "synthetic"}).data.source.kind == "synthetic"
+    with pytest.raises(ConfigError, match="choose one of"):
+        load_config(config, {"agent.algo": "nonsense"})
