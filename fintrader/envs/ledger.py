@@ -28,10 +28,10 @@ WEIGHT_GRID = float(1 << 24)
 MAX_WHOLE_SHARES = float(1 << 23)
 """Most shares of a symbol a whole-share account holds: float32 counts exactly up to twice that."""
 
-DUST_USD = 1e-6
-"""Notionals up to this are rounding of fractional shares, not orders: they owe no least commission."""
+DUST_USD = 0.01
+"""Notionals up to a cent are rounding of fractional shares, not orders: they owe no least commission."""
 
-_SHAVE = 1.0 - 2.0**-40
+_SHAVE = 1.0 - 2.0**-44
 """Keeps a scaled-down fractional purchase below the cash by more than rounding can add."""
 
 

@@ -81,7 +81,7 @@ class LedgerOracle:
 
     def cost(self, notional: float) -> float:
         fee = self.s.cost_bps / 1e4 * notional
-        if notional > 1e-6:
+        if notional > 0.01:
             fee = max(self.s.min_commission_usd, fee)
         spread = self.s.half_spread_bps / 1e4 * notional
         impact = self.s.impact_bps_per_million_usd / 1e4 * notional * notional / 1e6
@@ -170,7 +170,7 @@ class LedgerOracle:
             room, L = self.cash, 1.0
         if sum(x) + L * sum(self.cost(v) for v in x) <= room:
             return 1.0
-        room = max(0.0, room - L * s.min_commission_usd * sum(v > 1e-6 for v in x))
+        room = max(0.0, room - L * s.min_commission_usd * sum(v > 0.01 for v in x))
         rate = (s.cost_bps + s.half_spread_bps) / 1e4
         kappa = s.impact_bps_per_million_usd / 1e4 / 1e6
         a, b = L * kappa * sum(v * v for v in x), (1 + L * rate) * sum(x)
