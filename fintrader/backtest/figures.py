@@ -73,9 +73,11 @@ def _layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = Fals
 def _time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
     """Ticks at about seven bars, labelled with their day (and time, inside a few days)."""
     span = times[-1] - times[0]
-    pattern = "%d %b %Y" if span.days > 4 else "%d %b %H:%M"
-    where = np.unique(np.linspace(0, len(times) - 1, min(7, len(times))).round().astype(int))
+    pattern = "%d %b<br>%Y" if span.days > 4 else "%d %b %H:%M"
+    # The first tick of each of six equal stretches: a label at the very end would be cut off.
+    where = np.unique(np.linspace(0, len(times) - 1, min(7, len(times)) + 1)[:-1].round().astype(int))
     figure.update_xaxes(tickmode="array", tickvals=where, ticktext=[times[k].strftime(pattern) for k in where])
+    figure.update_xaxes(tickangle=0)
 
 
 def _stamp(times: pd.DatetimeIndex) -> list[str]:
@@ -99,15 +101,10 @@ def _lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None
                     "dash": DASHES.get(str(name), "solid"),
                 },
                 customdata=_stamp(times[at]),
-                hovertemplate=f"{hover}<extra>{title_of(str(name))}</extra>",
+                hovertemplate=f"{hover}  %{{customdata}}<extra>{title_of(str(name))}</extra>",
             )
         )
-    figure.update_xaxes(unifiedhovertitle={"text": "%{customdata}"}) if _has_unified_title() else None
     _time_axis(figure, times)
-
-
-def _has_unified_title() -> bool:
-    return "unifiedhovertitle" in go.layout.XAxis()._valid_props
 
 
 def equity_figure(curves: pd.DataFrame, *, main: str | None = None) -> go.Figure:

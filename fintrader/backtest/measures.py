@@ -45,7 +45,7 @@ class _Sample:
         """Return of each calendar month (UTC) the window touches."""
         ends = m.session_ends(self.result.session)
         months = self.result.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
-        return m.daily_returns(self.result.equity[ends], months, start=self.result.equity[0])
+        return m.daily_returns(self.result.equity[ends], np.asarray(months), start=self.result.equity[0])
 
     @cached_property
     def minute(self) -> Array:
@@ -61,7 +61,8 @@ class _Sample:
         """`[T]`: gross value of the positions over equity."""
         result = self.result
         gross = np.abs(result.shares * result.mark).sum(axis=1)
-        return np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0)
+        share: Array = np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0)
+        return share
 
     @cached_property
     def closing_weights(self) -> Array:

@@ -12,7 +12,6 @@ import html
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -21,6 +20,7 @@ import plotly.graph_objects as go
 from fintrader.backtest import figures
 from fintrader.backtest.measures import BY_KEY, CATALOGUE
 from fintrader.backtest.store import StoredBacktest
+from fintrader.backtest.style import CSS, SCRIPT
 from fintrader.backtest.table import PAPER_COLUMNS, show
 
 BENCHMARKS = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
@@ -58,7 +58,7 @@ def verdict(stored: StoredBacktest) -> str:
     text = f"{figures.title_of(name)}, {chosen}: {_signed(earned)} over {_sessions(stored)} sessions, Sharpe "
     text += f"{show(own.get('sharpe'), 'ratio')}"
     if rivals:
-        text += f"; it returned more than {len(beaten)} of {len(rivals)} baselines"
+        text += f"; it returned more than {len(beaten) or 'none'} of {len(rivals)} baselines"
     return text + "."
 
 
@@ -75,20 +75,20 @@ def render_report(stored: StoredBacktest) -> str:
     main = main_strategy(stored.strategies)
     curves = stored.curve()
     charts = [
-        ("equity", figures.equity_figure(curves, main=main)),
-        ("drawdown", figures.drawdown_figure(_main_first(curves, main), main=main)),
+        ("equity", "Equity", figures.equity_figure(curves, main=main)),
+        ("drawdown", "Drawdown", figures.drawdown_figure(_main_first(curves, main), main=main)),
     ]
+    title = figures.title_of(main)
     weights = stored.weights(main)
     if weights.shape[1]:
-        title = f"{figures.title_of(main)}: weights at each session's close"
-        charts.append(("weights", figures.weights_figure(weights, title=title)))
+        charts.append(("weights", f"Weights at session close: {title}", figures.weights_figure(weights)))
     sections = [
         _section("Against the baselines", _paper_table(stored, main)),
-        *(_section("", _chart(key, figure)) for key, figure in charts),
+        *(_section(title, _chart(key, figure)) for key, title, figure in charts),
         _section("Every number", _all_metrics(stored)),
         _section("Where this comes from", _provenance(stored.context)),
     ]
-    return _page(stored, main, "\n".join(sections), dict(charts))
+    return _page(stored, main, "\n".join(sections), {key: figure for key, _, figure in charts})
 
 
 def _main_first(curves: pd.DataFrame, main: str) -> pd.DataFrame:
@@ -185,12 +185,9 @@ def _plotly_js() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
-def _style() -> str:
-    return resources.files("fintrader.backtest").joinpath("report.css").read_text()
-
-
 def _page(stored: StoredBacktest, main: str, body: str, charts: Mapping[str, go.Figure]) -> str:
-    data = json.dumps({key: json.loads(figure.to_json()) for key, figure in charts.items()}, sort_keys=True)
+    drawn = {key: json.loads(figure.update_layout(title=None, margin_t=36).to_json()) for key, figure in charts.items()}
+    data = json.dumps(drawn, sort_keys=True)
     data = data.replace("</", "<\\/")  # a label must not be able to close the script element
     run = str(stored.context.get("run") or "Backtest")
     first, last = (pd.Timestamp(stored.equity["minute"].iloc[k]).strftime("%d %b %Y") for k in (0, -1))
@@ -199,7 +196,7 @@ def _page(stored: StoredBacktest, main: str, body: str, charts: Mapping[str, go.
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(run)}: {html.escape(figures.title_of(main))}</title>
-<style>{_style()}</style></head>
+<style>{CSS}</style></head>
 <body><main>
 <header><p class="kicker">{html.escape(run)}</p><h1>{html.escape(verdict(stored))}</h1>
 <p class="about">{html.escape(about)}</p></header>
@@ -207,29 +204,6 @@ def _page(stored: StoredBacktest, main: str, body: str, charts: Mapping[str, go.
 </main>
 <script type="application/json" id="charts">{data}</script>
 <script type="text/plain" id="plotly">{_plotly_js()}</script>
-<script>{_SCRIPT}</script>
+<script>{SCRIPT}</script>
 </body></html>
-"""
-
-
-_SCRIPT = """
-(async () => {
-  const packed = Uint8Array.from(atob(document.getElementById('plotly').textContent), c => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
-  const script = document.createElement('script');
-  script.textContent = await new Response(stream).text();
-  document.head.appendChild(script);
-  const charts = JSON.parse(document.getElementById('charts').textContent);
-  const narrow = matchMedia('(max-width: 640px)').matches;
-  for (const [key, figure] of Object.entries(charts)) {
-    const layout = Object.assign({}, figure.layout, {autosize: true});
-    if (narrow) {
-      layout.margin = Object.assign({}, layout.margin, {l: 48, r: 8});
-      layout.font = Object.assign({}, layout.font, {size: 11});
-    }
-    await Plotly.newPlot('chart-' + key, figure.data, layout, {responsive: true, displaylogo: false,
-      displayModeBar: false});
-  }
-  document.body.dataset.ready = 'yes';
-})().catch(error => { document.body.dataset.ready = 'failed: ' + error; });
 """

@@ -117,7 +117,7 @@ class BacktestResult:
         interest = self.costs_usd.sum() - self.trades["cost_usd"].sum()
         held = self.trades.groupby("symbol")["shares"].sum()
         last = dict(zip(self.symbols, self.mark[-1], strict=True))
-        return float(flows - interest + sum(shares * last[symbol] for symbol, shares in held.items()))
+        return float(flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items()))
 
 
 def empty_trades() -> pd.DataFrame:

@@ -195,5 +195,5 @@ def settings_cash(settings: EnvSettings) -> float:
 def _carried(market: MarketTensors) -> np.ndarray[Any, np.dtype[np.float64]]:
     """`[T, N]` float64: the newest close at or before each bar, 0 before the first."""
     close = market.close.cpu().to(torch.float64).numpy()
-    carried = pd.DataFrame(close).ffill().to_numpy()
-    return np.nan_to_num(carried, nan=0.0)
+    carried: np.ndarray[Any, np.dtype[np.float64]] = np.nan_to_num(pd.DataFrame(close).ffill().to_numpy(), nan=0.0)
+    return carried

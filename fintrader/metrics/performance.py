@@ -225,15 +225,16 @@ def longest_drawdown(returns: ArrayLike) -> float | None:
     """Periods of the longest stay below a peak, the recovering one included."""
     if not known(returns).size:
         return None
-    return float(max((stop - start + 1 for start, stop in _closed(drawdowns(returns))), default=0))
+    last = np.size(returns) - 1
+    return float(max((min(stop, last) - start + 1 for start, stop in episodes(drawdowns(returns))), default=0))
 
 
 def longest_recovery(returns: ArrayLike) -> float | None:
     """Most periods from an episode's deepest point back to the peak (or to the end, when never recovered)."""
     if not known(returns).size:
         return None
-    depth = drawdowns(returns)
-    waits = [stop - (start + int(np.argmin(depth[start:stop]))) for start, stop in _closed(depth)]
+    depth, last = drawdowns(returns), np.size(returns) - 1
+    waits = [min(stop, last) - start - int(np.argmin(depth[start:stop])) for start, stop in episodes(depth)]
     return float(max(waits, default=0))
 
 
@@ -242,11 +243,6 @@ def episodes(depth: Array) -> list[tuple[int, int]]:
     below = np.concatenate([[False], np.asarray(depth) < 0, [False]])
     edges = np.flatnonzero(below[1:] != below[:-1])
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def _closed(depth: Array) -> list[tuple[int, int]]:
-    """Episodes whose `stop` is the recovering period, or the last period when there is none."""
-    return [(start, min(stop, len(depth) - 1)) for start, stop in episodes(depth)]
 
 
 def ulcer_index(returns: ArrayLike) -> float | None:

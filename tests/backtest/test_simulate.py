@@ -1,0 +1,178 @@
+"""The simulation against a replay of its own trade list, and against the market's clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.backtest import BacktestResult, simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import BacktestError
+from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.factories import make_market
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "trade": {"action": "trade", "max_shares": 700},
+    "next_close": {"fill": "next_close"},
+    "close": {"fill": "close"},
+    "interval": {"decision_interval": 7},
+    "fractional": {"fractional": True, "half_spread_bps": 3, "impact_bps_per_million_usd": 5},
+    "commission": {"min_commission_usd": 5.0},
+    "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 5000, "maintenance_margin": 0.45},
+}
+
+
+def replay(result: BacktestResult, market: MarketTensors, settings: EnvSettings) -> np.ndarray:
+    """Equity at every bar from the trade list alone, one trade at a time."""
+    position = dict.fromkeys(result.symbols, 0.0)
+    interest = result.costs_usd.sum() - result.trades["cost_usd"].sum()
+    cash, equity = settings.initial_cash_usd, []
+    rows = result.trades.to_dict("records")
+    for bar in range(market.num_bars):
+        # Orders filled at the close of bar t show in the equity from bar t + 1 on.
+        for row in rows:
+            shown = row["fill_bar"] + (settings.fill == "close" and row["kind"] == "order")
+            if shown == bar:
+                cash -= row["shares"] * row["price_usd"] + row["cost_usd"]
+                position[row["symbol"]] += row["shares"]
+        value = 0.0
+        for n, symbol in enumerate(result.symbols):
+            seen = [float(p) for p in market.close[: bar + 1, n] if not math.isnan(float(p))]
+            value += position[symbol] * (seen[-1] if seen else 0.0)
+        equity.append(cash + value)
+    assert position == pytest.approx(dict(zip(result.symbols, result.shares[-1], strict=True)), abs=1e-9)
+    if not settings.borrow_bps_per_year:
+        assert interest == pytest.approx(0, abs=1e-6)
+    return np.array(equity)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equity_is_what_the_trade_list_says(variant: str) -> None:
+    market = make_market(60, 5)
+    settings = EnvSettings(**VARIANTS[variant])
+    result = simulate(noisy_policy(5), market, settings)
+    profit = result.equity[-1] - result.equity[0]
+    assert len(result.trades) > 20
+    assert result.trade_list_profit() == pytest.approx(profit, rel=1e-9, abs=1e-6)
+    expected = replay(result, market, settings)
+    if settings.borrow_bps_per_year:  # interest is no trade: it stands in the costs
+        shown = result.costs_usd.copy()
+        for _, row in result.trades.iterrows():
+            shown[row["fill_bar"]] -= row["cost_usd"]
+        assert shown.min() > -1e-6
+        assert shown.sum() > 0
+        expected = expected - np.cumsum(shown)
+    assert result.equity == pytest.approx(expected, rel=1e-11)
+    assert result.cash.min() > -1e-6 or settings.short
+    assert result.costs_usd.sum() == pytest.approx(result.trades["cost_usd"].sum(), rel=1e-9) or settings.short
+    assert result.turnover_usd.sum() == pytest.approx(result.trades["notional_usd"].sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equity_is_the_environments(variant: str) -> None:
+    market, policy = make_market(60, 5), noisy_policy(5)
+    settings = EnvSettings(**VARIANTS[variant])
+    env = TradingEnv.evaluation(market, settings)
+    obs, _ = env.reset()
+    seen, over = {0: float(env.equity[0])}, False
+    while not over:
+        obs, _, terminated, truncated, _ = env.step(policy(obs))
+        seen[int(env.account.bar[0])] = float(env.equity[0])
+        over = bool(terminated | truncated)
+    result = simulate(policy, market, settings)
+    for bar, equity in seen.items():
+        assert result.equity[bar] == equity
+
+
+def test_every_fill_is_later_than_its_decision() -> None:
+    market = make_market(80, 5, session_bars=20)
+    for fill in ("next_open", "next_close"):
+        trades = simulate(noisy_policy(5), market, EnvSettings(fill=fill)).trades
+        orders = trades[trades["kind"] == "order"]
+        assert (orders["fill_bar"] > orders["decision_bar"]).all()
+        assert (orders["fill_time"] >= orders["decision_time"]).all()
+        prices = market.open if fill == "next_open" else market.close
+        for row in orders.itertuples():
+            n = market.symbols.index(row.symbol)
+            assert bool(market.tradable[row.fill_bar, n])
+            assert row.price_usd == float(prices[row.fill_bar, n])
+
+
+def test_the_future_changes_nothing_before_it() -> None:
+    market, other = make_market(60, 4, seed=1), make_market(60, 4, seed=2)
+    cut = 37
+    pieces = {
+        name: torch.cat([tensor[:cut], getattr(other, name)[cut:]])
+        for name, tensor in market.arrays()
+        if name not in ("minutes", "session")
+    }
+    changed = simulate(noisy_policy(4), replace(market, **pieces), EnvSettings())
+    plain = simulate(noisy_policy(4), market, EnvSettings())
+    assert (changed.equity[:cut] == plain.equity[:cut]).all()
+    assert (changed.shares[: cut - 1] == plain.shares[: cut - 1]).all()
+    assert not (changed.equity[cut:] == plain.equity[cut:]).all()
+
+
+def test_an_idle_policy_keeps_its_cash_and_has_no_ratios() -> None:
+    result = simulate(idle_policy, make_market(60, 3), EnvSettings())
+    assert (result.equity == 1_000_000).all()
+    assert len(result.trades) == 0
+    numbers = result.metrics
+    assert numbers["cumulative_return"] == 0
+    assert numbers["max_drawdown"] == 0
+    assert numbers["turnover"] == 0
+    for undefined in ("sharpe", "sortino", "calmar", "break_even_cost_bps", "holding_minutes_mean", "concentration"):
+        assert numbers[undefined] is None, undefined
+
+
+def test_a_ruined_account_is_closed_and_stays_closed() -> None:
+    market = crashing_market()
+    result = simulate(lambda obs: torch.full((1, 2), 0.5), market, EnvSettings(cost_bps=20))
+    assert result.ruined
+    ruin = int(np.flatnonzero(result.equity < 100_000)[0])
+    assert ruin == 20
+    assert (result.shares[ruin:] == 0).all()
+    assert (result.equity[ruin:] == result.equity[ruin]).all()
+    assert result.equity[ruin] > 0
+    assert result.trades["kind"].iloc[-1] == "ruin"
+    assert result.trade_list_profit() == pytest.approx(result.equity[-1] - result.equity[0], rel=1e-9)
+    assert result.metrics["cumulative_return"] < -0.9
+    assert all(value is None or math.isfinite(value) for value in result.metrics.values())
+
+
+def test_what_cannot_be_traded_is_a_typed_error() -> None:
+    market = make_market(30, 3)
+    with pytest.raises(BacktestError, match="at least two"):
+        simulate(idle_policy, market.window(3, 4), EnvSettings())
+    with pytest.raises(BacktestError, match="NaN"):
+        simulate(lambda obs: torch.full((1, 3), math.nan), market, EnvSettings())
+    with pytest.raises(BacktestError, match="3 assets"):
+        simulate(lambda obs: torch.zeros(1, 2), market, EnvSettings())
+
+
+def test_no_gradient_is_built() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    seen = []
+
+    def policy(obs: torch.Tensor) -> torch.Tensor:
+        action = weight * torch.full((1, 3), 0.2)
+        seen.append(action.requires_grad)
+        return action
+
+    simulate(policy, make_market(20, 3), EnvSettings())
+    assert not any(seen)
+
+
+def test_equity_with_a_nan_is_refused() -> None:
+    result = simulate(idle_policy, make_market(30, 3), EnvSettings())
+    equity = result.equity.copy()
+    equity[7] = math.nan
+    with pytest.raises(BacktestError, match="bar 7"):
+        replace(result, equity=equity)

@@ -1,0 +1,160 @@
+"""Files: equal bytes for equal results, typed errors for damaged ones, and tables that add up."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fintrader.backtest import (
+    BacktestResult,
+    figures,
+    metrics_table,
+    read_backtest,
+    report,
+    simulate,
+    simulate_baselines,
+    write_backtest,
+)
+from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError, RunError
+from tests.backtest.policies import idle_policy, noisy_policy
+from tests.factories import make_market
+
+CONTEXT = {"trials": 80, "run": "a </script> run", "seed": 3, "command": "fintrader run configs/quickstart.yaml"}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, BacktestResult]:
+    market, settings = make_market(100, 4), EnvSettings(cost_bps=5)
+    best = simulate(noisy_policy(4), market, settings, name="best")
+    return {"best": best, "idle": simulate(idle_policy, market, settings), **simulate_baselines(market, settings)}
+
+
+def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write_backtest(tmp_path / folder, results, context=CONTEXT)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == [
+        "context.json", "equity.parquet", "metrics.json", "positions.parquet", "report.html", "trades.parquet",
+    ]  # fmt: skip
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_what_is_read_is_what_was_simulated(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    write_backtest(tmp_path, results, context=CONTEXT)
+    stored = read_backtest(tmp_path)
+    assert stored.strategies == list(results)
+    assert stored.context == CONTEXT
+    for name, result in results.items():
+        assert stored.metrics[name] == result.metrics
+        assert (stored.curve()[name].to_numpy() == result.equity).all()
+        assert stored.daily_returns()[name].to_numpy() == pytest.approx(result.daily_returns, abs=1e-15)
+        ours = stored.trades[stored.trades["strategy"] == name]
+        assert len(ours) == len(result.trades)
+    weights = stored.weights("best")
+    assert weights.shape[0] == 5
+    expected = results["best"].weights()[[19, 39, 59, 79, 99]]
+    for symbol in weights.columns:
+        assert weights[symbol].to_numpy() == pytest.approx(expected[:, results["best"].symbols.index(symbol)])
+    # Position values and cash make up the equity, in the stored tables alone.
+    value = stored.positions.eval("value = shares * price_usd").groupby(["strategy", "minute"])["value"].sum()
+    rows = stored.equity.set_index(["strategy", "minute"])
+    for key, usd in value.items():
+        assert rows.loc[key, "equity_usd"] - rows.loc[key, "cash_usd"] == pytest.approx(usd)
+
+
+def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"metrics\.json"):
+        read_backtest(tmp_path)
+    write_backtest(tmp_path, results)
+    whole = (tmp_path / "equity.parquet").read_bytes()
+    (tmp_path / "equity.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RunError, match=r"equity\.parquet is damaged"):
+        read_backtest(tmp_path)
+    (tmp_path / "equity.parquet").unlink()
+    with pytest.raises(RunError, match=r"equity\.parquet does not exist"):
+        read_backtest(tmp_path)
+    (tmp_path / "equity.parquet").write_bytes((tmp_path / "trades.parquet").read_bytes())
+    with pytest.raises(RunError, match="column"):
+        read_backtest(tmp_path)
+    (tmp_path / "metrics.json").write_text("[1, 2]")
+    with pytest.raises(RunError):
+        read_backtest(tmp_path)
+
+
+def test_results_of_different_windows_are_refused(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    other = simulate(idle_policy, make_market(60, 4), EnvSettings())
+    with pytest.raises(BacktestError, match="different bars"):
+        write_backtest(tmp_path, {**results, "other": other})
+    with pytest.raises(BacktestError, match="no result"):
+        write_backtest(tmp_path, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_json_is_plain_and_has_no_clock(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    write_backtest(tmp_path, results, context=CONTEXT)
+    values = json.loads((tmp_path / "metrics.json").read_text(), parse_constant=lambda text: pytest.fail(text))
+    assert set(values) == set(results)
+    assert all(value is None or isinstance(value, float) for numbers in values.values() for value in numbers.values())
+
+
+def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    stored = write_backtest(tmp_path, results, context=CONTEXT)
+    page = (tmp_path / "report.html").read_text()
+    assert len(page) < 3 * 2**20
+    heading = page[page.index("<h1>") : page.index("</h1>")]
+    assert "selected from 80 trials" in heading
+    assert report.verdict(stored).startswith("Best, selected from 80 trials")
+    assert "unknown number of trials" in report.verdict(
+        type(stored)(stored.metrics, stored.equity, stored.positions, stored.trades)
+    )
+    assert 'src="http' not in page
+    assert "href=" not in page
+    assert "a &lt;/script&gt; run" in page
+    assert page.count("</script>") == 3
+    assert "fintrader run configs/quickstart.yaml" in page
+
+
+def test_table_has_the_papers_columns(results: dict[str, BacktestResult]) -> None:
+    table = metrics_table({name: result.metrics for name, result in results.items()})
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(table)
+    text = console.export_text()
+    for heading in ("Cumulative return", "Annual return", "Annual volatility", "Max drawdown", "Sharpe", "Calmar"):
+        assert heading in text
+    assert f"{results['best'].metrics['cumulative_return']:.2%}".replace("%", " %") in text
+    assert "–" in text  # the idle strategy has no Sharpe ratio
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(4, 60))
+def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
+    curve = np.array(values)
+    kept = figures.thin(curve, points)
+    assert len(kept) <= max(points, 4)
+    assert (np.diff(kept) > 0).all()
+    assert kept[0] == 0
+    assert kept[-1] == len(curve) - 1
+    assert curve[kept].min() == curve.min()
+    assert curve[kept].max() == curve.max()
+
+
+def test_figures_draw_every_strategy_and_the_drawdown_is_right(results: dict[str, BacktestResult]) -> None:
+    from fintrader.backtest.store import tabulate
+
+    stored = tabulate(results)
+    curves = stored.curve()
+    assert [trace.name for trace in figures.equity_figure(curves).data] == [figures.title_of(name) for name in results]
+    below = figures.drawdown_figure(curves).data[0].y
+    equity = results["best"].equity
+    assert np.asarray(below) == pytest.approx(equity / np.maximum.accumulate(equity) - 1)
+    weights = figures.weights_figure(stored.weights("best"), top=2).data
+    assert len(weights) == 3
+    assert weights[-1].name == "2 others"
