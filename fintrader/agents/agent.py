@@ -35,7 +35,7 @@ class Agent(Protocol):
         """Take in the outcome of the last `act`."""
 
     def update(self) -> Metrics | None:
-        """Learn if enough was observed; None otherwise."""
+        """Learn if enough was observed; None otherwise. Empty metrics: nothing to learn yet, but the state is whole."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue bit-exactly; valid right after `update` returned metrics."""

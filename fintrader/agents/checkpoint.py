@@ -31,7 +31,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal bytes."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
-    write_bytes(Path(path), save(plain, metadata={"header": text, "content_hash": content_hash(plain, text)}))
+    # One metadata entry only: safetensors writes several in an order that differs from run to run.
+    sealed = json.dumps({"content_hash": content_hash(plain, text), "header": text})
+    write_bytes(Path(path), save(plain, metadata={"fintrader": sealed}))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -44,14 +46,14 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         raise CheckpointError(f"{path} does not exist; give the path of a stored {kind} file")
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
+            sealed = json.loads((file.metadata() or {})["fintrader"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            header = json.loads(metadata["header"])
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+            header = json.loads(sealed["header"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is truncated or damaged ({error}); restore it or train again") from None
     if header.get("format") != kind:
         raise CheckpointError(f"{path} holds {header.get('format')!r}, expected {kind!r} of this version")
-    if content_hash(tensors, metadata["header"]) != metadata.get("content_hash"):
+    if content_hash(tensors, sealed["header"]) != sealed.get("content_hash"):
         raise CheckpointError(f"{path} was changed after it was written; restore the original or train again")
     return tensors, header
 

@@ -31,8 +31,9 @@ class NetworkSettings(Settings):
     """Widths of the hidden layers, at least one."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
     """Non-linearity between layers."""
-    account: bool = True
-    """Per-asset networks read the account's columns (equity, drawdown, time left); False hides them."""
+    account: bool = False
+    """Per-asset networks read the account's columns (equity, drawdown, time left): needed by rewards that depend on
+    them, such as a drawdown penalty; otherwise they only invite learning the training window by heart."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy critics."""
 

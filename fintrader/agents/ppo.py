@@ -134,6 +134,7 @@ class PPO(BaseAgent):
         """Store one step."""
         if self.buffer is None or self.buffer.num_envs != transition.obs.shape[0]:
             accounts, width = transition.obs.shape
+            check_ppo(self.settings, accounts)
             self.buffer = RolloutBuffer(self.settings.num_steps, accounts, width, self.head.latents, self.device)
         assert self.latent is not None
         final_value = None

@@ -7,6 +7,7 @@ env-steps the result is bit-equal to an undisturbed run's.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -136,7 +137,9 @@ def train(
     saved = time.perf_counter()
     metrics: Metrics = {}
     steps_before = run.env_steps
-    while budget.fraction(run.env_steps, time.perf_counter() - started) < 1.0:
+    # Only an update can be the end: between two, an agent holds half a rollout that belongs to no result.
+    learned: Metrics | None = {}
+    while learned is None or budget.fraction(run.env_steps, run.seconds) < 1.0:
         action = agent.act(run.obs)
         clock.lap("inference")
         next_obs, reward, terminated, truncated, info = env.step(action)
@@ -210,6 +213,8 @@ class _Training:
         """Continue from the folder's state, or start."""
         if self.folder is None or not self.path.exists():
             self.obs, _ = self.env.reset(seed=self.agent.seed)
+            if self.folder is not None:
+                self._trim_log()
             return
         tensors, header = read_tensors(self.path, FORMAT)
         own = self.identity()
@@ -232,7 +237,7 @@ class _Training:
         """Drop what was logged after the stored state: those updates happen again."""
         assert self.folder is not None
         records = [record for record in read_jsonl(self.folder / "metrics.jsonl") if record["update"] <= self.updates]
-        lines = "".join(_line(record) for record in records)
+        lines = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
         write_text(self.folder / "metrics.jsonl", lines)
 
     def log(self, metrics: Metrics) -> None:
@@ -278,12 +283,6 @@ class _Training:
         return TrainingError(
             f"update {self.updates}: {bad} is no longer finite; lower agent.learning_rate or check the features{where}"
         )
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    import json
-
-    return json.dumps(record, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _memory(device: torch.device) -> Metrics:

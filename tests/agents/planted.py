@@ -14,14 +14,14 @@ def planted_market(
     num_bars: int = 4000,
     num_assets: int = 8,
     *,
-    drift: float = 1e-4,
+    drift: float = 2e-4,
     volatility: float = 8e-4,
-    regime_bars: int = 120,
+    regime_bars: int = 200,
     noise_features: int = 2,
     session_bars: int = 390,
     seed: int = 0,
 ) -> MarketTensors:
-    """`drift` and `volatility` per bar; a regime lasts `regime_bars` on average. Row t's signal is that of bar t + 1."""
+    """`drift` and `volatility` per bar; a regime lasts `regime_bars` on average. Row t shows the drift of bar t + 1."""
     rng = np.random.default_rng(seed)
     flips = rng.random((num_bars + 1, num_assets)) < 1.0 / regime_bars
     start = rng.choice([-1.0, 1.0], size=num_assets)
@@ -31,9 +31,7 @@ def planted_market(
     returns = drift * regime[:-1] + volatility * (common + own)
     close = 100 * np.exp(np.cumsum(returns, axis=0))
     open_ = np.vstack([np.full((1, num_assets), 100.0), close[:-1]])
-    features = np.concatenate(
-        [regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2
-    )
+    features = np.concatenate([regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2)
     session = np.arange(num_bars) // session_bars
     minutes = np.datetime64("2020-01-02T14:30", "ns").astype(np.int64) + MINUTE_NS * (
         session * 1440 + np.arange(num_bars) % session_bars

@@ -1,0 +1,178 @@
+"""Shapes, symmetry and the head's arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fintrader.agents import FlatLayout, HeadSettings, NetworkSettings, PPOSettings, make_agent
+from fintrader.agents.heads import Head
+from fintrader.agents.layout import holdings_of, num_actions, split_columns, statistic_groups
+from fintrader.agents.networks import Actor, Critic, Dense, Mlp
+from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.trading import EnvSettings, TradingEnv
+from tests.agents.planted import planted_market
+
+LAYOUT = ObservationLayout(5, 3, 2)
+
+
+def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The observation of the same account with its assets in another order."""
+    obs = obs.clone()
+    slices = LAYOUT.slices
+    for name in ("holdings", "tradable"):
+        obs[:, slices[name]] = obs[:, slices[name]][:, order]
+    features = obs[:, slices["features"]].reshape(-1, 5, 3)
+    obs[:, slices["features"]] = features[:, order].flatten(1)
+    return obs
+
+
+def test_columns_agree_with_the_environment() -> None:
+    obs = torch.randn(4, LAYOUT.width)
+    mine, theirs = split_columns(obs, LAYOUT), LAYOUT.split(obs)
+    for name, part in mine._asdict().items():
+        assert torch.equal(part, theirs[name]), name
+    assert torch.equal(holdings_of(obs, LAYOUT), theirs["holdings"])
+    assert num_actions(LAYOUT) == 5
+    assert num_actions(FlatLayout(3, 2)) == 2
+
+
+@pytest.mark.parametrize("account", [True, False])
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_permuting_assets_permutes_actions_and_leaves_the_value(account: bool, layer_norm: bool) -> None:
+    network = NetworkSettings(hidden=(16, 16), account=account, layer_norm=layer_norm)
+    agent = make_agent(PPOSettings(network=network), LAYOUT, seed=1)
+    for parameter in agent.policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    agent.policy.normaliser.update(torch.randn(50, LAYOUT.width) * 3 + 1)
+    agent.policy.requires_grad_(False)
+    obs = torch.rand(7, LAYOUT.width)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    action, moved = agent.policy(obs), agent.policy(permuted(obs, order))
+    torch.testing.assert_close(moved, action[:, order])
+    assert float((action[:, 0] - action[:, 1]).abs().max()) > 1e-3
+    critic = agent.critic  # type: ignore[attr-defined]
+    normalise = agent.policy.normaliser
+    torch.testing.assert_close(critic(normalise(permuted(obs, order))), critic(normalise(obs)))
+
+
+def test_an_action_critic_sees_each_action_at_its_asset() -> None:
+    critic = Critic(LAYOUT, NetworkSettings(hidden=(8,)), latents=6)
+    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    both = torch.cat([latent[:, order], latent[:, 5:]], dim=1)
+    torch.testing.assert_close(critic(permuted(obs, order), both), critic(obs, latent))
+    swapped = torch.cat([latent[:, order], latent[:, 5:]], dim=1)
+    assert not torch.allclose(critic(obs, swapped), critic(obs, latent))
+    cash = latent.clone()
+    cash[:, 5] += 1
+    assert not torch.allclose(critic(obs, cash), critic(obs, latent))
+
+
+@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+def test_members_are_independent_networks(kind: str) -> None:
+    network = NetworkSettings(hidden=(8, 8), kind=kind)  # type: ignore[arg-type]
+    several = Critic(LAYOUT, network, latents=6, members=4)
+    single = Critic(LAYOUT, network, latents=6)
+    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
+    values = several(obs, latent)
+    assert values.shape == (4, 3)
+    for k in range(4):
+        state = {
+            name: tensor[k].squeeze(0) if name.endswith("bias") else tensor[k]
+            for name, tensor in several.state_dict().items()
+        }
+        single.load_state_dict(state)
+        torch.testing.assert_close(values[k], single(obs, latent))
+    assert not torch.allclose(values[0], values[1])
+
+
+def test_dense_starts_orthogonal() -> None:
+    weight = Dense(6, 6, gain=2.0).weight.detach()
+    torch.testing.assert_close(weight @ weight.T, 4 * torch.eye(6), atol=1e-5, rtol=0)
+
+
+def test_flat_layouts_take_the_mlp() -> None:
+    actor = Actor(FlatLayout(3, 2), NetworkSettings(), cash=False, outputs=2)
+    assert isinstance(actor.mlp, Mlp)
+    mean, other = actor(torch.randn(4, 3))
+    assert mean.shape == other.shape == (4, 2)
+
+
+def test_aim_goes_part_of_the_way() -> None:
+    head = Head(LAYOUT, HeadSettings(rate=0.25, scale=2.0, cash_logit=0.5))
+    obs = torch.zeros(1, LAYOUT.width)
+    obs[0, LAYOUT.slices["holdings"]] = torch.tensor([0.4, 0.0, 0.0, 0.1, 0.0])
+    latent = torch.tensor([[0.3, -0.2, 0.0, 0.1, 0.5, -0.4]])
+    logits = [2.0 * z for z in latent[0].tolist()]
+    logits[5] += math.log(5) + 0.5
+    total = sum(math.exp(x) for x in logits)
+    held = [0.4, 0.0, 0.0, 0.1, 0.0]
+    expected = [w + 0.25 * (math.exp(x) / total - w) for w, x in zip(held, logits, strict=False)]
+    torch.testing.assert_close(head.decode(obs, latent), torch.tensor([expected]))
+
+
+def test_a_gap_inside_the_band_is_not_traded() -> None:
+    head = Head(LAYOUT, HeadSettings(rate=1.0, band=0.5))
+    obs = torch.zeros(1, LAYOUT.width)
+    aim = Head(LAYOUT, HeadSettings(rate=1.0)).decode(obs, torch.zeros(1, 6))
+    held = aim + torch.tensor([[0.09, -0.09, 0.0, 0.12, -0.12]])
+    obs[:, LAYOUT.slices["holdings"]] = held
+    action = head.decode(obs, torch.zeros(1, 6))
+    torch.testing.assert_close(action[0, :3], held[0, :3])
+    torch.testing.assert_close(action[0, 3:], aim[0, 3:] + torch.tensor([0.1, -0.1]))
+
+
+def test_actions_never_need_more_than_the_account_has() -> None:
+    obs = torch.zeros(64, LAYOUT.width)
+    obs[:, LAYOUT.slices["holdings"]] = torch.rand(64, 5) / 5
+    action = Head(LAYOUT, HeadSettings(rate=1.0)).decode(obs, torch.randn(64, 6) * 5)
+    assert bool((action >= 0).all())
+    assert bool((action.sum(dim=1) <= 1 + 1e-6).all())
+
+
+def test_a_fresh_agent_hardly_trades_once_invested() -> None:
+    env = TradingEnv(planted_market(200, 5), EnvSettings(num_envs=4, fractional=True))
+    agent = make_agent(PPOSettings(), env.layout, seed=0)
+    obs, _ = env.reset(seed=0)
+    with torch.no_grad():
+        for _ in range(60):
+            obs, *_ = env.step(agent.policy(obs))
+        change = agent.policy(obs) - holdings_of(obs, env.layout)
+    assert float(change.abs().sum(dim=1).max()) < 0.02
+    assert 0.6 < float(holdings_of(obs, env.layout).sum(dim=1).mean()) < 0.85
+
+
+def test_observation_statistics_pool_assets_and_match_numpy() -> None:
+    groups = statistic_groups(LAYOUT)
+    slices = LAYOUT.slices
+    assert groups[slices["features"]].reshape(5, 3).unique(dim=0).shape[0] == 1
+    assert groups[slices["holdings"]].unique().numel() == 1
+    obs = torch.randn(40, LAYOUT.width, dtype=torch.float32) * 2 + 100
+    normaliser = ObservationNormaliser(LAYOUT)
+    for part in obs.split([1, 9, 30]):
+        normaliser.update(part)
+    assert normaliser.count == 40
+    second = obs[:, slices["features"]].reshape(-1, 3)[:, 1].double()
+    column = int(groups[slices["features"]][1])
+    assert normaliser.mean[column].item() == pytest.approx(second.mean().item(), abs=1e-5)
+    assert normaliser.var[column].item() == pytest.approx(second.var(correction=0).item(), rel=1e-4)
+    scaled = normaliser(obs)[:, slices["features"]].reshape(-1, 3)[:, 1]
+    assert scaled.mean().item() == pytest.approx(0, abs=1e-3)
+    assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-3)
+    copy = ObservationNormaliser(LAYOUT)
+    copy.load_state_dict(normaliser.state_dict())
+    assert torch.equal(copy(obs), normaliser(obs))
+
+
+def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
+    scaler = RewardScaler(0.5)
+    rewards = torch.tensor([[1.0], [2.0], [4.0]])
+    scaler.update(rewards[:2], torch.tensor([[False], [True]]))
+    scaler.update(rewards[2:], torch.tensor([[False]]))
+    # returns: 1, 2 + 0.5·1 = 2.5, then a new episode: 4
+    deviation = torch.tensor([1.0, 2.5, 4.0]).std(correction=0)
+    torch.testing.assert_close(scaler(rewards), rewards / deviation)

@@ -1,0 +1,159 @@
+"""Policies as files, ensembles, and the damage a file can take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from fintrader.agents import (
+    EnsemblePolicy,
+    HeadSettings,
+    NetworkSettings,
+    PolicyModule,
+    PPOSettings,
+    load_policy,
+    make_agent,
+    save_policy,
+)
+from fintrader.agents.ppo import PPO
+from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.errors import CheckpointError, ConfigError
+from tests.agents.planted import planted_market
+
+MARKET = planted_market(80, 4)
+ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
+
+
+def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule:
+    """An untrained policy with outputs large enough to matter, and statistics that are not the start's."""
+    settings = PPOSettings(
+        network=NetworkSettings(hidden=(8, 8), kind=kind),  # type: ignore[arg-type]
+        head=HeadSettings(kind=head),  # type: ignore[arg-type]
+    )
+    agent = make_agent(settings, ENV.layout, seed=seed)
+    assert isinstance(agent, PPO)
+    with torch.no_grad():
+        for parameter in agent.actor.parameters():
+            parameter.mul_(3.0)
+    obs, _ = ENV.reset(seed=seed)
+    agent.normaliser.update(obs * 2 + 1)
+    return agent.policy
+
+
+def observations() -> torch.Tensor:
+    obs, _ = ENV.reset(seed=11)
+    for _ in range(3):
+        obs, *_ = ENV.step(torch.rand(6, 4))
+    return obs
+
+
+@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("head", ["aim", "direct"])
+def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) -> None:
+    original = policy(1, kind=kind, head=head)
+    save_policy(tmp_path / "policy.safetensors", original, {"score": 1.5}, market=MARKET)
+    loaded = load_policy(tmp_path / "policy.safetensors", market=MARKET)
+    obs = observations()
+    action = loaded(obs)
+    assert torch.equal(action, original(obs).detach())
+    assert action.shape == (6, 4)
+    assert bool((action.abs() <= 1).all())
+    assert loaded.meta["score"] == 1.5
+    assert not action.requires_grad
+    assert torch.equal(action, loaded(obs))
+
+
+def test_equal_policies_give_equal_bytes_and_loading_leaves_the_random_stream_alone(tmp_path: Path) -> None:
+    save_policy(tmp_path / "a", policy(1))
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    save_policy(tmp_path / "b", load_policy(tmp_path / "a"))
+    assert torch.equal(torch.rand(1), expected)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_an_agent_can_be_given_instead_of_its_policy(tmp_path: Path) -> None:
+    agent = make_agent(PPOSettings(), ENV.layout, seed=3)
+    save_policy(tmp_path / "p", agent)
+    obs = observations()
+    assert torch.equal(load_policy(tmp_path / "p")(obs), agent.policy(obs).detach())
+
+
+def test_ensembles(tmp_path: Path) -> None:
+    members = [policy(seed) for seed in (1, 2, 3)]
+    obs = observations()
+    actions = torch.stack([member(obs) for member in members]).detach()
+    expected = {
+        "mean": actions.mean(dim=0),
+        "weighted": (actions * torch.tensor([0.5, 0.3, 0.2]).view(3, 1, 1)).sum(dim=0),
+        "vote": actions.sort(dim=0).values[1],
+    }
+    for mode, action in expected.items():
+        ensemble = EnsemblePolicy(members, [5.0, 3.0, 2.0], mode)  # type: ignore[arg-type]
+        torch.testing.assert_close(ensemble(obs).detach(), action)
+        save_policy(tmp_path / mode, ensemble, {"trials": 3})
+        loaded = load_policy(tmp_path / mode)
+        assert torch.equal(loaded(obs), ensemble(obs).detach())
+        assert loaded.meta == {"trials": 3}
+        assert len({mode: action.sum() for mode, action in expected.items()}) == 3
+
+
+def test_ensembles_that_make_no_sense() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        EnsemblePolicy([])
+    with pytest.raises(ConfigError, match="weights"):
+        EnsemblePolicy([policy(1)], [-1.0], "weighted")
+    with pytest.raises(ConfigError, match="weights"):
+        EnsemblePolicy([policy(1)], [float("nan")], "weighted")
+    with pytest.raises(ConfigError, match="mode"):
+        EnsemblePolicy([policy(1)], None, "loudest")  # type: ignore[arg-type]
+    other = TradingEnv(planted_market(80, 5), EnvSettings(num_envs=2))
+    with pytest.raises(CheckpointError, match="layout"):
+        EnsemblePolicy([policy(1), make_agent(PPOSettings(), other.layout).policy])
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    save_policy(path, policy(1))
+    whole = path.read_bytes()
+    for size in (0, 7, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match="truncated or damaged"):
+            load_policy(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_policy(tmp_path / "nothing")
+
+
+def test_a_tampered_file(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    save_policy(path, policy(1), {"score": 1.0})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="changed after it was written"):
+        load_policy(path)
+    path.write_bytes(whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0'))
+    assert path.read_bytes() != whole
+    with pytest.raises(CheckpointError, match="changed after it was written"):
+        load_policy(path)
+    path.write_bytes(save(load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}))
+    with pytest.raises(CheckpointError, match="other"):
+        load_policy(path)
+
+
+def test_another_market_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    save_policy(path, policy(1), market=MARKET)
+    with pytest.raises(CheckpointError, match="symbols differ"):
+        load_policy(path, market=replace(MARKET, symbols=("A", "B", "C", "D")))
+    with pytest.raises(CheckpointError, match="feature names differ"):
+        load_policy(path, market=replace(MARKET, feature_names=("other", "noise0", "noise1")))
+    load_policy(path, market=planted_market(50, 4, seed=8))  # other bars of the same columns are fine
+    save_policy(path, policy(1))
+    with pytest.raises(CheckpointError, match="4 assets"):
+        load_policy(path, market=planted_market(50, 5))

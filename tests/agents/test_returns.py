@@ -1,0 +1,70 @@
+"""Advantages and n-step returns against hand arithmetic and against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fintrader.agents.returns import gae, n_step
+from tests.oracles.returns import gae_by_definition, n_step_by_definition
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
+
+
+def flags(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.bool).unsqueeze(1)
+
+
+def test_gae_by_hand_without_an_end() -> None:
+    # γ = 0.5, λ = 0.5: δ_1 = 2 + 0.5·4 − 3 = 1, δ_0 = 1 + 0.5·3 − 2 = 0.5, A_0 = 0.5 + 0.25·1
+    advantages, targets = gae(column(1, 2), column(2, 3), column(3, 4), flags(0, 0), flags(0, 0), 0.5, 0.5)
+    assert advantages.flatten().tolist() == [0.75, 1.0]
+    assert targets.flatten().tolist() == [2.75, 4.0]
+
+
+def test_termination_cuts_bootstrap_and_trace() -> None:
+    # δ_0 = 1 − 2 = −1 (no future), and step 1 belongs to another episode
+    advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), flags(1, 0), flags(0, 0), 0.5, 0.5)
+    assert advantages.flatten().tolist() == [-1.0, 1.0]
+
+
+def test_truncation_cuts_the_trace_and_keeps_the_bootstrap() -> None:
+    # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
+    advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), flags(0, 0), flags(1, 0), 0.5, 0.5)
+    assert advantages.flatten().tolist() == [3.5, 1.0]
+
+
+def test_termination_wins_where_both_are_set() -> None:
+    advantages, _ = gae(column(1), column(2), column(9), flags(1), flags(1), 0.5, 0.5)
+    assert advantages.item() == -1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
+def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lambda: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rewards, values, following = torch.randn(3, steps, 2, generator=draw, dtype=torch.float64)
+    terminated, truncated = torch.rand(2, steps, 2, generator=draw) < 0.25
+    advantages, targets = gae(rewards, values, following, terminated, truncated, gamma, gae_lambda)
+    for account in range(2):
+        inputs = [x[:, account].tolist() for x in (rewards, values, following, terminated, truncated)]
+        assert advantages[:, account].tolist() == pytest.approx(gae_by_definition(*inputs, gamma, gae_lambda))
+    torch.testing.assert_close(targets, advantages + values)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(steps, 3, generator=draw, dtype=torch.float64)
+    terminated, truncated = torch.rand(2, steps, 3, generator=draw) < 0.25
+    total, discount, last = n_step(rewards, terminated, truncated, 0.9)
+    for account in range(3):
+        expected = n_step_by_definition(
+            rewards[:, account].tolist(), terminated[:, account].tolist(), truncated[:, account].tolist(), 0.9
+        )
+        assert (total[account].item(), discount[account].item(), last[account].item()) == pytest.approx(expected)

@@ -1,0 +1,182 @@
+"""The training loop: budgets, what it writes, and that a kill leaves no trace in the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fintrader.agents import (
+    Budget,
+    NetworkSettings,
+    PPOSettings,
+    TrainProgress,
+    make_agent,
+    read_agent_state,
+    train,
+)
+from fintrader.agents.checkpoint import read_tensors
+from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.errors import CheckpointError, ConfigError, TrainingError
+from tests.agents.planted import planted_market
+from tests.agents.tiny import ConstantReward, Identity
+
+SMALL = PPOSettings(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
+MARKET = planted_market(300, 3)
+
+
+def market_env(seed: int = 3) -> TradingEnv:
+    return TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), seed=seed)
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing below `train` catches it."""
+
+
+def killed_after(updates: int) -> Any:
+    def on_progress(progress: TrainProgress) -> None:
+        if progress.updates >= updates:
+            raise Killed
+
+    return on_progress
+
+
+@pytest.mark.parametrize("kills", [(1,), (2, 3, 5), (7,)])
+def test_a_killed_training_ends_like_an_undisturbed_one(tmp_path: Path, kills: tuple[int, ...]) -> None:
+    budget = Budget(env_steps=8 * 8 * 8)
+
+    def fresh() -> Any:
+        return make_agent(SMALL, market_env().layout, seed=5)
+
+    train(fresh(), market_env(), budget, folder=tmp_path / "whole")
+    for updates in kills:
+        every = 0.0 if updates % 2 else 1e9  # sometimes nothing is stored before the kill, so that it loses work
+        stop, folder = killed_after(updates), tmp_path / "killed"
+        with pytest.raises(Killed):
+            train(fresh(), market_env(), budget, folder=folder, on_progress=stop, checkpoint_seconds=every)
+    train(fresh(), market_env(), budget, folder=tmp_path / "killed")
+
+    whole, _ = read_tensors(tmp_path / "whole" / "state.safetensors", "fintrader-training-1")
+    killed, _ = read_tensors(tmp_path / "killed" / "state.safetensors", "fintrader-training-1")
+    assert whole.keys() == killed.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, killed[name]), name
+
+    def losses(name: str) -> list[tuple[int, float]]:
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [(record["update"], record["policy_loss"]) for record in map(json.loads, lines)]
+
+    assert losses("whole") == losses("killed")
+    assert [update for update, _ in losses("whole")] == list(range(1, 9))
+
+
+def test_resuming_continues_the_environment_too(tmp_path: Path) -> None:
+    env = market_env()
+    agent = make_agent(SMALL, env.layout, seed=5)
+    train(agent, env, Budget(env_steps=64), folder=tmp_path)
+    again = market_env(seed=99)  # another seed: the stored random stream must win
+    train(make_agent(SMALL, env.layout, seed=5), again, Budget(env_steps=64), folder=tmp_path)
+    for name, tensor in env.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_an_ended_training_returns_at_once(tmp_path: Path) -> None:
+    env = Identity()
+    first = train(make_agent(SMALL, env.layout), env, Budget(env_steps=300), folder=tmp_path)
+    before = (tmp_path / "state.safetensors").read_bytes()
+    second = train(make_agent(SMALL, env.layout), Identity(), Budget(env_steps=300), folder=tmp_path)
+    assert (second.env_steps, second.updates) == (first.env_steps, first.updates) == (384, 3)
+    assert second.metrics["policy_loss"] == first.metrics["policy_loss"]
+    assert (tmp_path / "state.safetensors").read_bytes() == before
+
+
+def test_a_budget_in_seconds_ends() -> None:
+    env = Identity()
+    result = train(make_agent(SMALL, env.layout), env, Budget(seconds=0.3))
+    assert 0.25 < result.seconds < 3.0
+    assert result.updates > 1
+
+
+@pytest.mark.parametrize("values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}])
+def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Budget(**values)
+
+
+def test_progress_and_metrics(tmp_path: Path) -> None:
+    seen: list[TrainProgress] = []
+    env = Identity()
+    train(make_agent(SMALL, env.layout), env, Budget(env_steps=512), folder=tmp_path, on_progress=seen.append)
+    assert [progress.env_steps for progress in seen] == [128, 256, 384, 512]
+    assert seen[-1].fraction == 1.0
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    wanted = "policy_loss value_loss kl clip_fraction explained_variance entropy grad_norm memory_mib reward_mean"
+    for name in [*wanted.split(), "steps_per_second", "steps_per_second_env", "steps_per_second_learning"]:
+        assert name in record, name
+    assert record["memory_mib"] > 1
+
+
+class BrokenReward(ConstantReward):
+    """Gives NaN from the third step on."""
+
+    def reward(self, action: torch.Tensor) -> torch.Tensor:
+        self.steps = getattr(self, "steps", 0) + 1
+        return torch.full((self.num_envs,), float("nan") if self.steps > 12 else 1.0)
+
+
+def test_a_loss_that_is_no_number_stops_with_the_state_saved(tmp_path: Path) -> None:
+    env = BrokenReward()
+    with pytest.raises(TrainingError, match=r"update 2: .*learning_rate.*failed\.safetensors"):
+        train(make_agent(SMALL, env.layout), env, Budget(env_steps=10_000), folder=tmp_path, checkpoint_seconds=0)
+    read_tensors(tmp_path / "failed.safetensors", "fintrader-training-1")
+    _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
+    assert header["updates"] == 1  # the last good state stays
+
+
+def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
+    env = market_env()
+    train(make_agent(SMALL, env.layout), env, Budget(env_steps=64), folder=tmp_path)
+    other = SMALL.model_copy(update={"learning_rate": 0.1})
+    with pytest.raises(CheckpointError, match="agent differs"):
+        train(make_agent(other, env.layout), env, Budget(env_steps=64), folder=tmp_path)
+    longer = TradingEnv(planted_market(301, 3), EnvSettings(num_envs=8))
+    with pytest.raises(CheckpointError, match="market differs"):
+        train(make_agent(SMALL, env.layout), longer, Budget(env_steps=64), folder=tmp_path)
+
+
+def test_a_child_inherits_weights_and_moments_but_not_its_learning_rate(tmp_path: Path) -> None:
+    env = market_env()
+    parent = make_agent(SMALL, env.layout, seed=1)
+    train(parent, env, Budget(env_steps=128), folder=tmp_path)
+    child = make_agent(SMALL.model_copy(update={"learning_rate": 0.5}), env.layout, seed=2)
+    stream = child.state_dict()["generator"]
+    child.inherit(read_agent_state(tmp_path))
+    mine, theirs = child.state_dict(), parent.state_dict()
+    for name in theirs:
+        if name.startswith(("modules.", "optimisers.")):
+            assert torch.equal(mine[name], theirs[name]), name
+    assert any(name.startswith("optimisers.adam") for name in mine)
+    assert torch.equal(mine["generator"], stream)
+    assert child.optimisers["adam"].param_groups[0]["lr"] == 0.5  # type: ignore[attr-defined]
+
+
+def test_a_parent_of_another_shape_is_refused() -> None:
+    layout = market_env().layout
+    parent = make_agent(SMALL, layout).state_dict()
+    wide = make_agent(SMALL.model_copy(update={"network": NetworkSettings(hidden=(16,))}), layout)
+    with pytest.raises(CheckpointError, match="shape"):
+        wide.inherit(parent)
+    deep = make_agent(SMALL.model_copy(update={"network": NetworkSettings(hidden=(8, 8))}), layout)
+    with pytest.raises(CheckpointError, match="architecture"):
+        deep.inherit(parent)
+    with pytest.raises(CheckpointError, match="random state"):
+        make_agent(SMALL, layout).load_state_dict({k: v for k, v in parent.items() if k != "generator"})
+
+
+def test_an_agent_of_another_layout_is_refused() -> None:
+    with pytest.raises(ConfigError, match="layout"):
+        train(make_agent(SMALL, Identity().layout), market_env(), Budget(env_steps=64))
