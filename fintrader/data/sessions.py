@@ -95,13 +95,16 @@ def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int =
 
 def session_date(calendar: str, ts: int) -> dt.date:
     """The exchange's own date at a moment (nanoseconds since 1970 UTC)."""
+    day: dt.date = exchange_days(calendar, np.array([ts]))[0].astype("datetime64[D]").item()
+    return day
+
+
+def exchange_days(calendar: str, ts: Array) -> Array:
+    """`[R]` int64: the exchange's own date at each moment, in days since 1970."""
     import pandas as pd
 
-    return pd.Timestamp(ts, unit="ns", tz="UTC").tz_convert(_zone(calendar)).date()
-
-
-def _zone(calendar: str) -> Any:
-    return _calendar(calendar, 2000, 2001).tz
+    stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC").tz_convert(_calendar(calendar, 2000, 2001).tz)
+    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
 
 
 def _schedule(calendar: str, start: dt.date, end: dt.date) -> Any:

@@ -16,7 +16,7 @@ REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
 def minute_table(symbols: int = 2, sessions: int = 5, *, seed: int = 0, missing: float = 0.0) -> pd.DataFrame:
     """Minute bars from 2016-01-04 (New York time, bar starts), tickers AAA, BBB, ..., sorted by ticker and time."""
     random = np.random.default_rng(seed)
-    days = pd.bdate_range("2016-01-04", periods=sessions)  # no holiday before 2016-01-18
+    days = pd.bdate_range("2016-01-04", periods=sessions, freq="C", holidays=["2016-01-18"])
     ts = pd.DatetimeIndex(
         np.concatenate([pd.date_range(day + pd.Timedelta("9h30min"), periods=390, freq="min") for day in days])
     )

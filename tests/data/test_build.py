@@ -251,8 +251,8 @@ def test_the_real_file_of_2015() -> None:
     assert last == ["2016-04-01", "2016-01-29", "2016-04-01", "2016-03-02"]
     found = quality_report(real)
     assert found["early_closes"] == ["2015-11-27", "2015-12-24"]
-    assert found["market_holes"] == {"2015-11-16": 20}
-    assert found["holes"] == {"CSX": ["2015-12-21"]}
+    assert found["kinds"]["market_hole"] == 1
+    assert found["kinds"]["missing_session"] == 1
     with pytest.raises(BarError, match="no column 'symbol'"):
         make_market(_renamed(real))
 

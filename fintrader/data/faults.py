@@ -1,0 +1,321 @@
+"""Every kind of fault the bars of a market can have, and detectors that find them without changing anything.
+
+What becomes of each when a market is built stands in `KINDS`. Nothing is erased by looking at what came after it: a
+price that jumps and comes back is reported and kept, because to drop it one would have to know the next bar.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fintrader.data.bars import MINUTE_NS, PRICES, Array, Bars
+from fintrader.data.sessions import SessionGrid, exchange_days
+
+KINDS: dict[str, str] = {
+    "not_finite_price": "a price is NaN or infinite: the build refuses it",
+    "zero_price": "a price is zero: the build refuses it",
+    "negative_price": "a price is negative: the build refuses it",
+    "not_finite_volume": "a volume is NaN or infinite: the build refuses it",
+    "negative_volume": "a volume is negative: the build refuses it",
+    "future": "the bar lies in the future: the build refuses it",
+    "conflicting_duplicate": "different rows for one symbol and time: the build refuses them",
+    "exact_duplicate": "a row repeats another: one is kept",
+    "out_of_order": "rows are not in order of time: they are sorted",
+    "off_minute": "a time lies inside a minute: it counts to the minute in which it lies",
+    "crossed_range": "the high lies below the low: the range is widened to hold open and close",
+    "open_outside_range": "the open lies outside low and high: the range is widened",
+    "close_outside_range": "the close lies outside low and high: the range is widened",
+    "closed_day": "bars on a day without a session: left out",
+    "outside_session": "bars before the open or after the close: left out",
+    "shifted_day": "a day's bars stand whole hours away from the session: those outside are left out, mend the zone",
+    "price_spike": "a close jumps away and comes back with the next bar: kept",
+    "wick": "a high or low reaches far beyond the bar's open and close: kept",
+    "stale_run": "many bars in a row are the same in price and volume, as of a frozen feed: kept",
+    "repeated_day": "a day's closes are those of another day: kept",
+    "split": "a night's move looks like an unadjusted split: kept, declare it under data.adjust",
+    "scale_jump": "prices change by a factor of 100 or more: kept",
+    "zero_volume": "the price moves in a bar without volume: kept",
+    "volume_outlier": "a volume is thousands of times the usual one: kept",
+    "gap": "minutes are missing in which the symbol would all but surely have traded: last past close, not tradable",
+    "thin_day": "a symbol has less than half its usual bars on a day: last past close, not tradable",
+    "missing_session": "a symbol has no bar in a whole session: last past close, not tradable",
+    "market_hole": "minutes in which nobody traded: last past close, not tradable",
+    "market_halt": "minutes of a market-wide halt: last past close, not tradable",
+    "late_listing": "a symbol begins after the first session: no price before",
+    "ended": "a symbol's bars end before the last session: no price after, sold at its last bar",
+}
+"""Kind -> what it means and what the build makes of it."""
+
+MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03-18")
+"""Days of market-wide circuit breakers in New York (https://www.nyse.com/trade/market-wide-circuit-breakers)."""
+
+_SPLITS = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 15.0, 20.0, 25.0, 30.0)
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One fault of one symbol on one day (symbol "" stands for the whole market)."""
+
+    kind: str
+    symbol: str
+    day: str
+    """Exchange's date, like 2016-01-04."""
+    count: int
+    """Bars concerned."""
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def find_faults(bars: Bars, grid: SessionGrid, *, now: float | None = None) -> list[Fault]:
+    """All faults of raw bars, sorted by kind, symbol and day. `grid` is one of exchange minutes that spans them."""
+    local = _Days(bars, grid)
+    found = list(_row_faults(bars, local, now))
+    good = _valid(bars, now)
+    bars = bars.take(good).sorted()
+    if len(bars):
+        first = np.concatenate([[True], (np.diff(bars.ts) != 0) | (np.diff(bars.symbol) != 0)])
+        bars = bars.take(first)
+        found += _placement_faults(bars, grid, _Days(bars, grid))
+        at = grid.locate(bars.ts)
+        inside = at >= 0
+        bars, at = bars.take(inside), at[inside]
+        if len(bars):
+            found += _price_faults(bars, at, grid)
+            found += _coverage_faults(bars, at, grid)
+    return sorted(found)
+
+
+class _Days:
+    """The exchange's own date of each row, in days since 1970."""
+
+    def __init__(self, bars: Bars, grid: SessionGrid) -> None:
+        quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
+        quarters, inverse = np.unique(bars.ts // quarter, return_inverse=True)
+        self.day = exchange_days(grid.calendar, quarters * quarter)[inverse]
+
+    def name(self, number: int) -> str:
+        return str(np.datetime64(int(number), "D"))
+
+
+def _grouped(kind: str, bars: Bars, mask: Array, days: _Days, detail: str = "") -> Iterator[Fault]:
+    """One fault per symbol and day in which `mask` holds."""
+    rows = np.flatnonzero(mask)
+    if len(rows) == 0:
+        return
+    keys = np.stack([bars.symbol[rows].astype(np.int64), days.day[rows]], axis=1)
+    groups, counts = np.unique(keys, axis=0, return_counts=True)
+    for (code, day), count in zip(groups, counts, strict=True):
+        yield Fault(kind, bars.symbols[code], days.name(day), int(count), detail)
+
+
+def _valid(bars: Bars, now: float | None) -> Array:
+    good = np.isfinite(bars.volume) & (bars.volume >= 0) & (bars.ts <= _latest(now))
+    for name in PRICES:
+        values = getattr(bars, name)
+        good &= np.isfinite(values) & (values > 0)
+    return np.asarray(good)
+
+
+def _latest(now: float | None) -> float:
+    return (time.time() if now is None else now) * 1e9
+
+
+def _row_faults(bars: Bars, days: _Days, now: float | None) -> Iterator[Fault]:
+    prices = np.stack([getattr(bars, name) for name in PRICES])
+    finite = np.isfinite(prices).all(axis=0)
+    yield from _grouped("not_finite_price", bars, ~finite, days)
+    yield from _grouped("zero_price", bars, (prices == 0).any(axis=0), days)
+    yield from _grouped("negative_price", bars, (prices < 0).any(axis=0), days)
+    yield from _grouped("not_finite_volume", bars, ~np.isfinite(bars.volume), days)
+    yield from _grouped("negative_volume", bars, bars.volume < 0, days)
+    future = bars.ts > _latest(now)
+    yield from _grouped("future", bars, future, days)
+    yield from _grouped("off_minute", bars, bars.ts % MINUTE_NS != 0, days)
+    good = _valid(bars, now)
+    crossed = good & (bars.high < bars.low)
+    yield from _grouped("crossed_range", bars, crossed, days)
+    for name in ("open", "close"):
+        value = getattr(bars, name)
+        outside = good & ~crossed & ((value > bars.high) | (value < bars.low))
+        yield from _grouped(f"{name}_outside_range", bars, outside, days)
+    # order: a row earlier than one of its symbol that stands before it in the file
+    order = np.argsort(bars.symbol, kind="stable")
+    ts, symbol = bars.ts[order], bars.symbol[order]
+    back = np.zeros(len(bars), dtype=bool)
+    back[order[1:]] = (np.diff(ts) < 0) & (np.diff(symbol) == 0)
+    yield from _grouped("out_of_order", bars, back, days)
+    order = np.lexsort((bars.ts, bars.symbol))
+    again = np.concatenate([[False], (np.diff(bars.ts[order]) == 0) & (np.diff(bars.symbol[order]) == 0)])
+    same = again.copy()
+    for name in (*PRICES, "volume"):
+        values = getattr(bars, name)[order]
+        same[1:] &= (np.diff(values) == 0) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
+    for kind, mask in (("exact_duplicate", same), ("conflicting_duplicate", again & ~same)):
+        marked = np.zeros(len(bars), dtype=bool)
+        marked[order] = mask
+        yield from _grouped(kind, bars, marked, days)
+
+
+def _placement_faults(bars: Bars, grid: SessionGrid, days: _Days) -> Iterator[Fault]:
+    """Rows where the exchange is closed: a day off, a shifted day, or early and late trading."""
+    outside = grid.locate(bars.ts) < 0
+    session = np.searchsorted(grid.dates.astype(np.int64), days.day)
+    session = np.minimum(session, grid.num_sessions - 1)
+    trading = grid.dates.astype(np.int64)[session] == days.day
+    yield from _grouped("closed_day", bars, outside & ~trading, days)
+    shifted = np.zeros(len(bars), dtype=bool)
+    rows = np.flatnonzero(outside & trading)
+    if len(rows):
+        starts = grid.exchange_minutes[np.searchsorted(grid.session[grid.bar_of_minute], np.arange(grid.num_sessions))]
+        groups = np.unique(
+            np.stack([bars.symbol[rows].astype(np.int64), days.day[rows], session[rows]], axis=1), axis=0
+        )
+        for code, day, number in groups:
+            mine = (bars.symbol == code) & (days.day == day)
+            first, last = bars.ts[mine].min(), bars.ts[mine].max()
+            length = int(grid.session_minutes[number]) * MINUTE_NS
+            early, late = first - starts[number], last + MINUTE_NS - starts[number] - length
+            # both ends moved the same way by about a whole number of half hours, and the day is as long as a session
+            moved = round((early + late) / 2 / (30 * MINUTE_NS)) * 30 * MINUTE_NS
+            if moved and max(abs(early - moved), abs(late - moved)) < 15 * MINUTE_NS:
+                shifted |= mine & outside
+                yield Fault(
+                    "shifted_day",
+                    bars.symbols[code],
+                    days.name(day),
+                    int(mine.sum()),
+                    f"by {moved // MINUTE_NS} minutes",
+                )
+    yield from _grouped("outside_session", bars, outside & trading & ~shifted, days)
+
+
+def _price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
+    edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
+    for code, name in enumerate(bars.symbols):
+        rows = slice(int(edges[code]), int(edges[code + 1]))
+        if rows.stop - rows.start >= 2:
+            yield from _one_symbols_prices(bars, rows, name, grid.session[at[rows]], grid)
+
+
+def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid: SessionGrid) -> Iterator[Fault]:
+    open_, high, low, close = (getattr(bars, column)[rows] for column in PRICES)
+    volume = bars.volume[rows]
+    step = np.diff(np.log(close))
+    usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
+
+    def faults(kind: str, mask: Array, details: Iterable[str] | None = None) -> Iterator[Fault]:
+        days, counts = np.unique(session[mask], return_counts=True)
+        texts = list(details) if details is not None else [""] * len(days)
+        for day, count, text in zip(days, counts, texts, strict=True):
+            yield Fault(kind, name, str(grid.dates[day]), int(count), text)
+
+    jump, scale = _jumps(open_, close, session)
+    yield from faults("split", jump > 0, [f"{ratio:g} to 1" for ratio in jump[jump > 0]])
+    yield from faults("scale_jump", scale)
+    # a spike moves by 5 % and 20 usual moves, and the next bar takes at least 70 % of it back
+    spike = np.zeros(len(close), dtype=bool)
+    far = np.abs(step[:-1]) > max(0.05, 20 * usual)
+    spike[1:-1] = far & (np.abs(step[:-1] + step[1:]) < 0.3 * np.abs(step[:-1])) & ~scale[1:-1]
+    yield from faults("price_spike", spike)
+    top, bottom = np.maximum(open_, close), np.minimum(open_, close)
+    reach = np.maximum(high / top - 1, 1 - low / bottom)
+    yield from faults("wick", reach > max(0.1, 50 * float(np.median(high / low - 1))))
+    yield from faults("zero_volume", (volume == 0) & (high > low))
+    typical = float(np.median(volume))
+    yield from faults("volume_outlier", volume > 20_000 * max(typical, 1.0))
+    same = np.ones(len(close), dtype=bool)
+    for values in (open_, high, low, close, volume):
+        same[1:] &= np.diff(values) == 0
+    same[0] = False
+    same &= np.concatenate([[False], np.diff(session) == 0])
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], same.astype(np.int8), [0]])))
+    stale = np.zeros(len(close), dtype=bool)
+    for start, stop in zip(ends[::2], ends[1::2], strict=True):
+        stale[start:stop] = stop - start >= 9  # ten bars alike
+    yield from faults("stale_run", stale)
+    seen: dict[bytes, int] = {}
+    bounds = np.flatnonzero(np.diff(session, prepend=-1, append=-1))
+    for start, stop in itertools.pairwise(bounds):
+        if stop - start >= 30 and np.ptp(close[start:stop]) > 0:
+            earlier = seen.setdefault(close[start:stop].tobytes(), int(session[start]))
+            if earlier != session[start]:
+                day = str(grid.dates[session[start]])
+                yield Fault("repeated_day", name, day, int(stop - start), f"same as {grid.dates[earlier]}")
+
+
+def _jumps(open_: Array, close: Array, session: Array) -> tuple[Array, Array]:
+    """`[R]` ratio of a likely split at a session's first bar (0 elsewhere), and where prices change scale."""
+    ratio = np.ones(len(close))
+    ratio[1:] = close[:-1] / open_[1:]
+    scale = (np.maximum(ratio, 1 / ratio) > 70) | np.concatenate([[False], np.abs(np.diff(np.log(close))) > np.log(70)])
+    split = np.zeros(len(close))
+    for row in np.flatnonzero(np.diff(session, prepend=session[0]) != 0):
+        if scale[row]:
+            continue
+        for known in _SPLITS:
+            for target in (known, 1 / known):
+                # the price a day later must still stand there: a night's news of that size is rarely so exact
+                if abs(np.log(ratio[row] / target)) < 0.05:
+                    split[row] = target
+    return split, scale
+
+
+def _coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
+    num = len(bars.symbols)
+    traded = np.zeros((num, grid.num_bars), dtype=bool)
+    traded[bars.symbol, at] = True
+    anybody = traded.any(axis=0)
+    day_of = [str(day) for day in grid.dates]
+    for number in np.unique(grid.session[~anybody]):
+        silent = np.flatnonzero(~anybody & (grid.session == number))
+        clock = [str(grid.minutes[row].astype("datetime64[ns]"))[11:16] for row in silent[[0, -1]]]
+        kind = "market_halt" if day_of[number] in MARKET_HALTS else "market_hole"
+        yield Fault(kind, "", day_of[number], len(silent), f"between {clock[0]} and {clock[1]} UTC")
+    edges = grid.first_bar
+    length = np.maximum(np.bincount(grid.session[anybody], minlength=grid.num_sessions), 1)
+    for code, name in enumerate(bars.symbols):
+        count = np.bincount(grid.session[traded[code]], minlength=grid.num_sessions)
+        days = np.flatnonzero(count)
+        if len(days) == 0:
+            continue
+        first, last = int(days[0]), int(days[-1])
+        if first > 0:
+            yield Fault("late_listing", name, day_of[first], 1, "first session")
+        if last < grid.num_sessions - 1:
+            yield Fault("ended", name, day_of[last], 1, "last session")
+        listed = np.flatnonzero(traded[code])  # what lies before the first bar or after the end is no gap
+        begin, end = int(listed[0]), int(listed[-1]) + 1 if last < grid.num_sessions - 1 else grid.num_bars
+        share = count / length
+        usual = float(np.median(share[first : last + 1][share[first : last + 1] > 0]))
+        for number in range(first, last + 1):
+            if share[number] == 0:
+                if anybody[grid.session == number].any():
+                    yield Fault("missing_session", name, day_of[number], int(grid.session_minutes[number]))
+                continue
+            if share[number] < 0.5 * usual:
+                yield Fault("thin_day", name, day_of[number], int(count[number]), f"{share[number]:.0%} of the minutes")
+            rows = slice(max(int(edges[number]), begin), min(int(edges[number + 1]), end))
+            yield from _gaps(traded[code, rows], anybody[rows], usual, name, day_of[number], grid.minutes[rows])
+
+
+def _gaps(traded: Array, anybody: Array, usual: float, name: str, day: str, minutes: Array) -> Iterator[Fault]:
+    """Runs of silent minutes, of which a symbol that usually trades in a share `usual` has less than 1 in 10^15."""
+    silent = (~traded & anybody)[anybody]
+    if not silent.any():
+        return
+    stamps = minutes[anybody]
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], silent.astype(np.int8), [0]])))
+    for start, stop in zip(ends[::2], ends[1::2], strict=True):
+        run = int(stop - start)
+        if run >= 5 and run * np.log10(max(1.0 - usual, 1e-3)) < -15:
+            begin = str(stamps[start].astype("datetime64[ns]"))[11:16]
+            yield Fault("gap", name, day, run, f"from {begin} UTC")

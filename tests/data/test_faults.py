@@ -1,0 +1,297 @@
+"""Faults put into clean bars are found, each under its name; clean bars raise no alarm."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.config import validate
+from fintrader.data.bars import MINUTE_NS, Bars
+from fintrader.data.build import DataSettings, read_source
+from fintrader.data.faults import KINDS, find_faults
+from fintrader.data.quality import examine, quality_page, quality_report, write_quality
+from fintrader.data.sessions import session_grid
+from fintrader.data.sources.files import FilesSettings, read_files
+from fintrader.runs import read_json
+from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
+
+DAY = "2016-01-06"
+NOW = dt.datetime(2016, 3, 1, tzinfo=dt.UTC).timestamp()
+Change = Callable[[pd.DataFrame], pd.DataFrame]
+
+
+def rows_of(table: pd.DataFrame, start: str = "00:00", stop: str = "23:59", symbol: str = "BBB") -> pd.Index:
+    clock = table.ts.dt.strftime("%H:%M")
+    return table.index[
+        (table.ticker == symbol) & (table.ts.dt.strftime("%Y-%m-%d") == DAY) & (clock >= start) & (clock <= stop)
+    ]
+
+
+def put(
+    column: str, value: float | Callable[[pd.Series], pd.Series], start: str = "11:00", stop: str = "11:00"
+) -> Change:
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        rows = rows_of(table, start, stop)
+        table = table.astype({column: float})
+        table.loc[rows, column] = value(table.loc[rows, column]) if callable(value) else value
+        return table
+
+    return change
+
+
+def scale(factor: float, start: str, stop: str, columns: tuple[str, ...] = ("open", "high", "low", "close")) -> Change:
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        table.loc[rows_of(table, start, stop), list(columns)] *= factor
+        return table
+
+    return change
+
+
+def drop(start: str, stop: str, symbol: str | None = "BBB") -> Change:
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        for name in table.ticker.unique() if symbol is None else [symbol]:
+            table = table.drop(index=rows_of(table, start, stop, name))
+        return table
+
+    return change
+
+
+def extra(**changes: object) -> Change:
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        row = table.loc[rows_of(table, "12:00", "12:00")].assign(**changes)
+        return pd.concat([table, row], ignore_index=True)
+
+    return change
+
+
+def spike(table: pd.DataFrame) -> pd.DataFrame:
+    row = rows_of(table, "11:00", "11:00")[0]
+    table.loc[row, ["high", "close"]] *= 1.12
+    table.loc[row + 1, "open"] = table.loc[row, "close"]
+    table.loc[row + 1, "high"] = table.loc[row, "close"]
+    return table
+
+
+def freeze(table: pd.DataFrame) -> pd.DataFrame:
+    rows = rows_of(table, "11:00", "11:19")
+    table.loc[rows, ["open", "high", "low", "close", "volume"]] = table.loc[
+        rows[0], ["open", "high", "low", "close", "volume"]
+    ].to_numpy()
+    return table
+
+
+def repeat_day(table: pd.DataFrame) -> pd.DataFrame:
+    rows = rows_of(table)
+    table.loc[rows, ["open", "high", "low", "close"]] = table.loc[
+        rows - 390, ["open", "high", "low", "close"]
+    ].to_numpy()
+    return table
+
+
+def split(table: pd.DataFrame) -> pd.DataFrame:
+    later = table.index[(table.ticker == "BBB") & (table.ts >= DAY)]
+    table.loc[later, ["open", "high", "low", "close"]] /= 4
+    table.loc[later, "volume"] *= 4
+    return table
+
+
+def shift_day(table: pd.DataFrame) -> pd.DataFrame:
+    table.loc[rows_of(table), "ts"] += pd.Timedelta("1h")
+    return table
+
+
+def swap(table: pd.DataFrame) -> pd.DataFrame:
+    row = rows_of(table, "11:00", "11:00")
+    table.loc[row, ["high", "low"]] = table.loc[row, ["low", "high"]].to_numpy()
+    return table
+
+
+def back(table: pd.DataFrame) -> pd.DataFrame:
+    row = rows_of(table, "11:00", "11:00")[0]
+    order = list(table.index)
+    order[row], order[row + 3] = order[row + 3], order[row]
+    return table.loc[order]
+
+
+def late(table: pd.DataFrame) -> pd.DataFrame:
+    return table[(table.ticker != "BBB") | (table.ts >= DAY)]
+
+
+def ended(table: pd.DataFrame) -> pd.DataFrame:
+    return table[(table.ticker != "BBB") | (table.ts < pd.Timestamp(DAY) + pd.Timedelta("1D"))]
+
+
+FAULTS: dict[str, tuple[str, Change, str]] = {
+    "NaN close": ("not_finite_price", put("close", np.nan), DAY),
+    "infinite high": ("not_finite_price", put("high", np.inf), DAY),
+    "zero open": ("zero_price", put("open", 0.0), DAY),
+    "negative low": ("negative_price", put("low", -1.0), DAY),
+    "negative volume": ("negative_volume", put("volume", -5.0), DAY),
+    "NaN volume": ("not_finite_volume", put("volume", np.nan), DAY),
+    "bar from the future": ("future", extra(ts=pd.Timestamp("2031-01-06 12:00")), "2031-01-06"),
+    "second, different row": ("conflicting_duplicate", extra(close=99.98), DAY),
+    "row twice": ("exact_duplicate", extra(), DAY),
+    "rows swapped": ("out_of_order", back, DAY),
+    "half a minute late": ("off_minute", extra(ts=pd.Timestamp(f"{DAY} 12:00:30")), DAY),
+    "high and low swapped": ("crossed_range", swap, DAY),
+    "open above high": ("open_outside_range", put("open", lambda old: old * 1.02), DAY),
+    "close below low": ("close_outside_range", put("close", lambda old: old * 0.98), DAY),
+    "bar on a Saturday": ("closed_day", extra(ts=pd.Timestamp("2016-01-09 12:00")), "2016-01-09"),
+    "bar on a holiday": ("closed_day", extra(ts=pd.Timestamp("2016-01-18 12:00")), "2016-01-18"),
+    "bar before the open": ("outside_session", extra(ts=pd.Timestamp(f"{DAY} 08:12")), DAY),
+    "bar after the close": ("outside_session", extra(ts=pd.Timestamp(f"{DAY} 16:00")), DAY),
+    "day in another zone": ("shifted_day", shift_day, DAY),
+    "close that jumps and returns": ("price_spike", spike, DAY),
+    "high far away": ("wick", put("high", lambda old: old * 1.3), DAY),
+    "low far away": ("wick", put("low", lambda old: old * 0.7), DAY),
+    "frozen feed": ("stale_run", freeze, DAY),
+    "day delivered twice": ("repeated_day", repeat_day, DAY),
+    "unadjusted split": ("split", split, DAY),
+    "cents for dollars": ("scale_jump", scale(100.0, "11:00", "11:30"), DAY),
+    "moves without volume": ("zero_volume", put("volume", 0.0), DAY),
+    "volume in another unit": ("volume_outlier", put("volume", lambda old: old * 1e6), DAY),
+    "twenty minutes lost": ("gap", drop("11:00", "11:19"), DAY),
+    "two thirds of a day lost": ("thin_day", drop("09:30", "14:00"), DAY),
+    "a day lost": ("missing_session", drop("00:00", "23:59"), DAY),
+    "ten minutes lost for all": ("market_hole", drop("11:00", "11:09", None), DAY),
+    "listed late": ("late_listing", late, DAY),
+    "delisted": ("ended", ended, DAY),
+}
+
+
+def as_bars(table: pd.DataFrame) -> Bars:
+    stamps = table.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64").to_numpy()
+    codes, names = pd.factorize(table.ticker, sort=True)
+    columns = {name: table[name].to_numpy(dtype=float) for name in ("open", "high", "low", "close", "volume")}
+    return Bars(ts=stamps, symbol=codes.astype(np.int32), symbols=tuple(names), **columns)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> pd.DataFrame:
+    return minute_table(symbols=3, sessions=12)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_injected_fault_is_found(name: str, healthy: pd.DataFrame) -> None:
+    kind, change, day = FAULTS[name]
+    bars = as_bars(change(healthy.copy()))
+    report = examine(bars, DataSettings(), now=NOW)
+    found = [fault for fault in report["faults"] if fault["kind"] == kind]
+    assert len(found) == 1, report["faults"]
+    assert found[0]["day"] == day
+    assert found[0]["symbol"] == ("" if kind == "market_hole" else "BBB")
+    others = [fault for fault in report["faults"] if fault["symbol"] in ("AAA", "CCC")]
+    assert others == []
+
+
+def test_every_kind_is_tested_and_explained() -> None:
+    assert {kind for kind, _, _ in FAULTS.values()} | {"market_halt"} == set(KINDS)
+    assert len(KINDS) >= 20
+
+
+def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
+    assert examine(as_bars(healthy), DataSettings(), now=NOW)["faults"] == []
+
+
+def test_false_alarms_stay_below_a_thousandth() -> None:
+    wild = {"kind": "synthetic", "num_sessions": 60, "missing": 0.3, "regime_switch": 0.01, "volatility_bps": 15}
+    settings = validate(DataSettings, {"source": wild}, "test")
+    bars = read_source(settings).bars
+    report = examine(bars, settings)
+    alarms = sum(fault["count"] for fault in report["faults"])
+    assert len(bars) > 150_000
+    assert alarms < 1e-3 * len(bars), report["kinds"]
+
+
+def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
+    for ratio in (1.74, 1.25, 0.8, 0.6, 1.21):
+        table = healthy.copy()
+        table.loc[(table.ticker == "BBB") & (table.ts >= DAY), ["open", "high", "low", "close"]] *= ratio
+        assert examine(as_bars(table), DataSettings(), now=NOW)["kinds"] == {}, ratio
+
+
+def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:
+    bars = as_bars(spike(healthy.copy()).sample(frac=1, random_state=0))
+    before = [getattr(bars, name).copy() for name in ("ts", "symbol", "open", "close")]
+    grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 20))
+    find_faults(bars, grid, now=NOW)
+    for name, old in zip(("ts", "symbol", "open", "close"), before, strict=True):
+        np.testing.assert_array_equal(getattr(bars, name), old)
+
+
+def test_the_report_is_written_as_json_and_a_page(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    table = drop("11:00", "11:19")(healthy.copy())
+    settings = validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test")
+    report = quality_report(settings)
+    json_path, page = write_quality(report, tmp_path / "quality")
+    assert read_json(json_path) == report
+    text = page.read_text()
+    assert "<td>gap</td><td>BBB</td><td>2016-01-06</td><td>20</td>" in text
+    assert "coverage" in text
+    assert "http-equiv" not in text
+    assert report["coverage"][1][2] == round(370 / 390, 4)
+    assert "<script>alert" not in quality_page({**report, "symbols": ["<script>alert(1)</script>"] * 3})
+
+
+def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
+    report = quality_report(DataSettings(path=path))
+    found: dict[str, set[tuple[str, str, int]]] = {}
+    for fault in report["faults"]:
+        found.setdefault(fault["kind"], set()).add((fault["symbol"], fault["day"], fault["count"]))
+    found["early_close"] = {("", day, 210) for day in report["early_closes"]}
+    return found
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+def test_the_holes_of_the_real_file_of_2015() -> None:
+    found = real_faults(REAL_2016)
+    assert found["early_close"] == {("", "2015-11-27", 210), ("", "2015-12-24", 210)}
+    assert found["market_hole"] == {("", "2015-11-16", 20)}
+    assert found["ended"] == {("BRCM", "2016-01-29", 1), ("GMCR", "2016-03-02", 1)}
+    silent = ["FOXA", "TRIP", "TSCO", "VIAB", "VRTX", "WBA", "WDC", "WFM", "WYNN", "XLNX", "YHOO"]
+    days = ("2016-02-16", "2016-02-17", "2016-02-18", "2016-02-19")
+    assert found["missing_session"] == {(name, day, 390) for name in silent for day in days} | {
+        ("CSX", "2015-12-21", 390)
+    }
+    assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap"}
+    # what is called a gap is one: a symbol that trades almost every minute has none of these
+    bars = read_files(FilesSettings(path=REAL_2016))
+    for name, day, count in found["gap"]:
+        mine = bars.ts[bars.symbol == bars.symbols.index(name)]
+        today = np.sort(mine[(mine.astype("datetime64[ns]").astype("datetime64[D]") == np.datetime64(day))])
+        start = np.datetime64(day).astype("datetime64[ns]").astype(np.int64) + (14 * 60 + 30) * MINUTE_NS
+        start -= 60 * MINUTE_NS * (np.datetime64(day) < np.datetime64("2015-11-01"))
+        start -= 60 * MINUTE_NS * (np.datetime64(day) >= np.datetime64("2016-03-13"))
+        longest = (
+            np.diff(np.concatenate([[start - MINUTE_NS], today, [start + 390 * MINUTE_NS]])).max() // MINUTE_NS - 1
+        )
+        assert longest >= count >= 5
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
+def test_the_holes_of_the_real_file_of_2019() -> None:
+    found = real_faults(REAL_2019)
+    assert found["market_halt"] == {("", f"2020-03-{day}", 14) for day in ("09", "12", "16", "18")}
+    assert found["late_listing"] == {("UBER", "2019-05-10", 1)}
+    assert ("UBER", "2019-05-10", 140) not in found["gap"]
+    assert set(found) == {"early_close", "market_halt", "late_listing", "gap"}
+    assert {day for _, day, _ in found["early_close"]} == {
+        "2019-07-03",
+        "2019-11-29",
+        "2019-12-24",
+        "2020-11-27",
+        "2020-12-24",
+    }
+
+
+def test_replaced_bars_keep_their_origin(healthy: pd.DataFrame) -> None:
+    bars = replace(as_bars(healthy), origin="x.csv", row=np.arange(len(healthy)))
+    assert bars.where(3).startswith("x.csv, row 3 (AAA at 2016-01-04T14:33:00")
