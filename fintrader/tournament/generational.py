@@ -1,0 +1,105 @@
+"""The two schedulers: when the next pod may be made, in which order results count, and who is its parent.
+
+tournament     pods are replaced one by one. By *submission*, pod k is made once the results of pods
+               <= k - pool_size are known, and of no other; by *arrival*, of whatever is known at that moment.
+generational   pod k waits for the whole generation before its own; the best `survivors` continue and are
+               copied over the rest.
+replay         an earlier run's event log says what each pod had seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fintrader.tournament.generator import Breeder
+from fintrader.tournament.pod import PodSpec
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.updater import Board
+
+
+class Scheduler(Protocol):
+    """What the orchestrator asks before it makes a pod or counts a result."""
+
+    def needs(self, index: int) -> int | None:
+        """Results pod `index` must have seen, exactly; None: whatever is there when a slot is free."""
+
+    def position(self, pod_index: int) -> int | None:
+        """Place of this pod's result in the order of application; None: as it arrives."""
+
+    def make(self, index: int, board: Board, breeder: Breeder) -> PodSpec:
+        """The spec of pod `index`."""
+
+
+class Asynchronous:
+    """Arrival order: nobody waits for anybody."""
+
+    def needs(self, index: int) -> int | None:
+        return None
+
+    def position(self, pod_index: int) -> int | None:
+        return None
+
+    def make(self, index: int, board: Board, breeder: Breeder) -> PodSpec:
+        return breeder.propose(index, board)
+
+
+class Submission(Asynchronous):
+    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first."""
+
+    def __init__(self, pool_size: int) -> None:
+        self.pool_size = pool_size
+
+    def needs(self, index: int) -> int | None:
+        return max(0, index - self.pool_size + 1)
+
+    def position(self, pod_index: int) -> int | None:
+        return pod_index
+
+
+class Generational:
+    """Synchronous generations of `population` pods."""
+
+    def __init__(self, population: int, survivors: int) -> None:
+        self.population, self.survivors = population, survivors
+
+    def needs(self, index: int) -> int | None:
+        return index // self.population * self.population
+
+    def position(self, pod_index: int) -> int | None:
+        return pod_index
+
+    def make(self, index: int, board: Board, breeder: Breeder) -> PodSpec:
+        """The best continue as they are; each place below them gets a copy of one of them, moved a little."""
+        generation, place = divmod(index, self.population)
+        last = board.applied[(generation - 1) * self.population : generation * self.population] if generation else []
+        best = sorted((entry for entry in last if entry.breeds), key=lambda entry: entry.order)[: self.survivors]
+        if not best:
+            return breeder.fresh(index, board, generation)
+        if place < len(best):
+            return breeder.child(index, board, best[place], generation=generation, explore=False)
+        return breeder.child(index, board, best[place % len(best)], generation=generation)
+
+
+class Replay:
+    """Another run's order: what each pod had seen when it was made, and when each result counted."""
+
+    def __init__(self, seen: Sequence[int], applied: Sequence[int], inner: Scheduler) -> None:
+        self.seen, self.inner = list(seen), inner
+        self.places = {index: place for place, index in enumerate(applied)}
+
+    def needs(self, index: int) -> int | None:
+        return self.seen[index] if index < len(self.seen) else None
+
+    def position(self, pod_index: int) -> int | None:
+        return self.places.get(pod_index, pod_index)
+
+    def make(self, index: int, board: Board, breeder: Breeder) -> PodSpec:
+        return self.inner.make(index, board, breeder)
+
+
+def scheduler_of(settings: TournamentSettings) -> Scheduler:
+    """The scheduler that the settings ask for."""
+    if settings.scheduler == "generational":
+        return Generational(settings.population, settings.survivors)
+    return Submission(settings.pool_size) if settings.order == "submission" else Asynchronous()

@@ -1,0 +1,230 @@
+"""The generator: the next pod's spec, as a pure function of the root seed, the pod's number and the board.
+
+Fresh pods are drawn from the search space. Children take a parent's networks and optimiser (*exploit*) and carry its
+hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based training
+(https://arxiv.org/abs/1711.09846) and ElegantRL-Podracer (https://arxiv.org/abs/2112.05923, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fintrader.config import Settings, first_problem
+from fintrader.errors import ConfigError
+from fintrader.seeding import derive, numpy_generator
+from fintrader.tournament.pod import PodSpec, StopRule
+from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.updater import Board, Entry
+
+Random = np.random.Generator
+MIN_PEERS = 4
+"""Peers of the same age that a pod is compared with at least before it is stopped early."""
+
+
+@dataclass(frozen=True)
+class Breeder:
+    """Everything specs are made from that does not change during a tournament."""
+
+    settings: TournamentSettings
+    agents: tuple[Settings, ...]
+    """One for each algorithm that takes part."""
+    env: dict[str, Any]
+    seed: int
+    data_hash: str
+
+    def __post_init__(self) -> None:
+        check_search(self.settings.search, self.agents)
+
+    # --- the two ways to make a pod --------------------------------------------------------------------
+
+    def fresh(self, index: int, board: Board, generation: int = 0) -> PodSpec:
+        """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
+        base = self.agents[index % len(self.agents)]
+        values = base.model_dump(mode="json")
+        if index >= len(self.agents):
+            random = numpy_generator(self.seed, "fresh", index)
+            for name, space in self.settings.search.items():
+                if has(values, name):
+                    put(values, name, draw(space, get(values, name), random))
+        return self._spec(index, board, base, values, origin="fresh", generation=generation)
+
+    def child(self, index: int, board: Board, parent: Entry, *, generation: int, explore: bool = True) -> PodSpec:
+        """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if `explore`."""
+        values = copy.deepcopy(parent.spec.agent)
+        base = self.base_of(values)
+        if explore:
+            random = numpy_generator(self.seed, "explore", index)
+            for name, space in self.settings.search.items():
+                if has(values, name) and not space.structural:
+                    put(values, name, self._explored(space, get(values, name), random))
+        origin = "exploit" if explore else "survivor"
+        return self._spec(index, board, base, values, origin=origin, generation=generation, parent=parent)
+
+    def propose(self, index: int, board: Board) -> PodSpec:
+        """The asynchronous tournament's next pod: fresh, or a child of a row picked by rank."""
+        parents = board.parents
+        random = numpy_generator(self.seed, "propose", index)
+        coin, pick = random.random(2)
+        if len(parents) < self.settings.founders or coin < self.settings.fresh:
+            return self.fresh(index, board)
+        parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
+        return self.child(index, board, parent, generation=parent.spec.generation + 1)
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    def base_of(self, values: Mapping[str, Any]) -> Settings:
+        """The algorithm's settings that `values` are a variation of."""
+        algo = values.get("algo")
+        return next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
+
+    def _explored(self, space: Range, value: Any, random: Random) -> Any:
+        """Draw anew with probability `resample`, else one step up or down, kept inside the range."""
+        again, up = random.random(2)
+        fresh = draw(space, value, random)  # always drawn, so that one field's coin does not move the next field's
+        if again < self.settings.resample:
+            return fresh
+        if space.choices:
+            place = space.choices.index(value) if value in space.choices else 0
+            place = min(max(place + (1 if up < 0.5 else -1), 0), len(space.choices) - 1)
+            return space.choices[place]
+        assert space.low is not None
+        assert space.high is not None
+        factor = self.settings.perturb if up < 0.5 else 1 / self.settings.perturb
+        return _like(value, min(max(value * factor, space.low), space.high))
+
+    def _spec(
+        self,
+        index: int,
+        board: Board,
+        base: Settings,
+        values: dict[str, Any],
+        *,
+        origin: Any,
+        generation: int,
+        parent: Entry | None = None,
+    ) -> PodSpec:
+        try:
+            agent = type(base).model_validate(values).model_dump(mode="json")
+        except ValidationError as error:
+            problem = first_problem(type(base), error)
+            raise ConfigError(f"tournament.search leads to settings no agent can have: {problem}") from None
+        settings = self.settings
+        rungs = settings.halving_rungs if settings.halving is not None else ()
+        return PodSpec(
+            pod=f"p{index:04d}",
+            index=index,
+            seed=derive(self.seed, "pod", index),
+            origin=origin,
+            parent=parent.spec.pod if parent else None,
+            snapshot=parent.result.snapshot if parent else None,
+            seen=len(board.applied),
+            generation=generation,
+            agent=agent,
+            hyper={name: get(agent, name) for name in settings.search if has(agent, name)},
+            env=self.env,
+            budget=settings.budget.model_dump(mode="json"),
+            evaluation={
+                "metric": settings.metric,
+                "windows": settings.validation_windows,
+                "spread_penalty": settings.spread_penalty,
+            },
+            rungs=rungs,
+            stops=stop_rules(settings, board, generation),
+            data_hash=self.data_hash,
+        )
+
+
+def rank_softmax(count: int, temperature: float, uniform: float) -> int:
+    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in [0, 1)."""
+    weights = np.exp(-np.arange(count) / temperature)
+    return min(int(np.searchsorted(np.cumsum(weights / weights.sum()), uniform, side="right")), count - 1)
+
+
+def stop_rules(settings: TournamentSettings, board: Board, generation: int) -> tuple[StopRule, ...]:
+    """Successive halving: the score that a pod must reach at each rung, from peers of its generation."""
+    if settings.halving is None:
+        return ()
+    rules = []
+    for share in settings.halving_rungs:
+        scores = [
+            score
+            for entry in board.applied
+            if entry.spec.generation == generation and (score := entry.result.rung_scores.get(str(share))) is not None
+        ]
+        if len(scores) >= MIN_PEERS:
+            rules.append(StopRule(share=share, score=float(np.quantile(scores, settings.halving))))
+    return tuple(rules)
+
+
+# --- search space ----------------------------------------------------------------------------------------------
+
+
+def draw(space: Range, like: Any, random: Random) -> Any:
+    """A value from the range, an integer where `like` is one."""
+    if space.choices:
+        return space.choices[int(random.integers(len(space.choices)))]
+    assert space.low is not None
+    assert space.high is not None
+    if space.log:
+        return _like(like, math.exp(random.uniform(math.log(space.low), math.log(space.high))))
+    return _like(like, random.uniform(space.low, space.high))
+
+
+def _like(value: Any, drawn: float) -> float | int:
+    return round(drawn) if isinstance(value, int) and not isinstance(value, bool) else float(drawn)
+
+
+def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> None:
+    """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed there."""
+    for name, space in search.items():
+        owners = [agent for agent in agents if has(agent.model_dump(mode="json"), name)]
+        if not owners:
+            known = sorted({field for agent in agents for field in type(agent).model_fields})
+            raise ConfigError(f"tournament.search.{name}: no agent here has this setting; known: {', '.join(known)}")
+        for agent in owners:
+            for value in space.choices or (space.low, space.high):
+                values = agent.model_dump(mode="json")
+                if not space.choices:
+                    if not isinstance(get(values, name), int | float) or isinstance(get(values, name), bool):
+                        raise ConfigError(f"tournament.search.{name}: low and high need a number; give choices")
+                    value = _like(get(values, name), float(value))
+                put(values, name, value)
+                try:
+                    type(agent).model_validate(values)
+                except ValidationError as error:
+                    problem = first_problem(type(agent), error)
+                    raise ConfigError(f"tournament.search.{name}: {value!r} is impossible: {problem}") from None
+
+
+def has(values: Mapping[str, Any], name: str) -> bool:
+    """Whether dotted `name` leads to a value."""
+    at: Any = values
+    for part in name.split("."):
+        if not isinstance(at, Mapping) or part not in at:
+            return False
+        at = at[part]
+    return True
+
+
+def get(values: Mapping[str, Any], name: str) -> Any:
+    """The value at dotted `name`."""
+    at: Any = values
+    for part in name.split("."):
+        at = at[part]
+    return at
+
+
+def put(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set the value at dotted `name`, in place."""
+    *path, last = name.split(".")
+    at: Any = values
+    for part in path:
+        at = at[part]
+    at[last] = value

@@ -1,0 +1,401 @@
+"""Launchers: where pods run. A launcher takes a spec and gives a future of its result; nothing else knows processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder
+from fintrader.tournament.pod import BODY, Body, PodContext, PodResult, PodSpec, Reason, failure_reason, run_pod
+from fintrader.tournament.pod import worker_environment as _environment
+
+START_SECONDS = 120.0
+"""A new process may take so long to import what it needs."""
+
+
+class PodFailure(Exception):
+    """A pod came to nothing; `reason` is a word from `pod.Reason`."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason: Reason = reason
+        self.detail = detail
+
+
+@dataclass
+class PodProgress:
+    """The last sign of life of a pod at work."""
+
+    share: float = 0.0
+    env_steps: int = 0
+    note: str = ""
+    since: float = 0.0
+    device: str = ""
+
+
+class Launcher(Protocol):
+    """Local processes, threads, or a cluster."""
+
+    def capacity(self) -> int:
+        """Pods that can work at once, at this moment."""
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of pods at once; None: whatever the devices allow."""
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        """Start a pod. The future raises PodFailure when the pod is lost."""
+
+    def cancel(self, pod: str) -> None:
+        """Stop a pod at once; its future raises PodFailure with reason `drained`."""
+
+    def progress(self) -> dict[str, PodProgress]:
+        """Pods at work and how far they are."""
+
+    def tick(self) -> None:
+        """Called every so often: look for hung pods and for changed devices."""
+
+    def close(self) -> None:
+        """Stop everything."""
+
+
+# --- slots -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one pod: what the pod calls its device, and the environment that makes it so."""
+
+    name: str
+    device: str = "cpu"
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def cuda_devices() -> list[str]:
+    """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = Path("/proc/driver/nvidia/gpus")
+    present = len(list(cards.iterdir())) if cards.is_dir() else 0
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip() and present]
+    return [str(number) for number in range(present)]
+
+
+def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = cuda_devices) -> list[Slot]:
+    """`pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` is CUDA if there is any, else the CPU."""
+    found = probe()
+    slots: list[Slot] = []
+    for device in devices:
+        if device == "cpu" or (device == "auto" and not found):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            slots += [Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),)) for number in range(cores)]
+        elif device in ("auto", "cuda"):
+            slots += [_cuda(name, place) for place in range(pods_per_device) for name in found]
+        elif device.startswith("cuda:"):
+            names = device.removeprefix("cuda:").split("+")
+            if set(names) <= set(found):
+                slots += [_cuda(",".join(names), place) for place in range(pods_per_device)]
+        else:
+            raise ConfigError(f"tournament.devices: {device!r} is none of auto, cpu, cuda, cuda:0, cuda:0+1")
+    return slots
+
+
+def _cuda(names: str, place: int) -> Slot:
+    return Slot(f"cuda-{names.replace(',', '+')}-{place}", "cuda", (("CUDA_VISIBLE_DEVICES", names),))
+
+
+# --- local processes -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Worker:
+    """One child process, kept between pods so that the imports are paid once."""
+
+    slot: Slot
+    process: subprocess.Popen[str]
+    log: Path
+    spec: PodSpec | None = None
+    future: Future[PodResult] | None = None
+    heard: float = field(default_factory=time.monotonic)
+    progress: PodProgress = field(default_factory=PodProgress)
+    verdict: tuple[Reason, str] | None = None
+    """Why it is being killed, if it is by us."""
+    retired: bool = False
+    ready: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Alive, idle, and not about to end."""
+        return self.spec is None and not self.retired and self.process.poll() is None
+
+
+class LocalLauncher:
+    """One spawned process a slot, with one thread and its own `CUDA_VISIBLE_DEVICES`.
+
+    A worker outlives its pods. When it dies, however it dies, only the pod it was at is lost, and the next pod of
+    that slot gets a new worker. Workers die with this process (the kernel sees to it).
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        market: Path,
+        *,
+        body: str = BODY,
+        slots: Callable[[], list[Slot]],
+        workers: int | None = None,
+        token: int | None = None,
+        hang_seconds: float = 300.0,
+        preload: Sequence[str] | None = None,
+    ) -> None:
+        self.run, self.market, self.body, self.token = run, market, body, token
+        self._slots, self._limit, self._hang = slots, workers, hang_seconds
+        self._preload = [body] if preload is None else list(preload)
+        self._workers: dict[str, _Worker] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    # --- Launcher --------------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        return len(self.places())
+
+    def places(self) -> list[Slot]:
+        """Slots in use: the machine's, thinned or doubled up to the wanted number of workers."""
+        slots = self._slots()
+        if self._limit is None or not slots:
+            return slots
+        rounds = range(-(-self._limit // len(slots)))
+        named = [s if r == 0 else Slot(f"{s.name}.{r}", s.device, s.variables) for r in rounds for s in slots]
+        return named[: self._limit]
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of workers; None: one a slot."""
+        self._limit = workers
+
+    def warm(self, count: int) -> None:
+        """Start workers ahead of their first pod, so that imports overlap with what comes before."""
+        with self._lock:
+            for slot in self.places()[:count]:
+                if slot.name not in self._workers:
+                    self._workers[slot.name] = self._spawn(slot)
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        with self._lock:
+            worker = self._free_worker()
+            future: Future[PodResult] = Future()
+            worker.spec, worker.future, worker.verdict = spec, future, None
+            worker.heard = time.monotonic()
+            worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
+            task = {
+                "spec": spec.model_dump(mode="json"),
+                "run": str(self.run.root),
+                "market": str(self.market),
+                "device": worker.slot.device,
+                "token": self.token,
+                "attempt": attempt,
+                "body": self.body,
+            }
+            assert worker.process.stdin is not None
+            with suppress(BrokenPipeError):  # it has just died: its reader will say so
+                worker.process.stdin.write(json.dumps(task) + "\n")
+                worker.process.stdin.flush()
+            return future
+
+    def cancel(self, pod: str) -> None:
+        with self._lock:
+            for worker in self._workers.values():
+                if worker.spec is not None and worker.spec.pod == pod:
+                    self._kill(worker, "drained", "stopped on request")
+
+    def progress(self) -> dict[str, PodProgress]:
+        with self._lock:
+            return {worker.spec.pod: worker.progress for worker in self._workers.values() if worker.spec is not None}
+
+    def processes(self) -> dict[str, int]:
+        """Process identifier of each pod at work."""
+        with self._lock:
+            return {w.spec.pod: w.process.pid for w in self._workers.values() if w.spec is not None}
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            names = {slot.name for slot in self.places()}
+            for name, worker in list(self._workers.items()):
+                patience = self._hang if worker.ready else max(self._hang, START_SECONDS)
+                if worker.spec is not None and now - worker.heard > patience:
+                    self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
+                elif worker.spec is None and name not in names:
+                    self._kill(worker, "drained", "its slot is gone")
+                elif worker.spec is not None and name not in names and not worker.retired:
+                    worker.retired = True
+                    self._kill(worker, "drained", "stopped on request")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            workers = list(self._workers.values())
+            for worker in workers:
+                self._kill(worker, "drained", "stopped on request")
+        for worker in workers:
+            worker.process.wait()
+
+    # --- workers ---------------------------------------------------------------------------------------
+
+    def _free_worker(self) -> _Worker:
+        for slot in self.places():
+            worker = self._workers.get(slot.name)
+            if worker is not None and worker.usable:
+                return worker
+        for slot in self.places():
+            worker = self._workers.get(slot.name)
+            if worker is None or worker.spec is None:
+                self._workers[slot.name] = self._spawn(slot)
+                return self._workers[slot.name]
+        raise TournamentError("no free slot; submit no more pods than capacity() allows")
+
+    def _spawn(self, slot: Slot) -> _Worker:
+        log = self.run.root / "logs" / f"worker-{slot.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fintrader.tournament.worker", str(os.getpid()), *self._preload],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={
+                    **_environment(),
+                    **dict(slot.variables),
+                    "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
+                },
+            )
+        worker = _Worker(slot, process, log)
+        threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
+        return worker
+
+    def _kill(self, worker: _Worker, reason: Reason, detail: str) -> None:
+        worker.verdict = worker.verdict or (reason, detail)
+        with suppress(ProcessLookupError):
+            worker.process.kill()
+
+    def _read(self, worker: _Worker) -> None:
+        """What a worker says, until it says no more."""
+        assert worker.process.stdout is not None
+        for line in worker.process.stdout:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # the last words of a process that was killed in the middle of one
+            self._hear(worker, message)
+        code = worker.process.wait()
+        with self._lock:
+            future, worker.future, worker.spec = worker.future, None, None
+            if self._workers.get(worker.slot.name) is worker:
+                del self._workers[worker.slot.name]
+        if future is not None:
+            reason, detail = worker.verdict or _cause(code, worker.log)
+            _settle(future, PodFailure(reason, detail))
+
+    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+        with self._lock:
+            worker.heard = time.monotonic()
+            kind = message.get("kind")
+            if kind == "ready":
+                worker.ready = True  # from here on the pod's own silence counts, not that of the imports
+                return
+            if worker.spec is None or message.get("pod") != worker.spec.pod:
+                return
+            if kind == "progress":
+                worker.progress.share = float(message["share"])
+                worker.progress.env_steps = int(message["env_steps"])
+                worker.progress.note = str(message["note"])
+                return
+            future, worker.future, worker.spec = worker.future, None, None
+            worker.retired = worker.retired or message.get("last", False)
+        if future is None:
+            return
+        if kind == "done":
+            _settle(future, PodResult.model_validate(message["result"]))
+        else:
+            _settle(future, PodFailure(message["reason"], message["detail"]))
+
+
+def _settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:
+    with suppress(InvalidStateError):
+        if isinstance(outcome, PodFailure):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _cause(code: int, log: Path) -> tuple[Reason, str]:
+    """What an exit status means."""
+    tail = ""
+    with suppress(OSError):
+        tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])[-500:]
+    if code == -9:
+        return "killed", "killed by signal 9 (by hand, or by the kernel for want of memory)"
+    if code < 0:
+        return "killed", f"killed by signal {-code}; {tail}"
+    return "error", f"exited with status {code}; {tail}"
+
+
+# --- threads ---------------------------------------------------------------------------------------------------
+
+
+class ThreadLauncher:
+    """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a debugger."""
+
+    def __init__(
+        self, run: RunFolder, market: Path, body: str | Body, *, workers: int, token: int | None = None
+    ) -> None:
+        self.run, self.market, self.body, self.token = run, market, body, token
+        self._limit = workers
+        self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
+        self._progress: dict[str, PodProgress] = {}
+
+    def capacity(self) -> int:
+        return self._limit
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of threads."""
+        self._limit = workers or 1
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        self._progress[spec.pod] = PodProgress(since=time.time(), device="thread")
+        return self._pool.submit(self._work, spec, attempt)
+
+    def _work(self, spec: PodSpec, attempt: int) -> PodResult:
+        def report(share: float, env_steps: int, note: str) -> None:
+            self._progress[spec.pod] = PodProgress(share, env_steps, note, device="thread")
+
+        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, report=report)
+        try:
+            return run_pod(spec, context, self.body)
+        except Exception as error:
+            raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}"[:2000]) from error
+        finally:
+            self._progress.pop(spec.pod, None)
+
+    def cancel(self, pod: str) -> None:
+        """A thread cannot be stopped; its pod runs to its end."""
+
+    def progress(self) -> dict[str, PodProgress]:
+        return dict(self._progress)
+
+    def tick(self) -> None:
+        """Threads neither hang by themselves nor vanish."""
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

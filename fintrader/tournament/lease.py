@@ -1,0 +1,80 @@
+"""The fenced lease: at most one orchestrator acts on a run, and one that lost the run can no longer change it.
+
+The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to wait for. Each
+holder raises a token in `lease.json`; its pods carry the token and publish nothing once it is no longer current.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fintrader.errors import RunError, TournamentError
+from fintrader.runs import RunFolder, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Held by one orchestrator."""
+
+    run: RunFolder
+    token: int
+
+    def check(self) -> None:
+        """Raises TournamentError when another orchestrator has taken over."""
+        if current_token(self.run) != self.token:
+            raise TournamentError(f"{self.run.root}: another orchestrator has taken over; this one stops")
+
+
+@contextlib.contextmanager
+def acquire(run: RunFolder, *, patience_seconds: float = 2.0) -> Iterator[Lease]:
+    """Hold the run's tournament. Raises TournamentError when another process does.
+
+    `patience_seconds` bridges the moment in which a killed holder has not quite gone.
+    """
+    run.root.mkdir(parents=True, exist_ok=True)
+    with (run.root / ".tournament.lock").open("a") as file:
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TournamentError(
+                        f"{run.root}: another process runs this tournament; wait for it or stop it first"
+                    ) from None
+                time.sleep(0.05)
+        token = current_token(run) + 1
+        holder = {"token": token, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+        write_json(run.root / "lease.json", holder)
+        yield Lease(run, token)
+
+
+def current_token(run: RunFolder) -> int:
+    """The newest holder's token, 0 before the first."""
+    path = run.root / "lease.json"
+    if not path.exists():
+        return 0
+    try:
+        return int(read_json(path)["token"])
+    except (RunError, KeyError, TypeError, ValueError):
+        raise TournamentError(f"{path} is damaged; delete it when nothing runs in {run.root}") from None
+
+
+def is_held(run: RunFolder) -> bool:
+    """Whether an orchestrator is at work (for `fintrader status`)."""
+    path = run.root / ".tournament.lock"
+    if not path.exists():
+        return False
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

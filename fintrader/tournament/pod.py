@@ -1,0 +1,251 @@
+"""One pod: what to train (`PodSpec`), what came out (`PodResult`), and the shell that turns one into the other.
+
+The shell is light on imports: what actually trains is a *body* named as `package.module:function`, by default
+`fintrader.tournament.body:train_and_evaluate`. Tests and benchmarks put a stub in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from fintrader.config import Settings, load_object
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder, dump_json, file_sha256
+
+BODY = "fintrader.tournament.body:train_and_evaluate"
+WALL_CLOCK = ("started", "finished", "seconds", "device", "attempts")
+"""Fields of a result that no seed can fix."""
+Reason = Literal[
+    "", "killed", "drained", "hung", "oom", "nan", "disk_full", "snapshot", "error", "stopped_early", "fenced"
+]
+
+
+class _Record(Settings):
+    """A settings-like record that lives in a JSON file."""
+
+    def to_json(self) -> str:
+        """Equal records give equal bytes."""
+        return dump_json(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_json(cls, path: Path) -> Self:
+        """Raises TournamentError when the file is missing, damaged or of another version."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise TournamentError(f"{path} does not exist") from None
+        except (ValidationError, ValueError) as error:
+            problem = str(error).splitlines()[0]
+            raise TournamentError(f"{path} is damaged or of another version ({problem}); remove its folder") from None
+
+
+class StopRule(Settings):
+    """At `share` of the budget, stop when the score lies below `score` (what the peers had at that age)."""
+
+    share: float
+    score: float
+
+
+class PodSpec(_Record):
+    """What to train. A pure function of the root seed, the pod's number and the results seen before it."""
+
+    pod: str
+    """Identifier, `p0007`."""
+    index: int
+    seed: int
+    origin: Literal["fresh", "exploit", "survivor"]
+    parent: str | None = None
+    """Pod whose networks and optimiser it starts from."""
+    snapshot: str | None = None
+    """SHA-256 of that parent's snapshot."""
+    seen: int = 0
+    """Results that had been applied to the leaderboard when this spec was made."""
+    generation: int = 0
+    """Generation (generational scheduler), else distance from the founders."""
+    agent: dict[str, Any]
+    """Settings of the agent, complete."""
+    hyper: dict[str, Any] = Field(default_factory=dict)
+    """The searched settings among them, by dotted name."""
+    env: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the environment, complete."""
+    budget: dict[str, Any]
+    evaluation: dict[str, Any] = Field(default_factory=dict)
+    """Metric, windows and penalty of the evaluator."""
+    stops: tuple[StopRule, ...] = ()
+    """Successive halving; empty unless asked for."""
+    rungs: tuple[float, ...] = ()
+    """Shares of the budget at which the pod is scored on its way."""
+    data_hash: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the spec: a result names the spec it belongs to."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+class PodResult(_Record):
+    """What came out of a pod. Written once, last."""
+
+    pod: str
+    epoch: int = 0
+    """Counts a pod's submissions; (pod, epoch) is what the updater knows a result by."""
+    status: Literal["done", "stopped", "failed"]
+    reason: Reason = ""
+    detail: str = ""
+    spec: str = ""
+    """Digest of the spec it belongs to."""
+    score: float | None = None
+    """What the leaderboard sorts by; None ranks last."""
+    window_scores: tuple[float | None, ...] = ()
+    rung_scores: dict[str, float | None] = Field(default_factory=dict)
+    """Score on the way, by share of the budget."""
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """All of the validation window's metrics."""
+    returns: tuple[float, ...] = ()
+    """Daily returns on the validation window."""
+    snapshot: str | None = None
+    policy: str | None = None
+    """SHA-256 of the pod's `policy.safetensors`."""
+    env_steps: int = 0
+    """Steps trained by this pod alone."""
+    updates: int = 0
+    started: float = 0.0
+    finished: float = 0.0
+    seconds: float = 0.0
+    """Training and evaluation, resumed parts included where the body knows them."""
+    device: str = ""
+    attempts: int = 1
+
+    def reproducible(self) -> dict[str, Any]:
+        """All that must be equal between two runs of one spec: everything but times and places."""
+        return self.model_dump(mode="json", exclude=set(WALL_CLOCK))
+
+
+@dataclass
+class PodOutput:
+    """What a body returns; the shell stores it. A policy is already in the pod's folder, as `policy.safetensors`."""
+
+    score: float | None
+    snapshot: bytes = b""
+    """Safetensors of the agent's state; empty when there is nothing to inherit."""
+    status: Literal["done", "stopped"] = "done"
+    window_scores: tuple[float | None, ...] = ()
+    rung_scores: dict[str, float | None] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    returns: tuple[float, ...] = ()
+    env_steps: int = 0
+    updates: int = 0
+    seconds: float | None = None
+
+
+@dataclass
+class PodContext:
+    """What a body needs besides its spec: where things lie, and how to give a sign of life."""
+
+    run: RunFolder
+    market: Path
+    device: str = "cpu"
+    token: int | None = None
+    """The orchestrator's fencing token; a pod of a superseded orchestrator publishes nothing."""
+    attempt: int = 1
+    report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
+    """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for hung."""
+    folder: Path = Path()
+
+
+class Fenced(TournamentError):
+    """Another orchestrator has taken over; this pod's result is not wanted from here."""
+
+
+Body = Callable[[PodSpec, PodContext], PodOutput]
+
+
+def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
+    """Train and evaluate one pod in its folder; the body's process calls this. Idempotent: a stored result is returned.
+
+    Raises Fenced when another orchestrator took over, and whatever the body raises.
+    """
+    from fintrader.tournament.lease import current_token
+    from fintrader.tournament.store import RunStore
+
+    store = RunStore(context.run)
+    context.folder = context.run.pod(spec.pod)
+    context.folder.mkdir(parents=True, exist_ok=True)
+    with _alone(context.folder / ".lock"):
+        if store.has_result(spec.pod):
+            return store.read_result(spec.pod)
+        started = time.time()
+        call: Body = load_object(body) if isinstance(body, str) else body
+        output = call(spec, context)
+        snapshot = store.put(output.snapshot) if output.snapshot else None
+        stored = context.folder / "policy.safetensors"
+        policy = file_sha256(stored) if stored.exists() else None
+        finished = time.time()
+        if context.token is not None and current_token(context.run) != context.token:
+            raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
+        return store.write_result(
+            PodResult(
+                pod=spec.pod,
+                status=output.status,
+                reason="stopped_early" if output.status == "stopped" else "",
+                spec=spec.digest,
+                score=output.score,
+                window_scores=output.window_scores,
+                rung_scores=output.rung_scores,
+                metrics=output.metrics,
+                returns=output.returns,
+                snapshot=snapshot,
+                policy=policy,
+                env_steps=output.env_steps,
+                updates=output.updates,
+                started=started,
+                finished=finished,
+                seconds=finished - started if output.seconds is None else output.seconds,
+                device=context.device,
+                attempts=context.attempt,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process works in this pod's folder; the kernel frees the lock of a dead one."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def failure_reason(error: BaseException) -> Reason:
+    """A short word for what went wrong."""
+    import errno
+
+    name, text = type(error).__name__, str(error).lower()
+    if isinstance(error, Fenced):
+        return "fenced"
+    if isinstance(error, MemoryError) or "OutOfMemory" in name or "out of memory" in text:
+        return "oom"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    if name == "TrainingError" and ("finite" in text or "nan" in text):
+        return "nan"
+    if name == "CheckpointError":
+        return "snapshot"
+    if name == "SafetensorError" and f"os error {errno.ENOSPC}" in text:
+        return "disk_full"
+    return "error"
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment with one thread a pod: pods share the cores, libraries must not fight over them."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}

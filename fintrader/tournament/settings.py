@@ -1,0 +1,130 @@
+"""What a tournament is asked to do: how many pods, how they are bred, and how they are judged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fintrader.agents import Budget
+from fintrader.config import Settings
+
+Metric = Literal["sharpe", "return", "calmar", "utility"]
+
+
+class Range(Settings):
+    """Where one hyper-parameter may lie: `low..high`, or a list of `choices`."""
+
+    low: float | None = None
+    """Smallest value."""
+    high: float | None = None
+    """Largest value."""
+    log: bool = False
+    """Draw uniformly in the logarithm."""
+    choices: tuple[Any, ...] = ()
+    """The values to choose from, in their natural order, instead of low and high."""
+    structural: bool = False
+    """The value shapes the network: drawn for fresh pods, kept by children (weights would not fit otherwise)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Range:
+        if self.choices:
+            if self.low is not None or self.high is not None:
+                raise ValueError("give either choices or low and high, not both")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give low and high, or choices")
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
+            raise ValueError(f"impossible range: low {self.low} must lie below high {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")
+        return self
+
+
+class TournamentSettings(Settings):
+    """Defaults suit a small machine; `configs/` holds settings for larger ones."""
+
+    pods: int = Field(8, ge=1)
+    """Pods to train in all: the number of trials the winner is chosen from."""
+    budget: Budget = Budget(env_steps=100_000)
+    """Training of each pod."""
+    workers: int | None = Field(None, ge=1)
+    """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader scale` changes it."""
+    devices: tuple[str, ...] = ("auto",)
+    """`auto` (CUDA if there is any, else cpu), `cpu` (a place a core), `cuda`, `cuda:0`, `cuda:0+1` (both at once)."""
+    pods_per_device: int = Field(1, ge=1)
+    """Pods sharing a CUDA device."""
+
+    scheduler: Literal["tournament", "generational"] = "tournament"
+    """`tournament`: pods are replaced one by one; `generational`: whole generations, the best copied over the rest."""
+    order: Literal["arrival", "submission"] = "submission"
+    """Results count as they arrive (fastest), or pod k sees those of pods <= k - pool_size (reproducible)."""
+    pool_size: int = Field(2, ge=1)
+    """Pods under way at once as `submission` understands it; more workers than this find no work."""
+    population: int = Field(8, ge=2)
+    """Pods of a generation (generational scheduler)."""
+    survivors: int = Field(2, ge=1)
+    """Pods of a generation that continue and are copied over the others (generational scheduler)."""
+
+    leaderboard_size: int = Field(16, ge=1)
+    """Rows of the leaderboard, hence the number of possible parents."""
+    fresh: float = Field(0.25, ge=0, le=1)
+    """Share of pods that start from scratch once parents exist."""
+    founders: int = Field(2, ge=1)
+    """Results on the leaderboard before anyone becomes a parent."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the softmax over ranks that picks a parent: small favours the best, large favours nobody."""
+    resample: float = Field(0.25, ge=0, le=1)
+    """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
+    perturb: float = Field(1.25, gt=1)
+    """Factor by which a child's hyper-parameter is multiplied or divided."""
+    search: dict[str, Range] = Field(default_factory=lambda: {"learning_rate": Range(low=3e-5, high=3e-3, log=True)})
+    """Dotted field of the agent's settings -> its range. Algorithms without the field pass it over."""
+
+    metric: Metric = "sharpe"
+    """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a year."""
+    validation_windows: int = Field(1, ge=1)
+    """Equal parts of the validation window that are scored apart."""
+    spread_penalty: float = Field(0.0, ge=0)
+    """Score = mean over the parts - spread_penalty x their standard deviation."""
+    halving: float | None = Field(None, gt=0, lt=1)
+    """Stop a pod early when peers of its age score above this quantile of them (0.5: below the median). None: never."""
+    halving_rungs: tuple[float, ...] = (0.25, 0.5)
+    """Shares of the budget at which pods are compared (only with `halving`)."""
+
+    ensemble_size: int = Field(3, ge=1)
+    """Members of the final ensemble."""
+    ensemble_weights: Literal["equal", "score"] = "equal"
+    """Weights of the members: equal, or softmax of their scores."""
+    ensemble_mode: Literal["mean", "vote"] = "mean"
+    """How the members' actions become one."""
+    diversity: float = Field(0.0, ge=0)
+    """Members are picked by standardised score - diversity x mean correlation with those picked already."""
+
+    retries: int = Field(2, ge=0)
+    """Times a lost pod (killed, hung, out of memory, NaN) is started again before it counts as failed."""
+    hang_seconds: float = Field(300.0, gt=0)
+    """A pod silent for so long is taken for hung and killed."""
+
+    @field_validator("halving_rungs")
+    @classmethod
+    def _ordered(cls, rungs: tuple[float, ...]) -> tuple[float, ...]:
+        if not rungs or list(rungs) != sorted(set(rungs)) or not all(0 < rung < 1 for rung in rungs):
+            raise ValueError("rungs must be increasing shares between 0 and 1")
+        return rungs
+
+    @field_validator("devices")
+    @classmethod
+    def _some(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if not devices:
+            raise ValueError("name at least one device, or 'auto'")
+        return devices
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TournamentSettings:
+        if self.survivors >= self.population:
+            raise ValueError(f"survivors ({self.survivors}) must be fewer than population ({self.population})")
+        if self.ensemble_size > self.leaderboard_size:
+            raise ValueError(f"ensemble_size ({self.ensemble_size}) exceeds leaderboard_size ({self.leaderboard_size})")
+        return self

@@ -1,0 +1,108 @@
+"""A pod's process: `python -m fintrader.tournament.worker`, started by `LocalLauncher`.
+
+It imports what bodies need once and then runs one pod after another, as told by JSON lines on its standard input; it
+answers by JSON lines on what was its standard output. Whatever the body prints goes to the worker's log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from fintrader.config import load_object
+from fintrader.runs import RunFolder
+from fintrader.tournament.pod import PodContext, PodSpec, failure_reason, run_pod
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """The answering half of the pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def send(self, **message: Any) -> None:
+        with self._lock:
+            self._stream.write(json.dumps(message) + "\n")
+            self._stream.flush()
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the launcher dies (Linux); elsewhere the closed pipe has to do."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def main() -> None:
+    die_with(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
+    channel = Channel(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    for module in sys.argv[2:]:
+        load_object(module)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    channel.send(kind="ready")
+    inbox: TextIO = os.fdopen(os.dup(0), "r")
+    tasks: list[dict[str, Any]] = []
+    arrived = threading.Condition()
+
+    def listen() -> None:
+        for line in inbox:
+            with arrived:
+                tasks.append(json.loads(line))
+                arrived.notify()
+        os._exit(0)  # the launcher closed the pipe, or is gone
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        with arrived:
+            while not tasks:
+                arrived.wait()
+            task = tasks.pop(0)
+        if not work(task, channel):
+            os._exit(1)
+
+
+def work(task: dict[str, Any], channel: Channel) -> bool:
+    """Run one pod and answer; False if this process should not be used again."""
+    spec = PodSpec.model_validate(task["spec"])
+
+    def report(share: float, env_steps: int, note: str) -> None:
+        channel.send(kind="progress", pod=spec.pod, share=share, env_steps=env_steps, note=note)
+
+    context = PodContext(
+        run=RunFolder(Path(task["run"])),
+        market=Path(task["market"]),
+        device=task["device"],
+        token=task["token"],
+        attempt=task["attempt"],
+        report=report,
+    )
+    try:
+        result = run_pod(spec, context, task["body"])
+    except BaseException as error:
+        traceback.print_exc(file=sys.stderr)
+        reason = failure_reason(error)
+        last = reason in ("oom", "fenced") or not isinstance(error, Exception)
+        detail = f"{type(error).__name__}: {error}"[:2000]
+        channel.send(kind="failed", pod=spec.pod, reason=reason, detail=detail, last=last)
+        return not last
+    channel.send(kind="done", pod=spec.pod, result=result.model_dump(mode="json"))
+    return True
+
+
+if __name__ == "__main__":
+    main()

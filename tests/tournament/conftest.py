@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.runs import RunFolder
+from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.orchestrator import TournamentResult, run_tournament
+from fintrader.tournament.settings import Range, TournamentSettings
+from tests.tournament import stubs
+
+Race = Callable[..., TournamentResult]
+SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True), "width": Range(choices=(4, 8, 16), structural=True)}
+
+
+def settings(**changes: Any) -> TournamentSettings:
+    values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, **changes}
+    return TournamentSettings(**values)
+
+
+@pytest.fixture
+def race(tmp_path: Path) -> Race:
+    """A tournament of stub pods: in threads of this process, or (`processes=True`) in spawned ones."""
+
+    def run(
+        name: str = "run",
+        *,
+        seed: int = 1,
+        processes: bool = False,
+        workers: int = 2,
+        body: Any = stubs.body,
+        how: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> TournamentResult:
+        folder = RunFolder(tmp_path / name)
+        launcher = None if processes else ThreadLauncher(folder, tmp_path, body, workers=workers)
+        return run_tournament(
+            settings(workers=workers, **changes),
+            folder=folder,
+            market=stubs.market(tmp_path),
+            agent=stubs.StubAgent(),
+            seed=seed,
+            body="tests.tournament.stubs:body",
+            launcher=launcher,
+            ensemble=stubs.ensemble,
+            **(how or {}),
+        )
+
+    return run

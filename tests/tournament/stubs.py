@@ -1,0 +1,102 @@
+"""A pod that trains nothing: its score and its snapshot are arithmetic on its spec and its parent's snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fintrader.config import Settings
+from fintrader.errors import TrainingError
+from fintrader.runs import RunFolder, write_bytes, write_json
+from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import Board
+
+
+class StubAgent(Settings):
+    algo: Literal["stub"] = "stub"
+    learning_rate: float = Field(1e-3, gt=0)
+    width: int = Field(8, ge=1)
+
+
+class OtherAgent(Settings):
+    algo: Literal["other"] = "other"
+    learning_rate: float = Field(1e-2, gt=0)
+    gamma: float = Field(0.9, ge=0, le=1)
+
+
+def body(spec: PodSpec, context: PodContext) -> PodOutput:
+    """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}."""
+    seconds = float(os.environ.get("STUB_SECONDS", "0"))
+    for step in range(4):
+        context.report(step / 4, step * 25, "working")
+        _fault(context.run, spec.pod, step)
+        time.sleep(seconds / 4)
+    inherited = RunStore(context.run).get(spec.snapshot) if spec.snapshot else b"founder"
+    own = json.dumps([spec.seed, spec.agent], sort_keys=True).encode()
+    snapshot = hashlib.sha256(inherited + own).digest()
+    number = int.from_bytes(snapshot[:4], "big") / 2**32
+    returns = tuple((byte - 127.5) / 10_000 for byte in snapshot)
+    write_bytes(context.folder / "policy.safetensors", b"policy of " + snapshot)
+    (context.folder / "metrics.jsonl").write_text('{"update": 1}\n')
+    return PodOutput(
+        score=round(number, 2),  # coarse, so that there are ties
+        snapshot=b"snapshot of " + snapshot,
+        window_scores=(number,),
+        rung_scores={str(share): number for share in spec.rungs},
+        metrics={"sharpe": number, "calmar": None},
+        returns=returns,
+        env_steps=100,
+        updates=1,
+        seconds=0.0,
+    )
+
+
+def _fault(run: RunFolder, pod: str, step: int) -> None:
+    path = run.root / "faults" / pod
+    if step != 2 or not path.exists():
+        return
+    fault: dict[str, Any] = json.loads(path.read_text())
+    if fault["times"] <= 0:
+        return
+    write_json(path, {**fault, "times": fault["times"] - 1})
+    match fault["kind"]:
+        case "kill":
+            os.kill(os.getpid(), 9)
+        case "exit":
+            os._exit(3)
+        case "hang":
+            time.sleep(3600)
+        case "nan":
+            raise TrainingError("update 3: loss is no longer finite")
+        case "oom":
+            raise MemoryError("no memory left")
+        case "full":
+            raise OSError(28, "No space left on device")
+        case _:
+            raise ValueError("boom")
+
+
+def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:
+    write_json(run.root / "faults" / pod, {"kind": kind, "times": times})
+
+
+def ensemble(run: RunFolder, board: Board, settings: TournamentSettings) -> dict[str, Any]:
+    members = board.rows[: settings.ensemble_size]
+    digests = [row.result.policy for row in members]
+    write_bytes(run.ensemble / "policy.safetensors", json.dumps(digests).encode())
+    return {"members": [row.spec.pod for row in members]}
+
+
+def market(folder: Path) -> Path:
+    path = folder / "market.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"not looked into")
+    return path

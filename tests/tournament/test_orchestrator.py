@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament.leaderboard import canonical, read_leaderboard, read_pods
+from fintrader.tournament.store import RunStore
+from tests.tournament.conftest import Race
+from tests.tournament.stubs import plant
+
+
+def everything(run: RunFolder) -> tuple[str, dict[str, object], bytes]:
+    """All that a seed fixes: the leaderboard's content, the results, the ensemble's bytes."""
+    results = {pod: result.reproducible() for pod, result in RunStore(run).results().items()}
+    return canonical(run.leaderboard), results, (run.ensemble / "policy.safetensors").read_bytes()
+
+
+def test_same_seed_same_leaderboard_whoever_finishes_first(race: Race, tmp_path: Path) -> None:
+    first = race("a", workers=1, pool_size=3)
+    second = race("b", workers=3, pool_size=3)
+    other = race("c", seed=2)
+    assert everything(first.folder) == everything(second.folder)
+    assert everything(first.folder) != everything(other.folder)
+    assert first.trials == 8
+    assert first.best == first.leaderboard[0]["pod"]
+
+
+def test_pod_k_sees_the_results_up_to_k_minus_pool_size(race: Race) -> None:
+    run = race(pods=9, pool_size=3).folder
+    assert [spec.seen for spec in RunStore(run).specs().values()] == [0, 0, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> None:
+    run = race(pods=30, fresh=0.0).folder
+    store = RunStore(run)
+    specs, results = store.specs(), store.results()
+    children = [spec for spec in specs.values() if spec.parent]
+    assert len(children) > 20
+    for spec in children:
+        assert spec.parent is not None
+        assert spec.snapshot == results[spec.parent].snapshot
+        assert specs[spec.parent].index < spec.seen
+        assert spec.agent["width"] == specs[spec.parent].agent["width"]  # structural: the weights would not fit
+        assert spec.agent["learning_rate"] != specs[spec.parent].agent["learning_rate"]
+
+
+def test_arrival_writes_its_order_and_uses_all_workers(race: Race) -> None:
+    run = race(pods=10, order="arrival", workers=3).folder
+    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    assert sorted(applied) == sorted(RunStore(run).specs())
+    assert [row["pod"] for row in sorted(read_pods(run.leaderboard), key=lambda row: row["applied"])] == applied
+
+
+def test_calling_again_changes_nothing_and_more_pods_extend_it(race: Race) -> None:
+    first = race("a", pods=5)
+    before = everything(first.folder)
+    again = race("a", pods=5)
+    assert everything(again.folder) == before
+    extended, whole = race("a", pods=9), race("b", pods=9)
+    assert everything(extended.folder) == everything(whole.folder)
+
+
+def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
+    race(pods=3)
+    with pytest.raises(TournamentError, match="other seed"):
+        race(pods=3, seed=7)
+    with pytest.raises(TournamentError, match="other settings"):
+        race(pods=3, temperature=9.0)
+
+
+def test_spawned_processes_give_the_same_as_threads(race: Race) -> None:
+    threads, processes = race("a"), race("b", processes=True)
+    assert everything(threads.folder) == everything(processes.folder)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("kill", "killed"), ("exit", "error"), ("nan", "nan"), ("oom", "oom")])
+def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: str, reason: str) -> None:
+    undisturbed = race("a", pods=4)
+    plant(RunFolder(tmp_path / "b"), "p0001", kind)
+    disturbed = race("b", pods=4, processes=True)
+    lost = [event for event in read_jsonl(disturbed.folder.events) if event["event"] == "lost"]
+    assert [(event["pod"], event["attempt"], event["reason"]) for event in lost] == [("p0001", 1, reason)]
+    assert everything(disturbed.folder) == everything(undisturbed.folder)
+    assert RunStore(disturbed.folder).read_result("p0001").attempts == 2
+
+
+def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> None:
+    plant(RunFolder(tmp_path / "a"), "p0000", "hang", times=9)
+    result = race("a", pods=4, processes=True, retries=1, hang_seconds=0.7)
+    stored = RunStore(result.folder).read_result("p0000")
+    assert (stored.status, stored.reason, stored.score) == ("failed", "hung", None)
+    assert result.trials == 3
+    assert len(read_leaderboard(result.folder.leaderboard)) == 3
+
+
+def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path) -> None:
+    for number in range(8):
+        plant(RunFolder(tmp_path / "a"), f"p{number:04d}", "boom", times=99)
+    with pytest.raises(TournamentError, match=r"all \d pods failed.*ValueError: boom"):
+        race("a", retries=0)
+
+
+def test_a_full_disk_stops_the_tournament_and_loses_nothing(race: Race, tmp_path: Path) -> None:
+    undisturbed = race("a", pods=4)
+    plant(RunFolder(tmp_path / "b"), "p0002", "full")
+    with pytest.raises(TournamentError, match="disk is full"):
+        race("b", pods=4)
+    assert len(RunStore(RunFolder(tmp_path / "b")).results()) >= 1
+    assert everything(race("b", pods=4).folder) == everything(undisturbed.folder)
