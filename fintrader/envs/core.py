@@ -6,8 +6,10 @@ code runs eagerly, compiled, on CPU and on CUDA. `TradingEnv` is the stateful sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from fintrader.envs.observation import market_rows, private_part
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
+from fintrader.seeding import derive
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
@@ -74,7 +77,9 @@ class Record(NamedTuple):
     """`[B]` USD: all notionals traded."""
 
 
-def market_view(market: MarketTensors, settings: EnvSettings, dtype: torch.dtype) -> MarketView:
+def market_view(
+    market: MarketTensors, settings: EnvSettings, dtype: torch.dtype, obs_dtype: torch.dtype = torch.float32
+) -> MarketView:
     """Sanitise a market once. Raises EnvError for a window of one bar or an unknown turbulence column."""
     bars = market.num_bars
     if bars < 2:
@@ -95,7 +100,7 @@ def market_view(market: MarketTensors, settings: EnvSettings, dtype: torch.dtype
         mark=carried.to(dtype).contiguous(),
         fill=fill.to(dtype).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
-        rows=market_rows(market.features, market.tradable, market.context, torch.float32),
+        rows=market_rows(market.features, market.tradable, market.context, obs_dtype),
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
         risk_off=_risk_off(market, settings),
@@ -126,6 +131,17 @@ def mix(x: Tensor) -> Tensor:
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
+
+
+def account_keys(seed: int | Sequence[int], count: int, device: torch.device) -> Tensor:
+    """`[B]` int64: the keys of the accounts' random streams; account i's does not depend on how many there are.
+
+    A list gives account i the stream that account 0 of an environment seeded with `seed[i]` has.
+    """
+    if isinstance(seed, int | np.integer):
+        first = torch.tensor(derive(int(seed), "env"), device=device)
+        return mix(first + _GOLDEN * torch.arange(count, device=device))
+    return mix(torch.tensor([derive(int(value), "env") for value in seed], device=device))
 
 
 def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:

@@ -92,12 +92,14 @@ def clean_action(action: Tensor, settings: EnvSettings) -> Tensor:
     return action if settings.fractional else torch.round(action * WEIGHT_GRID) / WEIGHT_GRID
 
 
-def target_weights(action: Tensor, settings: EnvSettings) -> Tensor:
-    """w = relu(a) / max(1, sum relu(a)); with shorts w = a / max(1, sum |a| / leverage). The rest is cash."""
+def target_values(action: Tensor, equity: Tensor, settings: EnvSettings) -> Tensor:
+    """`[B, N]` USD: w V with w = relu(a) / max(1, sum relu(a)), the rest is cash; with shorts
+    w = a / max(1, sum |a| / leverage)."""
+    value = torch.relu(equity).unsqueeze(1)
     if settings.short:
-        return action / torch.clamp(action.abs().sum(1, keepdim=True) / settings.max_leverage, min=1.0)
+        return action * (value / torch.clamp(action.abs().sum(1, keepdim=True) / settings.max_leverage, min=1.0))
     positive = torch.relu(action)
-    return positive / torch.clamp(positive.sum(1, keepdim=True), min=1.0)
+    return positive * (value / torch.clamp(positive.sum(1, keepdim=True), min=1.0))
 
 
 def desired_shares(
@@ -111,13 +113,12 @@ def desired_shares(
     price = mark.to(torch.float64)
     action = clean_action(action, settings)
     if settings.action == "target":
-        weights = target_weights(action, settings)
-        value = torch.relu(equity).unsqueeze(1)
+        values = target_values(action, equity, settings)
         listed = price > 0
         safe_price = torch.where(listed, price, torch.ones_like(price))
-        want = torch.where(listed, round_to_zero(weights * value / safe_price, settings), torch.zeros_like(price))
+        want = torch.where(listed, round_to_zero(values / safe_price, settings), torch.zeros_like(price))
         if settings.rebalance_band > 0.0:
-            near = (want - held).abs() * price <= settings.rebalance_band * value
+            near = (want - held).abs() * price <= settings.rebalance_band * torch.relu(equity).unsqueeze(1)
             want = torch.where(near & (want != 0), held, want)
     else:
         order = torch.where(action.abs() > settings.dead_band, action, torch.zeros_like(action)) * settings.max_shares

@@ -1,0 +1,12 @@
+"""Thin doors from `TradingEnv` to other libraries; each imports its library only when it is used.
+
+| module | for | autoreset mode it needs |
+|---|---|---|
+| `single` | `gymnasium.make`: one account, numpy | DISABLED |
+| `sb3` | Stable-Baselines3 `VecEnv` | SAME_STEP |
+| `torchrl` | torchrl `EnvBase` | DISABLED |
+| `skrl` | skrl, tensors without a copy | DISABLED, reset by the wrapper |
+| `rllib` | RLlib's new API stack | NEXT_STEP |
+| `pettingzoo` | several traders in one market | none: episodes end together |
+| `dlpack` | JAX, CuPy, numpy through DLPack | any |
+"""

@@ -1,0 +1,105 @@
+"""What `TradingEnv.reset` may be told: which accounts, where they start, what they own, how long they trade."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import EnvError
+
+RESET_OPTIONS = ("reset_mask", "start", "cash_usd", "shares", "episode_bars")
+
+
+class Endowment(NamedTuple):
+    """What every account begins an episode with."""
+
+    cash: Tensor
+    """`[B]` float64, USD."""
+    shares: Tensor
+    """`[B, N]`."""
+    episode_bars: Tensor
+    """`[B]` int64: bars of an episode; 0 to the window's end."""
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raises EnvError for an option that does not exist."""
+    unknown = sorted(set(options) - set(RESET_OPTIONS))
+    if unknown:
+        raise EnvError(f"unknown reset option {unknown[0]!r}; known: {', '.join(RESET_OPTIONS)}")
+
+
+def endowment(
+    options: Mapping[str, Any],
+    settings: EnvSettings,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    mask: Tensor | None = None,
+    before: Endowment | None = None,
+) -> Endowment:
+    """The accounts' endowment `(B, N)`; with a mask only its accounts change, and only in what the options name.
+
+    Raises EnvError for a wrong shape or range.
+    """
+    count, assets = shape
+    wanted: dict[str, tuple[Any, tuple[int, ...], torch.dtype]] = {
+        "cash_usd": (settings.initial_cash_usd, (count,), torch.float64),
+        "shares": (0.0, (count, assets), dtype),
+        "episode_bars": (settings.episode_bars or 0, (count,), torch.int64),
+    }
+    values = []
+    for name, (default, size, kind) in wanted.items():
+        value = torch.as_tensor(options.get(name, default), device=device).to(kind)
+        if name == "cash_usd" and not bool((value.isfinite() & (value >= 0)).all()):
+            raise EnvError("options['cash_usd'] must be finite and not negative")
+        if name == "episode_bars" and name in options and bool((value < 1).any()):
+            raise EnvError("options['episode_bars'] must be at least 1")
+        try:
+            values.append(value.expand(size).contiguous())
+        except RuntimeError:
+            raise EnvError(f"options[{name!r}] has shape {tuple(value.shape)}, expected {size}") from None
+    _check_shares(values[1], settings)
+    if mask is not None and before is not None:
+        masks = (mask, mask.unsqueeze(1), mask)
+        values = [
+            torch.where(chosen, new, old) if name in options else old
+            for name, chosen, new, old in zip(wanted, masks, values, before, strict=True)
+        ]
+    return Endowment(*values)
+
+
+def _check_shares(shares: Tensor, settings: EnvSettings) -> None:
+    if not bool(shares.isfinite().all()):
+        raise EnvError("options['shares'] must be finite")
+    if not settings.short and bool((shares < 0).any()):
+        raise EnvError("options['shares'] must not be negative in a long-only environment")
+    if not settings.fractional and bool((shares != torch.trunc(shares)).any()):
+        raise EnvError("options['shares'] must be whole numbers unless env.fractional is set")
+
+
+def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
+    """`[B]` bool or None. Raises EnvError unless it is `count` booleans, one of them true."""
+    if value is None:
+        return None
+    mask: Tensor = torch.as_tensor(value, device=device)
+    if mask.dtype != torch.bool or tuple(mask.shape) != (count,):
+        raise EnvError(f"options['reset_mask'] must be {count} booleans")
+    if not bool(mask.any()):
+        raise EnvError("options['reset_mask'] selects no account")
+    return mask
+
+
+def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> Tensor | None:
+    """`[B]` int64 or None. Raises EnvError unless it is one bar or `count`, each with a bar to follow."""
+    if value is None:
+        return None
+    start = torch.as_tensor(value, device=device).to(torch.int64)
+    if start.ndim > 1 or (start.ndim == 1 and start.shape[0] != count):
+        raise EnvError(f"options['start'] must be a bar or {count} of them")
+    if bool((start < 0).any()) or bool((start > num_bars - 2).any()):
+        raise EnvError(f"options['start'] must lie in [0, {num_bars - 2}]")
+    return start.expand(count)

@@ -1,0 +1,116 @@
+"""The registered environment through gymnasium's own doors and checkers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+
+from fintrader.envs import ENV_ID, EnvSettings, TradingEnv
+from fintrader.errors import EnvError
+from tests.factories import make_market
+
+
+@pytest.mark.parametrize("observation", ["flat", "factored"])
+def test_env_checker_passes(observation: str) -> None:
+    env = gymnasium.make(
+        ENV_ID, market=make_market(60, 4), settings=EnvSettings(observation=observation, episode_bars=9)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*(infinity|spec).*")
+        check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_make_vec_builds_the_tensor_environment() -> None:
+    env = gymnasium.make_vec(
+        ENV_ID, num_envs=7, vectorization_mode="vector_entry_point", market=make_market(60, 4), device="cpu"
+    )
+    assert isinstance(env.unwrapped, TradingEnv)
+    assert env.num_envs == 7
+    obs, _ = env.reset(seed=3)
+    assert isinstance(obs, torch.Tensor)
+    assert env.observation_space.shape == tuple(obs.shape)
+    obs, reward, *_ = env.step(env.action_space.sample())
+    assert obs.shape == (7, env.unwrapped.layout.width)
+    assert reward.shape == (7,)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+
+
+def test_single_account_equals_the_vector_environment() -> None:
+    market, settings = make_market(60, 4), EnvSettings(episode_bars=12)
+    single = gymnasium.make(ENV_ID, market=market, settings=settings)
+    vector = TradingEnv(market, settings, num_envs=1, autoreset_mode=AutoresetMode.DISABLED)
+    obs, _ = single.reset(seed=11)
+    expected, _ = vector.reset(seed=11)
+    rng = np.random.default_rng(0)
+    truncated = False
+    while not truncated:
+        np.testing.assert_array_equal(obs, expected[0].numpy())
+        action = rng.uniform(-1, 1, 4).astype(np.float32)
+        obs, reward, terminated, truncated, _ = single.step(action)
+        expected, expected_reward, _, end, _ = vector.step(action[None])
+        assert reward == float(expected_reward)
+        assert (terminated, truncated) == (False, bool(end))
+    with pytest.raises(EnvError, match="over"):
+        single.unwrapped.step(action)
+    with pytest.raises(EnvError, match="shape"):
+        single.unwrapped.step(action[:2])
+
+
+def reference(mode: AutoresetMode, market: Any, settings: EnvSettings, count: int) -> gymnasium.vector.SyncVectorEnv:
+    """Gymnasium's own vectorisation of single accounts."""
+    makers = [lambda: gymnasium.make(ENV_ID, market=market, settings=settings) for _ in range(count)]
+    return gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None:
+    # Fixed starts: gymnasium's sub-environments keep counting their episodes as ours do, with the same seeds.
+    market, count = make_market(40, 3), 3
+    settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
+    theirs = reference(mode, market, settings, count)
+    ours = TradingEnv(market, settings, num_envs=count, autoreset_mode=mode)
+    a, _ = theirs.reset(seed=[5, 6, 7])
+    b, _ = ours.reset(seed=[5, 6, 7])
+    np.testing.assert_array_equal(a, b.numpy())
+    rng = np.random.default_rng(1)
+    ends = 0
+    for _ in range(40):
+        action = rng.uniform(-1, 1, (count, 3)).astype(np.float32)
+        *theirs_out, their_info = theirs.step(action)
+        *our_out, our_info = ours.step(action)
+        for x, y in zip(theirs_out, our_out, strict=True):
+            np.testing.assert_array_equal(np.asarray(x, dtype=np.float32), y.to(torch.float32).numpy())
+        if "final_obs" in their_info:
+            done = their_info["_final_obs"]
+            ends += int(done.sum())
+            np.testing.assert_array_equal(done, our_info["_final_obs"].numpy())
+            np.testing.assert_array_equal(done, our_info["_final_info"].numpy())
+            np.testing.assert_array_equal(np.stack(their_info["final_obs"][done]), our_info["final_obs"][done].numpy())
+            assert set(their_info) <= set(our_info) | {"final_info", "_final_info"}
+    assert ends > 3 or mode is AutoresetMode.NEXT_STEP
+
+
+def test_disabled_mode_agrees_with_gymnasium() -> None:
+    market, settings = make_market(40, 3), EnvSettings(episode_bars=4)
+    theirs = reference(AutoresetMode.DISABLED, market, settings, 2)
+    ours = TradingEnv(market, settings, num_envs=2, autoreset_mode=AutoresetMode.DISABLED)
+    theirs.reset(seed=[1, 2])
+    ours.reset(seed=[1, 2])
+    for step in range(12):
+        action = np.full((2, 3), 0.1 * step, dtype=np.float32)
+        a, *_, their_end, _ = theirs.step(action)
+        b, *_, our_end, _ = ours.step(action)
+        np.testing.assert_array_equal(a, b.numpy())
+        np.testing.assert_array_equal(their_end, our_end.numpy())
+        if their_end.any():
+            a, _ = theirs.reset(options={"reset_mask": their_end})
+            b, _ = ours.reset(options={"reset_mask": our_end})
+            np.testing.assert_array_equal(a, b.numpy())

@@ -1,0 +1,107 @@
+"""The observation: layout, scale-free account features, factored and bfloat16 forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv, project_market
+from fintrader.envs import observation as observation_module
+from fintrader.errors import CheckpointError
+from tests.envs.strategies import random_actions
+from tests.factories import make_market
+
+
+def test_layout_round_trip_and_parts() -> None:
+    layout = ObservationLayout(num_assets=3, num_features=2, num_context=5)
+    assert layout.width == 4 + 3 + 6 + 3 + 5
+    assert ObservationLayout.from_json(layout.to_json()) == layout
+    parts = layout.split(torch.arange(2 * layout.width).reshape(2, -1))
+    assert {name: tuple(part.shape) for name, part in parts.items()} == {
+        "account": (2, 4), "holdings": (2, 3), "features": (2, 3, 2), "tradable": (2, 3), "context": (2, 5),
+    }  # fmt: skip
+    assert parts["features"][0].tolist() == [[7, 8], [9, 10], [11, 12]]
+    with pytest.raises(CheckpointError):
+        ObservationLayout.from_json({"num_assets": 3})
+
+
+def test_every_part_holds_what_it_says() -> None:
+    market = make_market(60, 4, gaps=True)
+    env = TradingEnv(market, EnvSettings(episode_bars=30, random_start=False), num_envs=2, dtype=torch.float64)
+    env.reset()
+    actions = random_actions(1, 12, 2, 4)
+    equities = [env.equity]
+    for action in actions:
+        obs, *_ = env.step(action)
+        equities.append(env.equity)
+    parts, account = env.layout.split(obs.double()), env.account
+    bar = int(account.bar[0])
+    peak = torch.stack(equities).amax(0)
+    expected = torch.stack(
+        (account.cash / env.equity, env.equity / 1e6 - 1, env.equity / peak - 1, torch.full((2,), 18 / 30)), 1
+    )
+    torch.testing.assert_close(parts["account"], expected, rtol=0, atol=1e-7)
+    weights = torch.nan_to_num(account.shares * market.close[bar].double()) / env.equity.unsqueeze(1)
+    torch.testing.assert_close(parts["holdings"], weights, rtol=0, atol=1e-7)
+    torch.testing.assert_close(parts["account"][:, 0] + parts["holdings"].sum(1), torch.ones(2).double())
+    for i in range(2):
+        assert torch.equal(parts["features"][i].float(), market.features[bar])
+        assert torch.equal(parts["tradable"][i].bool(), market.tradable[bar])
+        assert torch.equal(parts["context"][i].float(), market.context[bar])
+
+
+def test_account_features_do_not_depend_on_the_account_size() -> None:
+    market = make_market(60, 4)
+    settings = EnvSettings(fractional=True, random_start=False)
+    small, large = (TradingEnv(market, settings, num_envs=2, dtype=torch.float64) for _ in range(2))
+    small.reset(options={"cash_usd": 1e3})
+    large.reset(options={"cash_usd": 1e8})
+    for action in random_actions(2, 20, 2, 4):
+        torch.testing.assert_close(small.step(action)[0], large.step(action)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_factored_observation_assembles_to_the_flat_one(dtype: str) -> None:
+    market = make_market(60, 4)
+    settings = EnvSettings(episode_bars=7, observation_dtype=dtype)
+    flat = TradingEnv(market, settings, num_envs=3)
+    factored = TradingEnv(market, settings.model_copy(update={"observation": "factored"}), num_envs=3)
+    a, _ = flat.reset()
+    b, _ = factored.reset()
+    for action in random_actions(0, 20, 3, 4):
+        assert a.dtype == {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+        assert torch.equal(a, factored.layout.assemble(b["private"], factored.market_rows[b["clock"]]))
+        a, *_, flat_info = flat.step(action)
+        b, *_, factored_info = factored.step(action)
+        final = factored_info["final_obs"]
+        whole = factored.layout.assemble(final["private"], factored.market_rows[final["clock"]])
+        assert torch.equal(flat_info["final_obs"], whole)
+
+
+@pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
+def test_project_market_projects_once_per_row_where_rows_repeat(samples: int, projected: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(50, 9, generator=generator)
+    clock = (
+        torch.randint(50, (samples,), generator=generator)
+        if samples > 50
+        else torch.randperm(50, generator=generator)[:40]
+    )
+    layer = nn.Linear(9, 3)
+    sizes = []
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return layer(x)
+
+    torch.testing.assert_close(project_market(project, rows, clock), layer(rows[clock]))
+    assert sizes == [projected]
+
+
+def test_private_part_of_a_ruined_account_is_finite() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    part = observation_module.private_part(
+        -one, torch.zeros(1, 2), torch.ones(1, 2), -one, one, one, 0 * one, torch.float32
+    )
+    assert bool(part.isfinite().all())
