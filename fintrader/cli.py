@@ -126,7 +126,9 @@ def _backtest(argv: list[str]) -> None:
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
-    pipeline.backtest_run(Path(folder), _parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
+    pipeline.backtest_run(
+        Path(folder), _parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR")
+    )
 
 
 def _app(argv: list[str]) -> None:

@@ -18,19 +18,22 @@ import yaml
 from pydantic import Field, field_validator
 from rich.console import Console
 
-from fintrader import runs, tournament
+from fintrader import runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.policy import load_policy
 from fintrader.agents.ppo import PPOSettings
 from fintrader.backtest import BacktestResult, metrics_table, simulate, simulate_baselines, write_backtest
 from fintrader.config import Settings, dump_yaml, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings, build_market
+from fintrader.data.quality import quality_report
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, RunError
 from fintrader.progress import Progress, reporter
 from fintrader.runs import Manifest
+from fintrader.tournament.orchestrator import CHANGEABLE
+from fintrader.tournament.orchestrator import run_tournament as race
 from fintrader.tournament.settings import TournamentSettings
 
 
@@ -96,11 +99,8 @@ class RunConfig(Settings):
 
 def _choices(annotation: object, key: str) -> dict[str, type[Settings]]:
     """Discriminator value -> settings model of a union."""
-    found = {}
-    for model in models_in(annotation):
-        for value in get_args(model.model_fields[key].annotation):
-            found[value] = model
-    return found
+    models = [model for model in models_in(annotation) if issubclass(model, Settings)]
+    return {value: model for model in models for value in get_args(model.model_fields[key].annotation)}
 
 
 CHOICES: dict[str, dict[str, type[Settings]]] = {
@@ -195,33 +195,52 @@ def build_data(config: RunConfig) -> Path:
     return path
 
 
+def report_quality(config: RunConfig) -> dict[str, Any]:
+    """Print what is missing or was repaired in a configuration's bars, as JSON; also returned."""
+    report = quality_report(config.data)
+    print(runs.dump_json(report), end="")
+    return report
+
+
 def _claim(config: RunConfig) -> Manifest:
-    """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings."""
+    """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings.
+
+    Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes on with them, and
+    what followed from it is made again.
+    """
     folder = config.folder
     text = dump_yaml(config)
+    extended = False
     if folder.config.is_file():
         before, now = _flat(read_yaml(folder.config)), _flat(yaml.safe_load(text))
-        for field in [*now, *(set(before) - set(now))]:
-            if field not in _MOVABLE and before.get(field) != now.get(field):
+        for field in sorted(set(before) | set(now)):
+            if field in _PLACES or before.get(field) == now.get(field):
+                continue
+            if field.removeprefix("tournament.").split(".")[0] not in CHANGEABLE:
                 raise RunError(
                     f"{folder.root} was made with other settings ({field}: {before.get(field)} there, "
                     f"{now.get(field)} here); choose another --name, or remove the folder"
                 )
-    else:
-        runs.write_text(folder.config, text)
+            extended = True
     if folder.manifest.is_file():
-        return Manifest.load(folder.manifest)
-    return Manifest.create(
-        folder.manifest,
-        name=config.name,
-        seed=config.seed,
-        device=config.resolved_device(),
-        config_hash=hashlib.sha256(text.encode()).hexdigest(),
-        command=f"fintrader run {folder.config}",
-    )
+        manifest = Manifest.load(folder.manifest)
+        if extended:
+            manifest.reopen("tournament", "backtest")
+    else:
+        manifest = Manifest.create(
+            folder.manifest,
+            name=config.name,
+            seed=config.seed,
+            device=config.resolved_device(),
+            config_hash=hashlib.sha256(text.encode()).hexdigest(),
+            command=f"fintrader run {folder.config}",
+        )
+    if extended or not folder.config.is_file():
+        runs.write_text(folder.config, text)
+    return manifest
 
 
-_MOVABLE = ("runs_dir", "cache", "name")
+_PLACES = ("runs_dir", "cache", "name")
 """Settings that say where things lie and change no result."""
 
 
@@ -251,17 +270,21 @@ def _data_stage(config: RunConfig, manifest: Manifest) -> Path:
 
 
 def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
+    if manifest.done("tournament"):
+        return
     with manifest.stage("tournament"), reporter() as progress:
-        result = tournament.run_tournament(
+        result = race(
             config.tournament,
-            config.folder,
-            market,
-            config.env,
-            config.agent,
+            folder=config.folder,
+            market=market,
+            env=config.env,
+            agent=config.agent,
             seed=config.seed,
+            device=config.resolved_device(),
             progress=progress,
+            data_hash=manifest.values["data_hash"],
         )
-        manifest.update(trials=result.trials)
+        manifest.update(trials=result.trials, best=result.best)
 
 
 def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
@@ -270,9 +293,18 @@ def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, agai
         with manifest.stage("backtest"):
             _simulate_all(config, manifest, market)
     manifest.finish()
-    metrics = runs.read_json(folder.backtest / "metrics.json")
+    stored = runs.read_json(folder.backtest / "metrics.json")
+    metrics = {name: stored[name] for name in sorted(stored, key=_rank)}
     _print_outcome(config, manifest, metrics)
     return RunOutcome(folder.root, metrics, int(manifest.values["trials"]))
+
+
+STRATEGIES = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
+"""The order of tables: ours, then what anybody could have had."""
+
+
+def _rank(strategy: str) -> int:
+    return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
 
 
 def _simulate_all(config: RunConfig, manifest: Manifest, path: Path) -> None:
@@ -283,9 +315,10 @@ def _simulate_all(config: RunConfig, manifest: Manifest, path: Path) -> None:
         env = env.model_copy(update={"cost_bps": config.backtest.cost_bps})
     trials = int(manifest.values["trials"])
     with reporter() as progress:
+        chosen = {"ensemble": config.folder.ensemble, "best": config.folder.pod(manifest.values["best"])}
         results = {
-            name: simulate(load_policy(policy), market, env, name=name, progress=progress)
-            for name, policy in tournament.chosen_policies(config.folder).items()
+            name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
+            for name, home in chosen.items()
         }
         results |= simulate_baselines(market, env, progress=progress)
         planted = _planted(market, env, results, progress)
@@ -328,7 +361,9 @@ def _planted(
 
 def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
-    folder, console = config.folder, Console(soft_wrap=True)
+    folder, console = config.folder, Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # a log file has room; a table cut to 80 columns hides its figures
     context = runs.read_json(folder.backtest / "context.json")
     title = f"{config.name}: {context['window']} window, net of {config.env.cost_bps:g} bps a trade"
     console.print(metrics_table(metrics, title=title))

@@ -208,6 +208,7 @@ class Manifest:
                 "market": None,
                 "data_hash": None,
                 "trials": None,
+                "best": None,
                 "stages": {},
             },
         )
@@ -245,6 +246,13 @@ class Manifest:
             seconds = round(before + time.monotonic() - started, 3)
             self.values["stages"][name] = {"seconds": seconds, "done": True}
             self.update()
+
+    def reopen(self, *stages: str) -> None:
+        """Take stages for unfinished again, because something they depend on has changed."""
+        for name in stages:
+            if name in self.values["stages"]:
+                self.values["stages"][name]["done"] = False
+        self.update(finished=None)
 
     def finish(self) -> None:
         """Note the time of the first successful end; later repeats keep it."""

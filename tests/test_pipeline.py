@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from fintrader.pipeline import load_config, run
 TINY = {
     "seed": 1,
     "device": "cpu",
-    "data": {"source": {"kind": "synthetic", "num_stocks": 4, "num_sessions": 12}},
+    "data": {"source": {"kind": "synthetic", "num_symbols": 4, "num_sessions": 12}},
     "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 5},
     "agent": {"algo": "ppo", "num_steps": 16},
     "tournament": {"pods": 3, "pool_size": 2, "workers": 2, "budget": {"env_steps": 1024}, "leaderboard_size": 3},
@@ -53,7 +54,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_config(tmp_path_factory.mktemp("undisturbed"))
     done = subprocess.run(command(path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for column in ("Cumulative return", "Sharpe", "Calmar", "ensemble", "buy_and_hold"):
+    for column in ("Cumulative return", "Sharpe", "Calmar", "ensemble", "buy and hold"):
         assert column.lower() in done.stdout.lower()
     assert "report.html" in done.stdout
     return path
@@ -130,6 +131,15 @@ def test_a_run_folder_belongs_to_its_settings(undisturbed: Path):
     config = load_config(undisturbed)
     with pytest.raises(RunError, match=r"seed.*1 there, 5 here.*--name"):
         run(config.model_copy(update={"seed": 5}))
+
+
+def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
+    shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
+    config = write_config(
+        tmp_path, tournament=TINY["tournament"] | {"pods": 4}, cache=str(undisturbed.parent / "tensors")
+    )
+    assert run(load_config(config)).trials == 4
+    assert yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"]["pods"] == 4
 
 
 def test_choosing_another_union_member_keeps_what_both_share(config: Path):

@@ -219,7 +219,7 @@ class MarketTensors:
             raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
         if not content:
             raise MarketError(f"{path} is no market file of this version; build it again")
-        return content
+        return str(content)
 
     # --- validation ------------------------------------------------------------------------------------
 
