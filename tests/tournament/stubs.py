@@ -7,7 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -15,9 +15,11 @@ from fintrader.config import Settings
 from fintrader.errors import TrainingError
 from fintrader.runs import RunFolder, write_bytes, write_json
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
-from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import Board
+
+if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
+    from fintrader.tournament.settings import TournamentSettings
 
 
 class StubAgent(Settings):

@@ -1,0 +1,313 @@
+"""Kills, torn writes and full disks at every file and database operation of a tournament.
+
+`install` wraps the operations themselves (`os.open`, `os.write`, `os.fsync`, `os.replace`, `os.link`, `os.unlink`,
+`os.ftruncate`, and SQLite's statements and commits), so nothing in the engine has to know about it, and an operation
+that is added later is covered without being listed. `benchmarks/chaos.py` runs it at full length, the tests briefly.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder
+from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from tests.tournament import stubs
+
+WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
+DONE, REFUSED, BROKEN = 0, 7, 9
+
+
+@dataclass
+class Faults:
+    """Counts operations of this process and strikes at the `at`-th, once per `mark` file."""
+
+    mode: str
+    """`kill`, `torn` (half of a write, then kill), `full` (ENOSPC) or `count`."""
+    at: int
+    mark: Path
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def strike(self, name: str) -> bool:
+        """True if this is the moment, for the first time."""
+        self.count += 1
+        if self.mode == "count":
+            self.names.append(name)
+        if self.count != self.at:
+            return False
+        try:
+            _open(self.mark, os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return False
+        return True
+
+
+_open, _write, _kill = os.open, os.write, os.kill
+
+
+def install(faults: Faults) -> None:
+    """Wrap this process's operations. There is no way back: call it in a process of its own."""
+
+    def die() -> None:
+        _kill(os.getpid(), signal.SIGKILL)
+
+    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            if faults.strike(f"before {name}"):
+                if faults.mode == "full":
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                if faults.mode == "torn" and name == "write":
+                    _write(args[0], args[1][: len(args[1]) // 2])
+                die()
+            result = call(*args, **named)
+            if faults.mode != "full" and faults.strike(f"after {name}"):
+                die()
+            return result
+
+        return wrapped
+
+    for name in WRAPPED:
+        setattr(os, name, wrap(name, getattr(os, name)))
+
+    class Connection(sqlite3.Connection):
+        def _point(self, when: str) -> None:
+            if (when.startswith("before") or faults.mode != "full") and faults.strike(when):
+                if faults.mode == "full":
+                    raise sqlite3.OperationalError("database or disk is full")
+                die()
+
+        def execute(self, *args: Any) -> Any:
+            self._point(f"before sql {str(args[0])[:12]}")
+            result = super().execute(*args)
+            self._point(f"after sql {str(args[0])[:12]}")
+            return result
+
+        def executemany(self, *args: Any) -> Any:
+            self._point("before sql many")
+            result = super().executemany(*args)
+            self._point("after sql many")
+            return result
+
+        def __exit__(self, *raised: Any) -> Any:
+            if raised[0] is None:
+                self._point("before sql commit")
+            result = super().__exit__(*raised)
+            if raised[0] is None:
+                self._point("after sql commit")
+            return result
+
+    connect = sqlite3.connect
+    sqlite3.connect = lambda *args, **named: connect(*args, **{"factory": Connection, **named})  # type: ignore[assignment]
+
+
+def body(spec: PodSpec, context: PodContext) -> PodOutput:
+    """A stub pod whose process strikes itself, if the environment says so."""
+    return stubs.body(spec, context)
+
+
+if "CHAOS_POD" in os.environ:  # a pod's process: the launcher passes its environment on
+    _plan = json.loads(os.environ["CHAOS_POD"])
+    install(Faults(_plan["mode"], _plan["at"], Path(_plan["mark"])))
+
+
+# --- scenarios -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What a forked tournament came to."""
+
+    status: int
+    """Exit status, or minus the signal."""
+    seconds: float
+    ready_seconds: float | None = None
+    """From its start to the end of its first reconcile: recovery time."""
+    points: int = 0
+
+
+def race(run: RunFolder, pods: int, *, processes: bool, order: str = "submission", **how: Any) -> Any:
+    """One tournament of stub pods."""
+    from fintrader.tournament.launchers import ThreadLauncher
+    from fintrader.tournament.orchestrator import run_tournament
+    from tests.tournament.conftest import settings
+
+    launcher = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
+    return run_tournament(
+        settings(pods=pods, workers=2, order=order, retries=50, fresh=0.2),
+        folder=run,
+        market=stubs.market(run.root.parent),
+        agent=stubs.StubAgent(),
+        seed=5,
+        body="tests.tournament.chaos:body",
+        launcher=launcher,
+        ensemble=stubs.ensemble,
+        data_hash="data",
+        **how,
+    )
+
+
+def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes: bool = False, **how: Any) -> Outcome:
+    """Run a tournament in a fork of this process (its imports are paid for) and wait for its end."""
+    note = run.root.parent / f"{run.root.name}.note"
+    note.unlink(missing_ok=True)
+    begun = time.perf_counter()
+    pid = os.fork()
+    if pid == 0:
+        status = BROKEN
+        try:
+            ready: list[float] = []
+            if faults is not None:
+                install(faults)
+            race(
+                run,
+                pods,
+                processes=processes,
+                watch=lambda _: ready or ready.append(time.perf_counter() - begun),
+                **how,
+            )
+            with note.open("w") as file:
+                file.write(json.dumps([ready[0] if ready else None, faults.count if faults else 0]))
+            status = DONE
+        except TournamentError as error:
+            print(error, file=sys.stderr)
+            status = REFUSED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, code = os.waitpid(pid, 0)
+    outcome = Outcome(os.waitstatus_to_exitcode(code), time.perf_counter() - begun)
+    if note.exists():
+        outcome.ready_seconds, outcome.points = json.loads(note.read_text())
+    return outcome
+
+
+def everything(run: RunFolder) -> Any:
+    """All that must not depend on what happened on the way."""
+    from fintrader.tournament.leaderboard import canonical
+    from fintrader.tournament.store import RunStore
+
+    store = RunStore(run)
+    for spec in store.specs().values():
+        result = store.read_result(spec.pod)
+        assert result.snapshot is not None
+        assert store.intact(result.snapshot), f"{spec.pod}: half a snapshot"
+        assert result.spec == spec.digest
+    results = {pod: result.reproducible() for pod, result in store.results().items()}
+    return canonical(run.leaderboard), results, (run.ensemble / "policy.safetensors").read_bytes()
+
+
+def acknowledged(run: RunFolder) -> dict[str, bytes]:
+    """Results that are durable at this moment."""
+    return {path.parent.name: path.read_bytes() for path in run.pods.glob("*/result.json")}
+
+
+def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
+    """What is wrong after recovery: nothing, one hopes."""
+    from fintrader.runs import read_jsonl
+
+    problems = []
+    after = acknowledged(run)
+    problems += [f"result of {pod} lost or changed" for pod, data in before.items() if after.get(pod) != data]
+    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    problems += [f"{pod} applied {applied.count(pod)} times" for pod in set(applied) if applied.count(pod) != 1]
+    if set(applied) != set(after):
+        problems.append(f"applied {sorted(applied)}, stored {sorted(after)}")
+    if expected is not None and everything(run) != expected:
+        problems.append("differs from the undisturbed run")
+    problems += [f"left behind: {path.name}" for path in run.root.rglob(".*.tmp")]
+    return problems
+
+
+@dataclass
+class Tally:
+    """Counts over many scenarios."""
+
+    scenarios: int = 0
+    struck: int = 0
+    problems: list[str] = field(default_factory=list)
+    recovery: list[float] = field(default_factory=list)
+
+    def strike_and_recover(
+        self, folder: Path, name: str, pods: int, expected: Any, strike: Callable[[RunFolder], Outcome], **how: Any
+    ) -> None:
+        """Disturb one run, complete it by the same call, and compare."""
+        run = RunFolder(folder / name)
+        first = strike(run)
+        self.scenarios += 1
+        self.struck += first.status != DONE
+        if first.status == BROKEN:
+            self.problems.append(f"{name}: not a typed error")
+        before = acknowledged(run)
+        second = forked(run, pods, **how)
+        if second.status != DONE:
+            self.problems.append(f"{name}: recovery ended with {second.status}")
+            return
+        if second.ready_seconds is not None:
+            self.recovery.append(second.ready_seconds)
+        problems = check(run, before, expected)
+        self.problems += [f"{name}: {problem}" for problem in problems]
+        if not problems:
+            shutil.rmtree(run.root)
+
+
+def count_points(folder: Path, pods: int, mode: str = "count") -> int:
+    """Operations of an undisturbed run (threads; the order of two pods' operations may vary)."""
+    run = RunFolder(folder / "count")
+    outcome = forked(run, pods, faults=Faults(mode, -1, folder / "never"))
+    assert outcome.status == DONE
+    return outcome.points
+
+
+def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: float) -> Outcome:
+    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a random moment."""
+    import psutil
+
+    chance = random.Random(seed)
+    begun = time.perf_counter()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            race(run, pods, processes=True)
+            os._exit(DONE)
+        except TournamentError:
+            os._exit(REFUSED)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(BROKEN)
+    time.sleep(chance.uniform(0, within))
+    victims = [psutil.Process(pid)]
+    try:
+        children = victims[0].children(recursive=True)
+        if target == "pod" and children:
+            victims = [chance.choice(children)]
+        for victim in victims:
+            victim.kill()
+    except psutil.NoSuchProcess:
+        pass
+    _, code = os.waitpid(pid, 0)
+    status = os.waitstatus_to_exitcode(code)
+    deadline = time.monotonic() + 5
+    while target == "orchestrator" and any(child.is_running() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if target == "orchestrator" and any(
+        child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children
+    ):
+        status = BROKEN  # an orphan outlived it
+    return Outcome(status, time.perf_counter() - begun)

@@ -1,0 +1,175 @@
+"""The short form of `benchmarks/chaos.py`."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament import lease
+from fintrader.tournament.store import RunStore
+from tests.tournament import chaos
+from tests.tournament.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
+
+PODS = 5
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
+    assert forked(run, PODS).status == DONE
+    return run
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return chaos.count_points(tmp_path_factory.mktemp("points"), PODS)
+
+
+@pytest.mark.parametrize(("mode", "stride"), [("kill", 23), ("torn", 41), ("full", 19)])
+def test_struck_at_many_operations(tmp_path: Path, undisturbed: RunFolder, points: int, mode: str, stride: int) -> None:
+    tally, expected = Tally(), everything(undisturbed)
+    for at in range(1, points // 2 if mode == "full" else points, stride):  # `full` strikes before, never after
+        faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
+
+        def strike(run: RunFolder, faults: Faults = faults) -> Outcome:
+            return forked(run, PODS, faults=faults)
+
+        tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
+    assert tally.problems == []
+    assert tally.struck >= 0.5 * tally.scenarios > 2
+    assert max(tally.recovery, default=0) < 5
+
+
+def test_pods_struck_in_their_own_process(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in (3, 14):
+        run = RunFolder(tmp_path / f"pod-{at}")
+        plan = {"mode": "kill", "at": at, "mark": str(tmp_path / f"{at}.mark")}
+        monkeypatch.setenv("CHAOS_POD", json.dumps(plan))
+        assert forked(run, PODS, processes=True).status == DONE
+        assert (tmp_path / f"{at}.mark").exists()
+        lost = [event["reason"] for event in read_jsonl(run.events) if event["event"] == "lost"]
+        assert lost in (["killed"], [])  # it may have published before it died
+        assert everything(run) == everything(undisturbed)
+
+
+@pytest.mark.parametrize("target", ["orchestrator", "pod"])
+def test_killed_at_a_random_moment(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0.05")
+    tally, expected = Tally(), everything(undisturbed)
+    for seed in range(2):
+
+        def strike(run: RunFolder, seed: int = seed) -> Outcome:
+            return chaos.random_kill(seed, run, PODS, target=target, within=1.5)
+
+        tally.strike_and_recover(tmp_path, f"random-{target}-{seed}", PODS, expected, strike, processes=True)
+    assert tally.problems == []
+
+
+def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
+    run = RunFolder(tmp_path / "run")
+    with lease.acquire(run) as held:
+        assert lease.is_held(run)
+        assert forked(run, PODS).status == REFUSED
+        held.check()
+    assert not lease.is_held(run)
+    assert lease.current_token(run) == 1
+    assert not (run.root / "tournament.json").exists()
+
+
+def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
+    """A token that is no longer current publishes nothing: not by the orchestrator, not by an orphaned pod."""
+    from fintrader.tournament.pod import Fenced, PodContext, run_pod
+
+    run = RunFolder(tmp_path / "run")
+    with lease.acquire(run) as old:
+        pass
+    with lease.acquire(run) as new:
+        with pytest.raises(TournamentError, match="taken over"):
+            old.check()
+        shutil.copytree(_specs(tmp_path), run.pods)
+        spec = RunStore(run).read_spec("p0000")
+        with pytest.raises(Fenced):
+            run_pod(spec, PodContext(run, tmp_path, token=old.token), chaos.body)
+        assert not RunStore(run).has_result("p0000")
+        run_pod(spec, PodContext(run, tmp_path, token=new.token), chaos.body)
+        assert RunStore(run).has_result("p0000")
+
+
+def _specs(tmp_path: Path) -> Path:
+    """The pods' folder of a started run, specs only."""
+    other = RunFolder(tmp_path / "other")
+    assert forked(other, 1).status == DONE
+    for path in other.pods.glob("*/result.json"):
+        path.unlink()
+    return other.pods
+
+
+@pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema"])
+def test_a_damaged_database_is_made_again(tmp_path: Path, undisturbed: RunFolder, harm: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.root, run.root)
+    database = run.leaderboard
+    match harm:
+        case "garbage":
+            database.write_bytes(b"no database" * 1000)
+        case "truncated":
+            database.write_bytes(database.read_bytes()[:5000])
+        case "deleted":
+            database.unlink()
+        case "schema":
+            connection = sqlite3.connect(database)
+            connection.execute("DROP VIEW leaderboard")
+            connection.execute("DROP TABLE entries")
+            connection.commit()
+            connection.close()
+    assert forked(run, PODS).status == DONE
+    assert everything(run) == everything(undisturbed)
+
+
+@pytest.mark.parametrize("victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"])
+def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undisturbed: RunFolder, victim: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.root, run.root)
+    store = RunStore(run)
+    result = store.read_result("p0001")
+    assert result.snapshot is not None
+    match victim:
+        case "snapshot":
+            store.snapshot_path(result.snapshot).unlink()
+        case "half snapshot":
+            path = store.snapshot_path(result.snapshot)
+            path.write_bytes(path.read_bytes()[:7])
+        case "policy":
+            (run.pod("p0001") / "policy.safetensors").write_bytes(b"another")
+        case "result":
+            store.result_path("p0001").write_text('{"pod": ')
+        case "foreign result":
+            shutil.copy(store.result_path("p0002"), store.result_path("p0001"))
+    assert forked(run, PODS).status == DONE
+    assert everything(run) == everything(undisturbed)
+    assert any(event["event"] == "damaged" and event["pod"] == "p0001" for event in read_jsonl(run.events))
+
+
+def test_a_torn_event_log_is_mended(tmp_path: Path, undisturbed: RunFolder) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.root, run.root)
+    data = run.events.read_bytes()
+    run.events.write_bytes(data[:-20])
+    assert forked(run, PODS).status == DONE
+    assert all(line.startswith("{") and line.endswith("}") for line in run.events.read_text().splitlines())
+    assert everything(run) == everything(undisturbed)
+
+
+def test_forks_are_available() -> None:
+    assert "fork" in multiprocessing.get_all_start_methods()
