@@ -18,13 +18,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.backtest import figures
+from fintrader.backtest.honesty import main_strategy
 from fintrader.backtest.measures import BY_KEY, CATALOGUE
 from fintrader.backtest.store import StoredBacktest
 from fintrader.backtest.style import CSS, SCRIPT
 from fintrader.backtest.table import PAPER_COLUMNS, show
-
-BENCHMARKS = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
-"""Strategies that stand for comparison: every other one is a result."""
 
 KINDS = {
     "share": "percent",
@@ -35,35 +33,27 @@ KINDS = {
 }
 
 
-def main_strategy(strategies: Iterable[str]) -> str:
-    """The strategy the report is about: the first that is no baseline, else the first."""
-    names = list(strategies)
-    return next((name for name in names if name not in BENCHMARKS), names[0])
-
-
 def verdict(stored: StoredBacktest) -> str:
-    """What the result amounts to, in one plain sentence that begins with what it was selected from."""
+    """What the result amounts to: the assessment's sentence, the number of trials in it."""
+    return str(stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment.")
+
+
+def summary(stored: StoredBacktest) -> str:
+    """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest baselines."""
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
-    trials = stored.context.get("trials")
-    if isinstance(trials, int) and trials > 0:
-        chosen = f"selected from {trials:,} trial{'s' if trials != 1 else ''}"
-    else:
-        chosen = "selected from an unknown number of trials"
-    rivals = {
-        other: stored.metrics[other].get("cumulative_return") for other in stored.strategies if other in BENCHMARKS
-    }
-    earned = own.get("cumulative_return")
-    beaten = [other for other, value in rivals.items() if value is not None and earned is not None and earned > value]
-    text = f"{figures.title_of(name)}, {chosen}: {_signed(earned)} over {_sessions(stored)} sessions, Sharpe "
-    text += f"{show(own.get('sharpe'), 'ratio')}"
-    if rivals:
-        text += f"; it returned more than {len(beaten) or 'none'} of {len(rivals)} baselines"
+    text = (
+        f"{figures.title_of(name)} returned {_signed(own.get('cumulative_return'))} over {_sessions(stored)} sessions"
+    )
+    text += f" (Sharpe {show(own.get('sharpe'), 'ratio')})"
+    for rival in ("equal_weight", "benchmark"):
+        if rival in stored.metrics and rival != name:
+            text += f", {figures.title_of(rival).lower()} {_signed(stored.metrics[rival].get('cumulative_return'))}"
     return text + "."
 
 
 def _signed(value: float | None) -> str:
-    return "an undefined return" if value is None else f"{value:+.2%}".replace("%", " %")
+    return "an undefined return" if value is None else f"{value:+.2%}".replace("%", " %").replace("-", "−")
 
 
 def _sessions(stored: StoredBacktest) -> int:
@@ -199,6 +189,7 @@ def _page(stored: StoredBacktest, main: str, body: str, charts: Mapping[str, go.
 <style>{CSS}</style></head>
 <body><main>
 <header><p class="kicker">{html.escape(run)}</p><h1>{html.escape(verdict(stored))}</h1>
+<p class="lead">{html.escape(summary(stored))}</p>
 <p class="about">{html.escape(about)}</p></header>
 {body}
 </main>

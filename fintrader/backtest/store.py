@@ -7,6 +7,7 @@
                        positions held only
     trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
+    honesty.json       how far the result can be believed (`honesty.assess`)
     report.html        the same, to read
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
@@ -25,9 +26,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import ArrayLike
 
 from fintrader import metrics as m
+from fintrader.backtest.honesty import assess
 from fintrader.backtest.result import BacktestResult, empty_trades
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.runs import read_json, write_bytes, write_json
 
@@ -43,7 +48,6 @@ EQUITY_COLUMNS = (
     "exposure",
 )
 POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
-FILES = ("metrics.json", "equity.parquet", "positions.parquet", "trades.parquet", "context.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,8 @@ class StoredBacktest:
     trades: pd.DataFrame = field(repr=False)
     """`strategy` and the columns of `result.TRADE_COLUMNS`."""
     context: dict[str, Any] = field(default_factory=dict)
+    honesty: dict[str, Any] = field(default_factory=dict)
+    """What `honesty.assess` said; empty for a backtest of an earlier version."""
 
     @property
     def strategies(self) -> list[str]:
@@ -93,7 +99,11 @@ class StoredBacktest:
         return wide[self.strategies]
 
 
-def tabulate(results: Mapping[str, BacktestResult], context: Mapping[str, Any] | None = None) -> StoredBacktest:
+def tabulate(
+    results: Mapping[str, BacktestResult],
+    context: Mapping[str, Any] | None = None,
+    honesty: Mapping[str, Any] | None = None,
+) -> StoredBacktest:
     """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
     if not results:
         raise BacktestError("there is no result to write; simulate at least one strategy first")
@@ -106,7 +116,8 @@ def tabulate(results: Mapping[str, BacktestResult], context: Mapping[str, Any] |
         equity=pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
         positions=pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
         trades=_trade_rows(results),
-        context=dict(context or {}),
+        context={"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
+        honesty=dict(honesty or {}),
     )
 
 
@@ -159,20 +170,42 @@ def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
 
 
 def write_backtest(
-    folder: Path, results: Mapping[str, BacktestResult], *, context: Mapping[str, Any] | None = None
+    folder: Path,
+    results: Mapping[str, BacktestResult],
+    *,
+    context: Mapping[str, Any] | None = None,
+    trial_returns: ArrayLike | None = None,
+    market: MarketTensors | None = None,
+    settings: EnvSettings | None = None,
+    control: Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> StoredBacktest:
     """Write all files of a backtest below `folder`; returns what was written.
 
-    `context` is plain JSON about the run; the report reads `trials`, `run`, `window`, `seed`, `command` and shows
-    the rest as it is. Raises BacktestError when results cover different bars.
+    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and the report shows
+    the rest as it is. `trial_returns` `[S, M]`, `market`, `settings` and `control` make the assessment sharper (see
+    `honesty.assess`). Raises BacktestError when results cover different bars.
     """
     from fintrader.backtest.report import render_report
 
-    stored = tabulate(results, context)
+    context = dict(context or {})
+    tabulate(results)  # refuses what cannot be written before anything is computed or touched
+    trials = context.get("trials")
+    honesty = assess(
+        results,
+        trials=trials if isinstance(trials, int) and trials > 0 else None,
+        trial_returns=trial_returns,
+        market=market,
+        settings=settings,
+        control=control,
+        seed=seed,
+    )
+    stored = tabulate(results, context, honesty)
     folder = Path(folder)
     for name in ("equity", "positions", "trades"):
         write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
     write_json(folder / "context.json", stored.context)
+    write_json(folder / "honesty.json", stored.honesty)
     write_bytes(folder / "report.html", render_report(stored).encode())
     write_json(folder / "metrics.json", stored.metrics)
     return stored
@@ -203,4 +236,10 @@ def read_backtest(folder: Path | str) -> StoredBacktest:
             raise RunError(f"{path} has no column {missing[0]!r}; it was written by another version")
     if not isinstance(metrics, dict) or not all(isinstance(value, dict) for value in metrics.values()):
         raise RunError(f"{folder / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again")
-    return StoredBacktest(metrics=metrics, context=read_json(folder / "context.json"), **frames)
+    honesty = folder / "honesty.json"
+    return StoredBacktest(
+        metrics=metrics,
+        context=read_json(folder / "context.json"),
+        honesty=read_json(honesty) if honesty.exists() else {},
+        **frames,
+    )

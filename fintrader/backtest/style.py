@@ -11,6 +11,7 @@ main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
 header { padding: 8px 0 20px; }
 .kicker { margin: 0 0 8px; color: var(--accent); font-weight: 600; letter-spacing: .04em; }
 h1 { margin: 0; font-size: 26px; line-height: 1.32; font-weight: 650; max-width: 40em; }
+.lead { margin: 12px 0 0; font-size: 17px; }
 .about { margin: 12px 0 0; color: var(--muted); }
 h2 { margin: 0 0 12px; font-size: 18px; }
 h3 { margin: 20px 0 8px; font-size: 15px; }

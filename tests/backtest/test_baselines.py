@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from fintrader.backtest import simulate_baselines
-from fintrader.backtest.baselines import equal_weight
+from fintrader.backtest.baselines import equal_weight, long_only_minimum_variance
 from fintrader.envs import EnvSettings
 from tests.factories import make_market
 
@@ -62,3 +65,61 @@ def test_holding_means_no_orders(fractional: bool) -> None:
     market = make_market(40, 3, gaps=False)
     result = simulate_baselines(market, EnvSettings(fractional=fractional))["buy_and_hold"]
     assert len(result.trades) == 3
+
+
+def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> None:
+    market = make_market(400, 5, session_bars=20)
+    other = make_market(400, 5, session_bars=20, seed=9)
+    cut = 290
+    pieces = {
+        name: torch.cat([tensor[:cut], getattr(other, name)[cut:]])
+        for name, tensor in market.arrays()
+        if name not in ("minutes", "session")
+    }
+    results = simulate_baselines(market, EnvSettings(), every=True)
+    changed = simulate_baselines(replace(market, **pieces), EnvSettings(), every=True)
+    assert list(results) == [
+        *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash"),
+    ]
+    for name, result in results.items():
+        assert (result.equity[:cut] == changed[name].equity[:cut]).all(), name
+        orders = result.trades[result.trades["kind"] == "order"]
+        assert (orders["fill_bar"] % 20 == 1).all(), name
+        assert result.cash.min() >= -1e-6, name
+    assert (results["cash"].equity == 1e6).all()
+    weekly = results["inverse_volatility"].trades
+    assert set(weekly[weekly["kind"] == "order"]["fill_bar"]) <= {1, 101, 201, 301}
+
+
+def test_inverse_volatility_prefers_the_calm() -> None:
+    market = make_market(400, 2, gaps=False, session_bars=20, volatility=0.001)
+    wild = market.close.clone()
+    wild[:, 1] *= torch.exp(0.2 * torch.sin(torch.arange(400.0)))
+    market = replace(market, close=wild, open=wild)
+    weights = simulate_baselines(market, EnvSettings(), every=True)["inverse_volatility"].weights()
+    assert weights[101, 0] > 0.8
+    assert weights[101].sum() == pytest.approx(1, abs=0.02)
+
+
+def test_minimum_variance_is_the_minimum() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        factors = rng.normal(size=(6, 9))
+        covariance = factors @ factors.T / 1e4
+        ours = long_only_minimum_variance(covariance)
+        assert ours.sum() == pytest.approx(1)
+        assert (ours >= 0).all()
+        tried = rng.dirichlet(np.full(6, 0.5), size=20000)
+        best = np.einsum("ki,ij,kj->k", tried, covariance, tried).min()
+        assert ours @ covariance @ ours <= best
+    assert long_only_minimum_variance(np.diag([1.0, 4.0])) == pytest.approx([0.8, 0.2])
+
+
+def test_momentum_is_in_cash_when_everything_falls() -> None:
+    market = make_market(400, 3, gaps=False, session_bars=20, volatility=1e-4)
+    falling = market.close * torch.exp(-0.001 * torch.arange(400.0)).unsqueeze(1)
+    result = simulate_baselines(replace(market, close=falling, open=falling), EnvSettings(), every=True)["momentum"]
+    assert (result.shares[-1] == 0).all()
+    rising = market.close * torch.exp(0.001 * torch.arange(400.0)).unsqueeze(1)
+    result = simulate_baselines(replace(market, close=rising, open=rising), EnvSettings(), every=True)["momentum"]
+    assert (result.shares[-1] > 0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,9 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         write_backtest(tmp_path / folder, results, context=CONTEXT)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
-        "context.json", "equity.parquet", "metrics.json", "positions.parquet", "report.html", "trades.parquet",
-    ]  # fmt: skip
+        *("context.json", "equity.parquet", "honesty.json", "metrics.json"),
+        *("positions.parquet", "report.html", "trades.parquet"),
+    ]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
@@ -52,7 +54,9 @@ def test_what_is_read_is_what_was_simulated(results: dict[str, BacktestResult], 
     write_backtest(tmp_path, results, context=CONTEXT)
     stored = read_backtest(tmp_path)
     assert stored.strategies == list(results)
-    assert stored.context == CONTEXT
+    notes = {name: result.note for name, result in results.items()}
+    assert stored.context == {**CONTEXT, "strategies": notes}
+    assert stored.honesty["trials"] == 80
     for name, result in results.items():
         assert stored.metrics[name] == result.metrics
         assert (stored.curve()[name].to_numpy() == result.equity).all()
@@ -111,11 +115,10 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     page = (tmp_path / "report.html").read_text()
     assert len(page) < 3 * 2**20
     heading = page[page.index("<h1>") : page.index("</h1>")]
-    assert "selected from 80 trials" in heading
-    assert report.verdict(stored).startswith("Best, selected from 80 trials")
-    assert "unknown number of trials" in report.verdict(
-        type(stored)(stored.metrics, stored.equity, stored.positions, stored.trades)
-    )
+    assert "80 trials" in heading
+    assert report.verdict(stored) == stored.honesty["verdict"]
+    assert "Not assessed" in report.verdict(replace(stored, honesty={}))
+    assert "Best returned" in report.summary(stored)
     assert 'src="http' not in page
     assert "href=" not in page
     assert "a &lt;/script&gt; run" in page

@@ -1,0 +1,121 @@
+"""What luck alone would have brought: a market whose features know nothing, and portfolios drawn by chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
+from fintrader.seeding import numpy_generator
+
+Array = NDArray[np.float64]
+
+
+def information_free(market: MarketTensors, seed: int) -> MarketTensors:
+    """The same prices, with features and context of other days: whatever is learnt from them is a coincidence.
+
+    Every session takes the features of the session k later (wrapping around), bar by bar, for one k drawn between
+    a quarter and three quarters of the sessions. The features keep their distribution, their dependence on each
+    other and in time, and the time of day; only their relation to these prices is cut. A search that does as well
+    here as on the true features found nothing. With windows set, each is shifted within itself, so that no window
+    sees another. Raises BacktestError below four sessions.
+    """
+    windows = market.windows or ((0, market.num_bars),)
+    rows = np.arange(market.num_bars)
+    for k, (start, stop) in enumerate(windows):
+        session = market.session[start:stop].cpu().numpy()
+        rows[start:stop] = start + _shifted_rows(session, numpy_generator(seed, "information-free", k))
+    order = torch.from_numpy(rows).to(market.device)
+    meta = {**market.meta, "information_free": {"seed": seed}}
+    return replace(market, features=market.features[order], context=market.context[order], meta=meta)
+
+
+def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats its last bar."""
+    ends = m.session_ends(session)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    count = len(ends)
+    if count < 4:
+        raise BacktestError(f"{count} sessions are too few to shift features between them; give at least four")
+    shift = int(rng.integers(count // 4, count - count // 4)) or 1
+    number = np.repeat(np.arange(count), ends - starts + 1)
+    within = np.arange(len(session)) - starts[number]
+    source = (number + shift) % count
+    rows: NDArray[np.int64] = np.minimum(starts[source] + within, ends[source])
+    return rows
+
+
+@dataclass(frozen=True)
+class RandomPortfolios:
+    """Outcomes of static portfolios drawn by chance."""
+
+    cumulative_return: Array
+    sharpe: Array
+    """Annualised; NaN without dispersion."""
+
+    def share_above(self, returned: float | None, sharpe: float | None) -> dict[str, float | None]:
+        """Share of the portfolios that did better, by return and by Sharpe ratio."""
+        drawn = self.sharpe[np.isfinite(self.sharpe)]
+        return {
+            "cumulative_return": None if returned is None else float((self.cumulative_return > returned).mean()),
+            "sharpe": None if sharpe is None or not drawn.size else float((drawn > sharpe).mean()),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Quantiles 5, 25, 50, 75, 95 % of both."""
+        shares = [5, 25, 50, 75, 95]
+        drawn = self.sharpe[np.isfinite(self.sharpe)]
+        return {
+            "count": len(self.cumulative_return),
+            "quantiles": shares,
+            "cumulative_return": np.percentile(self.cumulative_return, shares).tolist(),
+            "sharpe": np.percentile(drawn, shares).tolist() if drawn.size else None,
+        }
+
+
+def random_portfolios(
+    market: MarketTensors, settings: EnvSettings, *, seed: int, count: int = 10_000
+) -> RandomPortfolios:
+    """Buy a random set of members in random proportions at the window's second bar, pay for it, and hold.
+
+    The number of names is uniform from 1 to all that can be bought; their weights are uniform on the simplex.
+    Fractions of shares trade; commission and spread are paid, impact is not. A symbol that ends stays in cash from
+    its last price on. Raises BacktestError when nothing can be bought.
+    """
+    if market.num_bars < 2:
+        raise BacktestError("the window holds one bar; random portfolios need at least two")
+    fill = market.open[1] if settings.fill == "next_open" else market.close[1]
+    entry = fill.cpu().to(torch.float64).numpy()
+    can = (market.member[0] & market.tradable[0] & market.member[1] & market.tradable[1]).cpu().numpy()
+    names = np.flatnonzero(can & (np.nan_to_num(entry) > 0))
+    if not names.size:
+        raise BacktestError("no member trades in the window's first two bars; start the window at another bar")
+    ends = m.session_ends(market.session.cpu().numpy())
+    close = market.close[:, torch.from_numpy(names)].cpu().to(torch.float64).numpy()
+    filled = _forward_fill(close)[ends] / entry[names]
+    rng = numpy_generator(seed, "random-portfolios")
+    weights = rng.exponential(size=(count, names.size))
+    size = rng.integers(1, names.size + 1, size=(count, 1))
+    rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
+    weights = np.where(rank < size, weights, 0.0)
+    weights /= weights.sum(axis=1, keepdims=True)
+    rate = (settings.cost_bps + settings.half_spread_bps) / 1e4
+    wealth = np.concatenate([np.ones((1, count)), filled @ weights.T / (1 + rate)])
+    returns = wealth[1:] / wealth[:-1] - 1
+    spread = returns.std(axis=0, ddof=1) if len(returns) > 1 else np.zeros(count)
+    safe = np.where(spread > 0, spread, np.nan)
+    return RandomPortfolios(wealth[-1] - 1, returns.mean(axis=0) / safe * np.sqrt(m.TRADING_DAYS))
+
+
+def _forward_fill(close: Array) -> Array:
+    """Newest price at or before each row; NaN before the first becomes 0."""
+    steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
+    newest = np.maximum.accumulate(steps, axis=0)
+    return np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)

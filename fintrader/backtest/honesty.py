@@ -1,0 +1,235 @@
+"""How far a result can be believed, given everything that was tried to get it: one dictionary and one sentence.
+
+The test window was looked at once, but the strategy shown is the survivor of a search. Its Sharpe ratio is
+therefore held against SR₀, the best that the same number of trials without skill would have shown, and its return
+against what needed no search at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fintrader.backtest import significance as sig
+from fintrader.backtest.bootstrap import intervals, paired_excess, superiority
+from fintrader.backtest.controls import random_portfolios
+from fintrader.backtest.result import BacktestResult
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.metrics import TRADING_DAYS
+from fintrader.metrics.performance import finite
+
+Array = NDArray[np.float64]
+BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
+"""Strategies that stand for comparison and were not searched for."""
+REFERENCES = ("oracle",)
+"""Strategies that know more than anybody could: shown, never a result and never a rival."""
+YEAR = math.sqrt(TRADING_DAYS)
+ENOUGH = 0.95
+FEW_SESSIONS = 8
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a strategy stands beside the results for comparison."""
+    return name in BASELINES
+
+
+def is_result(name: str) -> bool:
+    """Whether a strategy is what somebody searched for."""
+    return name not in BASELINES and name not in REFERENCES
+
+
+def main_strategy(names: Sequence[str]) -> str:
+    """The strategy a report is about: the first result, else the first of all."""
+    return next((name for name in names if is_result(name)), names[0])
+
+
+def assess(
+    results: Mapping[str, BacktestResult],
+    *,
+    trials: int | None = None,
+    trial_returns: ArrayLike | None = None,
+    market: MarketTensors | None = None,
+    settings: EnvSettings | None = None,
+    control: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Everything about luck that can be said of `results`, as plain JSON; what is not known is None.
+
+    `trials`: how many strategies were tried to get this one. `trial_returns`: `[S, M]`, their daily returns on the
+    window they were selected on. `market`, `settings`: the window, for random portfolios. `control`: what the same
+    search found on information-free features (`metrics` of its winner), as the caller ran it.
+    """
+    names = list(results)
+    name = main_strategy(names)
+    result = results[name]
+    daily = result.daily_returns
+    bands, block = intervals(daily, seed=seed)
+    report: dict[str, Any] = {
+        "strategy": name,
+        "sessions": len(daily),
+        "trials": trials,
+        "intervals": {key: band.to_json() for key, band in bands.items()},
+        "block_sessions": block,
+        "ruined": result.ruined,
+        "traded": bool(len(result.trades)),
+        "sharpe": _sharpe(daily, trials, trial_returns),
+        "overfitting": _overfitting(trial_returns),
+        "excess": _excess(results, name, seed),
+        "superiority": _superiority(results, seed),
+        "random_portfolios": _random(result, market, settings, seed),
+        "control": None if control is None else dict(control),
+    }
+    report["verdict"] = sentence(report)
+    report["likely_skill"] = _likely(report)
+    return report
+
+
+def _sharpe(daily: Array, trials: int | None, trial_returns: ArrayLike | None) -> dict[str, Any] | None:
+    """Probabilistic and deflated Sharpe ratios; Sharpe ratios are annualised here, probabilities are not."""
+    sample = sig.SharpeSample.of(daily)
+    if sample is None:
+        return None
+    low, high = sample.interval()
+    record: dict[str, Any] = {
+        "sharpe": sample.sharpe * YEAR,
+        "low": low * YEAR,
+        "high": high * YEAR,
+        "level": 0.95,
+        "skew": sample.skew,
+        "kurtosis": sample.kurtosis,
+        "probabilistic": sig.probabilistic_sharpe(sample),
+        "minimum_track_record_sessions": finite(sig.minimum_track_record(sample) or math.nan),
+        "deflated": None,
+    }
+    if not trials:
+        return record
+    # Under no skill a Sharpe ratio over T periods has variance 1/(T - 1): what a search of unknown trials is given.
+    variance, source, correlation = 1 / (sample.periods - 1), "assumed: 1/(T - 1)", None
+    if trial_returns is not None and np.asarray(trial_returns).shape[1] > 1:
+        values = np.asarray(trial_returns, dtype=np.float64)
+        # Sampling variance falls with the number of periods: the trials' is scaled to this window's length.
+        scale = max(values.shape[0] - 1, 1) / (sample.periods - 1)
+        variance = sig.sharpe_variance(values) * scale
+        source, correlation = f"{values.shape[1]} trials on their selection window", sig.mean_correlation(values)
+    effective = sig.effective_trials(trials, correlation) if correlation is not None else float(trials)
+    record |= {
+        "deflated": sig.deflated_sharpe(sample, trials, variance),
+        "expected_best": sig.expected_best_sharpe(trials, variance) * YEAR,
+        "trial_variance": variance * TRADING_DAYS,
+        "trial_variance_source": source,
+        "trial_correlation": correlation,
+        "effective_trials": effective,
+        "deflated_effective": sig.deflated_sharpe(sample, effective, variance),
+        "expected_best_effective": sig.expected_best_sharpe(effective, variance) * YEAR,
+    }
+    return record
+
+
+def _overfitting(trial_returns: ArrayLike | None) -> dict[str, Any] | None:
+    """PBO over the selection window, with as many blocks as it has room for (at most 16)."""
+    if trial_returns is None:
+        return None
+    values = np.asarray(trial_returns, dtype=np.float64)
+    blocks = min(16, values.shape[0] // 2 // 2 * 2)
+    if values.shape[1] < 2 or blocks < 4:
+        return None
+    found = sig.backtest_overfitting(values, blocks)
+    counts, edges = np.histogram(found.logits, bins=20)
+    return {
+        "probability": found.probability,
+        "loss_probability": found.loss_probability,
+        "slope": found.slope,
+        "blocks": blocks,
+        "splits": len(found.logits),
+        "trials": found.trials,
+        "logit_counts": counts.tolist(),
+        "logit_edges": edges.tolist(),
+    }
+
+
+def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Any]:
+    """Paired block bootstrap of the main strategy's excess over every baseline."""
+    found = {}
+    for other, rival in results.items():
+        excess = paired_excess(results[name].daily_returns, rival.daily_returns, seed=seed) if other != name else None
+        if excess is not None and is_baseline(other):
+            found[other] = {
+                "excess": excess.excess,
+                "low": excess.low,
+                "high": excess.high,
+                "level": excess.level,
+                "p_value": excess.p_value,
+                "block": excess.block,
+            }
+    return found
+
+
+def _superiority(results: Mapping[str, BacktestResult], seed: int) -> dict[str, Any]:
+    """Reality check and SPA of all results together, against every baseline."""
+    ours = [name for name in results if is_result(name)]
+    found: dict[str, Any] = {}
+    if not ours or len(next(iter(results.values())).daily_returns) < FEW_SESSIONS:
+        return found
+    matrix = np.column_stack([results[name].daily_returns for name in ours])
+    for other, rival in results.items():
+        if is_baseline(other):
+            test = superiority(matrix, rival.daily_returns, seed=seed)
+            found[other] = {
+                "reality_check": test.reality_check,
+                "spa": test.spa_consistent,
+                "spa_lower": test.spa_lower,
+                "spa_upper": test.spa_upper,
+                "strategies": ours,
+            }
+    return found
+
+
+def _random(
+    result: BacktestResult, market: MarketTensors | None, settings: EnvSettings | None, seed: int
+) -> dict[str, Any] | None:
+    if market is None or settings is None:
+        return None
+    drawn = random_portfolios(market, settings, seed=seed)
+    counts, edges = np.histogram(drawn.cumulative_return, bins=40)
+    return drawn.to_json() | {
+        "share_above": drawn.share_above(result.metrics["cumulative_return"], result.metrics["sharpe"]),
+        "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
+    }
+
+
+def _likely(report: Mapping[str, Any]) -> bool:
+    """Whether the deflated Sharpe ratio passes, overfitting is not the likelier story, and nothing voids the result."""
+    ratios, overfit = report["sharpe"], report["overfitting"]
+    passes = ratios is not None and ratios["deflated"] is not None and ratios["deflated"] >= ENOUGH
+    return bool(passes and not report["ruined"] and (overfit is None or overfit["probability"] < 0.5))
+
+
+def sentence(report: Mapping[str, Any]) -> str:
+    """The verdict: one plain sentence, the number of trials always in it."""
+    trials = report["trials"]
+    tried = f"{trials:,} trial{'' if trials == 1 else 's'}" if trials else "an unknown number of trials"
+    ratios = report["sharpe"]
+    if report["ruined"]:
+        return f"Went bankrupt: the account was closed inside the window, after {tried}."
+    if not report["traded"]:
+        return f"Never traded: there is nothing to judge, after {tried}."
+    if report["sessions"] < FEW_SESSIONS or ratios is None:
+        return f"Too short to judge: {report['sessions']} sessions, {tried}."
+    if ratios["deflated"] is None:
+        return f"Cannot be judged: selected from {tried}; probabilistic Sharpe {ratios['probabilistic']:.2f}."
+    evidence = f"deflated Sharpe {ratios['deflated']:.2f}, {tried}"
+    overfit, rival = report["overfitting"], report["excess"].get("equal_weight")
+    if not _likely(report):
+        if ratios["sharpe"] <= 0:
+            return f"Lost money, and no evidence of skill: {evidence}."
+        if ratios["deflated"] >= ENOUGH and overfit is not None:
+            return f"Likely overfitted: probability {overfit['probability']:.2f} by cross-validation; {evidence}."
+        return f"Not distinguishable from luck: {evidence}."
+    if rival is not None and rival["p_value"] > 1 - ENOUGH:
+        return f"Unlikely to be luck, but not ahead of equal weight (p = {rival['p_value']:.2f}): {evidence}."
+    return f"Unlikely to be luck: {evidence}."

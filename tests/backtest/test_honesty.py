@@ -1,0 +1,173 @@
+"""Controls and verdicts on results whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.backtest import BacktestResult, simulate, simulate_baselines
+from fintrader.backtest.baselines import equal_weight
+from fintrader.backtest.controls import information_free, random_portfolios
+from fintrader.backtest.honesty import assess, is_baseline, is_result, main_strategy, sentence
+from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
+from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.factories import make_market
+
+
+def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
+    """The same result with another equity curve: one bar a session, these daily returns."""
+    equity = 1e6 * np.concatenate([[1.0], np.cumprod(1 + daily)])
+    bars = len(equity)
+    base = {
+        name: np.resize(getattr(result, name), (bars, *getattr(result, name).shape[1:]))
+        for name in ("shares", "mark", "costs_usd", "turnover_usd", "benchmark")
+    }
+    session = np.concatenate([[0], np.arange(bars - 1)])
+    minutes = result.minutes[0] + 86_400_000_000_000 * np.arange(bars)
+    return replace(result, equity=equity, session=session, minutes=minutes, **base)
+
+
+@pytest.fixture(scope="module")
+def template() -> BacktestResult:
+    return simulate(noisy_policy(4), make_market(60, 4), EnvSettings(), name="ensemble")
+
+
+def test_names_say_what_a_strategy_is() -> None:
+    assert main_strategy(["equal_weight", "oracle", "ensemble", "best"]) == "ensemble"
+    assert main_strategy(["benchmark"]) == "benchmark"
+    assert is_baseline("equal_weight")
+    assert not is_baseline("oracle")
+    assert not is_result("oracle")
+
+
+def test_luck_is_called_luck_and_skill_skill(template: BacktestResult) -> None:
+    rng = np.random.default_rng(0)
+    market = rng.normal(0, 0.01, 250)
+    rival = with_returns(replace(template, name="equal_weight"), market)
+    noise = rng.normal(0, 0.01, 250)
+    noise += 0.0005 - noise.mean()
+    trials = rng.normal(0, 0.01, (250, 80))
+    lucky = assess({"ensemble": with_returns(template, noise), "equal_weight": rival}, trials=80, trial_returns=trials)
+    assert lucky["verdict"].startswith("Not distinguishable from luck: deflated Sharpe 0.")
+    assert lucky["verdict"].endswith("80 trials.")
+    assert not lucky["likely_skill"]
+    edge = rng.normal(0.004, 0.01, 250)
+    trials[:, 5] += 0.006
+    skilled = assess({"ensemble": with_returns(template, edge), "equal_weight": rival}, trials=80, trial_returns=trials)
+    assert skilled["verdict"].startswith("Unlikely to be luck: deflated Sharpe")
+    assert skilled["likely_skill"]
+    assert skilled["superiority"]["equal_weight"]["spa"] < 0.05
+    assert skilled["excess"]["equal_weight"]["low"] > 0
+    shadow = with_returns(replace(template, name="equal_weight"), edge + rng.normal(0, 0.002, 250))
+    beaten = assess({"ensemble": with_returns(template, edge), "equal_weight": shadow}, trials=80, trial_returns=trials)
+    assert "not ahead of equal weight" in beaten["verdict"]
+    json.dumps([lucky, skilled, beaten], allow_nan=False)
+
+
+def test_the_same_result_is_worth_less_the_more_was_tried(template: BacktestResult) -> None:
+    result = {"ensemble": with_returns(template, np.random.default_rng(1).normal(0.001, 0.01, 250))}
+    found = [assess(result, trials=count)["sharpe"]["deflated"] for count in (1, 10, 100, 1000)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == pytest.approx(assess(result, trials=1)["sharpe"]["probabilistic"])
+    unknown = assess(result)
+    assert unknown["verdict"].startswith("Cannot be judged: selected from an unknown number of trials")
+
+
+def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
+    market, settings = make_market(60, 3), EnvSettings()
+    idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
+    assert idle["verdict"] == "Never traded: there is nothing to judge, after 8 trials."
+    bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
+    assert assess({"ensemble": bankrupt}, trials=1)["verdict"].startswith("Went bankrupt")
+    assert assess({"ensemble": template}, trials=3)["verdict"] == "Too short to judge: 3 sessions, 3 trials."
+    losing = assess({"ensemble": with_returns(template, np.full(30, -0.01) + np.arange(30) / 1e5)}, trials=3)
+    assert losing["verdict"].startswith("Lost money")
+    report = {**losing, "sharpe": {**losing["sharpe"], "sharpe": 3.0, "deflated": 0.99}}
+    report["overfitting"] = {"probability": 0.8}
+    assert sentence(report).startswith("Likely overfitted: probability 0.80")
+
+
+def test_information_free_features_are_other_days_and_nothing_else() -> None:
+    market = make_market(360, 4, session_bars=20)
+    shifted = information_free(market, seed=3)
+    assert torch.equal(shifted.close, market.close) or bool(market.close.isnan().any())
+    assert torch.equal(shifted.open.nan_to_num(), market.open.nan_to_num())
+    assert torch.equal(shifted.benchmark, market.benchmark)
+    assert not torch.equal(shifted.features, market.features)
+    assert torch.equal(information_free(market, seed=3).features, shifted.features)
+    assert market.windows is not None
+    for start, stop in market.windows:
+        rows = {tuple(row) for row in market.features[start:stop].flatten(1).tolist()}
+        assert all(tuple(row) in rows for row in shifted.features[start:stop].flatten(1).tolist())
+        same = (shifted.features[start:stop] == market.features[start:stop]).flatten(1).all(1)
+        assert not bool(same.any())
+    # Bars keep their place in the day.
+    whole = replace(market, windows=None)
+    moved = information_free(whole, seed=1)
+    for bar in (0, 57, 359):
+        source = int((whole.features == moved.features[bar]).flatten(1).all(1).nonzero()[0])
+        assert source % 20 == bar % 20
+        assert source // 20 != bar // 20
+    with pytest.raises(BacktestError, match="at least four"):
+        information_free(make_market(60, 3, session_bars=30), seed=0)
+
+
+def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None:
+    market = make_market(200, 6, gaps=False, volatility=0.004)
+    settings = EnvSettings(cost_bps=20, fractional=True)
+    drawn = random_portfolios(market, settings, seed=0, count=4000)
+    hold = simulate_baselines(market, settings)["buy_and_hold"]
+    assert drawn.cumulative_return.mean() == pytest.approx(hold.metrics["cumulative_return"], abs=0.01)
+    one = random_portfolios(replace_assets(market, 1), settings, seed=0, count=3)
+    ledger = equal_weight(replace_assets(market, 1), settings, every_sessions=10**6)
+    assert one.cumulative_return == pytest.approx(np.full(3, ledger.metrics["cumulative_return"]), abs=1e-4)
+    assert one.sharpe == pytest.approx(np.full(3, ledger.metrics["sharpe"]), rel=1e-2)
+    share = drawn.share_above(float(np.median(drawn.cumulative_return)), None)
+    assert share["cumulative_return"] == pytest.approx(0.5, abs=0.01)
+    assert share["sharpe"] is None
+
+
+def replace_assets(market, count):
+    """The first `count` assets of a market."""
+    parts = {
+        name: tensor[:, :count]
+        for name, tensor in market.arrays()
+        if name in ("open", "close", "features", "tradable", "member")
+    }
+    return replace(market, symbols=market.symbols[:count], **parts)
+
+
+def test_random_portfolios_of_nothing_is_a_typed_error() -> None:
+    market = make_market(40, 3)
+    nothing = replace(market, member=torch.zeros_like(market.member))
+    with pytest.raises(BacktestError, match="no member trades"):
+        random_portfolios(nothing, EnvSettings(), seed=0)
+
+
+def test_the_whole_assessment_is_plain_json() -> None:
+    market, settings = make_market(240, 4, session_bars=20), EnvSettings()
+    results = {
+        "ensemble": simulate(noisy_policy(4), market, settings),
+        "best": simulate(noisy_policy(4, 1), market, settings),
+        **simulate_baselines(market, settings),
+    }
+    trials = np.random.default_rng(0).normal(0, 0.01, (40, 12))
+    report = assess(results, trials=12, trial_returns=trials, market=market, settings=settings, control={"sharpe": 1.0})
+    text = json.dumps(report, allow_nan=False, sort_keys=True)
+    assert text == json.dumps(
+        assess(results, trials=12, trial_returns=trials, market=market, settings=settings, control={"sharpe": 1.0}),
+        allow_nan=False,
+        sort_keys=True,
+    )
+    assert report["sharpe"]["effective_trials"] <= 12
+    assert report["overfitting"]["splits"] == math.comb(
+        report["overfitting"]["blocks"], report["overfitting"]["blocks"] // 2
+    )
+    assert set(report["excess"]) == {"buy_and_hold", "equal_weight", "benchmark"}
+    assert 0 <= report["random_portfolios"]["share_above"]["cumulative_return"] <= 1

@@ -1,0 +1,131 @@
+"""Sharpe-ratio statistics against published numbers, slow oracles and simulated luck."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fintrader.backtest import significance as sig
+from fintrader.errors import BacktestError
+
+
+def test_the_papers_example() -> None:
+    """Bailey and López de Prado (2014), section "A numerical example"."""
+    sample = sig.SharpeSample(2.5 / math.sqrt(250), 1250, skew=-3, kurtosis=10)
+    assert sig.expected_best_sharpe(100, 0.5 / 250) == pytest.approx(0.1132, abs=5e-5)
+    assert sig.deflated_sharpe(sample, 100, 0.5 / 250) == pytest.approx(0.9004, abs=5e-5)
+
+
+def test_podracers_own_table() -> None:
+    """A Sharpe ratio of 2.20 over one year is [0.23, 4.17] at 95 %; 80 trials without skill show 2.45 at best."""
+    sample = sig.SharpeSample(2.20 / math.sqrt(252), 252)
+    assert [bound * math.sqrt(252) for bound in sample.interval()] == pytest.approx([0.23, 4.17], abs=0.005)
+    assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(2.45, abs=0.01)
+
+
+def test_minimum_track_record_makes_the_probability_pass() -> None:
+    sample = sig.SharpeSample(0.1, 100, skew=-0.5, kurtosis=5)
+    periods = sig.minimum_track_record(sample, threshold=0.02)
+    assert periods is not None
+    longer = sig.SharpeSample(0.1, math.ceil(periods), skew=-0.5, kurtosis=5)
+    shorter = sig.SharpeSample(0.1, math.floor(periods) - 1, skew=-0.5, kurtosis=5)
+    assert sig.probabilistic_sharpe(longer, 0.02) >= 0.95 > sig.probabilistic_sharpe(shorter, 0.02)
+    assert sig.minimum_track_record(sample, threshold=0.1) is None
+
+
+def test_probabilistic_sharpe_is_calibrated() -> None:
+    """Under a true Sharpe ratio of zero, PSR(0) exceeds 0.95 in one series of twenty."""
+    rng = np.random.default_rng(0)
+    passes = [
+        sig.probabilistic_sharpe(sample) > 0.95 for sample in map(sig.SharpeSample.of, rng.normal(size=(2000, 250)))
+    ]
+    assert np.mean(passes) == pytest.approx(0.05, abs=0.015)
+
+
+def test_sample_of_degenerate_series_is_none() -> None:
+    assert sig.SharpeSample.of([0.01, 0.01, 0.01]) is None
+    assert sig.SharpeSample.of([0.01, 0.02]) is None
+    assert sig.SharpeSample.of([math.nan] * 9) is None
+
+
+def test_expected_best_is_what_simulation_shows() -> None:
+    best = np.random.default_rng(1).normal(size=(20000, 80)).max(axis=1).mean()
+    assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(best, rel=0.02)
+    assert sig.expected_best_sharpe(1, 1.0) == 0
+    assert sig.expected_best_sharpe(1.2, 1.0) >= 0
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.6])
+def test_noise_passes_undeflated_and_fails_deflated(shared: float) -> None:
+    """The best of 80 strategies of pure noise: most pass the plain test, at most one search in a hundred the other."""
+    rng = np.random.default_rng(2)
+    plain, deflated, searches = 0, 0, 400
+    for _ in range(searches):
+        returns = rng.normal(size=(252, 80)) * math.sqrt(1 - shared)
+        returns += rng.normal(size=(252, 1)) * math.sqrt(shared)
+        ratios = sig.trial_sharpes(returns)
+        sample = sig.SharpeSample.of(returns[:, ratios.argmax()])
+        assert sample is not None
+        plain += sig.probabilistic_sharpe(sample) > 0.95
+        deflated += sig.deflated_sharpe(sample, 80, sig.sharpe_variance(returns)) > 0.95
+    if shared == 0:
+        assert plain / searches > 0.9
+        assert deflated / searches <= 0.01
+    else:  # a common factor lifts all boats: V no longer holds it, so the deflated ratio is not exact any more
+        assert deflated < plain
+
+
+def test_trial_sharpes_and_correlation_against_numpy() -> None:
+    rng = np.random.default_rng(3)
+    returns = rng.normal(0.01, 0.1, (60, 7)) + rng.normal(0, 0.1, (60, 1))
+    expected = returns.mean(axis=0) / returns.std(axis=0, ddof=1)
+    assert sig.trial_sharpes(returns) == pytest.approx(expected)
+    assert sig.sharpe_variance(returns) == pytest.approx(expected.var(ddof=1))
+    matrix = np.corrcoef(returns.T)
+    assert sig.mean_correlation(returns) == pytest.approx((matrix.sum() - 7) / 42)
+    assert sig.effective_trials(7, 1.0) == 1
+    assert sig.effective_trials(7, 0.0) == 7
+    flat = np.column_stack([returns, np.zeros(60)])
+    assert sig.trial_sharpes(flat)[-1] == 0
+    with pytest.raises(BacktestError, match="NaN"):
+        sig.trial_sharpes(np.full((5, 2), np.nan))
+
+
+def slow_overfitting(returns: np.ndarray, blocks: int) -> float:
+    """CSCV, literally: glue the chosen blocks together, compute every Sharpe ratio from its returns."""
+    pieces = np.split(returns, blocks)
+    below = []
+    for chosen in combinations(range(blocks), blocks // 2):
+        inside = np.concatenate([pieces[k] for k in chosen])
+        outside = np.concatenate([pieces[k] for k in range(blocks) if k not in chosen])
+        best = (inside.mean(axis=0) / inside.std(axis=0, ddof=1)).argmax()
+        theirs = outside.mean(axis=0) / outside.std(axis=0, ddof=1)
+        rank = (theirs < theirs[best]).sum() + 1
+        below.append(rank / (returns.shape[1] + 1) <= 0.5)
+    return float(np.mean(below))
+
+
+def test_overfitting_against_the_slow_way() -> None:
+    rng = np.random.default_rng(4)
+    for skill in (0.0, 0.3):
+        returns = rng.normal(size=(80, 6))
+        returns[:, 2] += skill
+        found = sig.backtest_overfitting(returns, blocks=8)
+        assert len(found.logits) == math.comb(8, 4)
+        assert found.probability == pytest.approx(slow_overfitting(returns, 8), abs=1e-12)
+
+
+def test_overfitting_tells_skill_from_noise() -> None:
+    rng = np.random.default_rng(5)
+    noise = [sig.backtest_overfitting(rng.normal(size=(240, 20)), 10).probability for _ in range(30)]
+    assert np.mean(noise) == pytest.approx(0.5, abs=0.15)
+    skilled = rng.normal(size=(240, 20))
+    skilled[:, 7] += 0.5
+    assert sig.backtest_overfitting(skilled, 10).probability < 0.01
+    with pytest.raises(BacktestError, match="even"):
+        sig.backtest_overfitting(skilled, 5)
+    with pytest.raises(BacktestError, match="too few"):
+        sig.backtest_overfitting(skilled[:, :1], 4)
