@@ -4,8 +4,8 @@
 |---|---|---|
 | `single` | `gymnasium.make`: one account, numpy | DISABLED |
 | `sb3` | Stable-Baselines3 `VecEnv` | SAME_STEP |
-| `torchrl` | torchrl `EnvBase` | DISABLED |
-| `skrl` | skrl, tensors without a copy | DISABLED, reset by the wrapper |
+| `torchrl` | torchrl `EnvBase` | DISABLED (it resets by mask) |
+| `skrl` | skrl, tensors without a copy | SAME_STEP, bootstrapped by the wrapper |
 | `rllib` | RLlib's new API stack | NEXT_STEP |
 | `pettingzoo` | several traders in one market | none: episodes end together |
 | `dlpack` | JAX, CuPy, numpy through DLPack | any |

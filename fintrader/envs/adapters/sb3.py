@@ -1,0 +1,100 @@
+"""Stable-Baselines3: `TradingEnv` as a `VecEnv`.
+
+    from stable_baselines3 import PPO
+    model = PPO("MlpPolicy", Sb3VecEnv(TradingEnv(market, settings)))
+    model.learn(100_000)
+
+SB3 expects what gymnasium calls SAME_STEP: a finished account is reset at once, its last observation stands in
+`infos[i]["terminal_observation"]` and `infos[i]["TimeLimit.truncated"]` says whether to bootstrap from it. SB3 keeps
+what it is given in its buffers, so every array is a copy of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from fintrader.envs.adapters.single import to_numpy
+from fintrader.envs.trading import TradingEnv
+from fintrader.errors import EnvError
+
+
+class Sb3VecEnv(VecEnv):  # type: ignore[misc]
+    """A SAME_STEP `TradingEnv` with flat observations. Raises EnvError for any other mode or observation."""
+
+    def __init__(self, env: TradingEnv) -> None:
+        if env.autoreset_mode is not AutoresetMode.SAME_STEP or env.settings.observation != "flat":
+            raise EnvError("Stable-Baselines3 needs autoreset_mode=SAME_STEP and flat observations")
+        self.env = env
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self._actions: np.ndarray[Any, Any] | None = None
+
+    def reset(self) -> VecEnvObs:
+        """Observations `[B, D]` float32; a seed given with `seed()` is used once."""
+        seeded = any(seed is not None for seed in self._seeds)
+        seeds = [int(seed or 0) for seed in self._seeds]
+        options = self._options[0] or None
+        obs, _ = self.env.reset(seed=seeds if seeded else None, options=options)
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        return _copy(obs)
+
+    def step_async(self, actions: np.ndarray[Any, Any]) -> None:
+        """Keep the actions `[B, N]` for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """obs `[B, D]`, reward `[B]`, done `[B]`, a list of B infos."""
+        actions = torch.as_tensor(self._actions, dtype=torch.float32, device=self.env.device)
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        done = _copy(terminated | truncated)
+        cut = _copy(truncated)
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": bool(flag)} for flag in cut]
+        ended = np.flatnonzero(done)
+        if ended.size:
+            final = _copy(info["final_obs"][torch.as_tensor(ended, device=self.env.device)])
+            for row, account in enumerate(ended):
+                infos[account]["terminal_observation"] = final[row]
+        return _copy(obs), _copy(reward), done, infos
+
+    def close(self) -> None:
+        """Nothing is held that needs closing."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The environment's attribute, once for every account asked for."""
+        value = getattr(self.env, attr_name)
+        return [value for _ in self._chosen(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of the one environment behind all accounts. Raises EnvError for some accounts only."""
+        if len(list(self._chosen(indices))) != self.num_envs:
+            raise EnvError("all accounts share one environment: set the attribute for all of them")
+        setattr(self.env, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        """Call a method of the environment once; its result for every account asked for."""
+        result = getattr(self.env, method_name)(*args, **kwargs)
+        return [result for _ in self._chosen(indices)]
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: VecEnvIndices = None) -> list[bool]:
+        """No account is wrapped by a gymnasium wrapper."""
+        return [False for _ in self._chosen(indices)]
+
+    def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
+        """There is nothing to see."""
+        return [None] * self.num_envs
+
+    def _chosen(self, indices: VecEnvIndices) -> Iterable[int]:
+        chosen: Iterable[int] = self._get_indices(indices)
+        return chosen
+
+
+def _copy(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.array(to_numpy(value), copy=True)
+    return array

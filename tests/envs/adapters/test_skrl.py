@@ -1,0 +1,106 @@
+"""skrl: a PPO run, tensors without copies, and exact bootstrapping at time limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import EnvError
+from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.factories import make_market
+
+pytest.importorskip("skrl")
+
+from skrl.agents.torch.ppo import PPO, PPO_CFG
+from skrl.memories.torch import RandomMemory
+from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
+from skrl.trainers.torch import SequentialTrainer
+from torch import nn
+
+from fintrader.envs.adapters.skrl import SkrlEnv
+
+
+class Actor(GaussianMixin, Model):
+    def __init__(self, env: SkrlEnv) -> None:
+        Model.__init__(self, observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+        GaussianMixin.__init__(self)
+        self.net = nn.Linear(self.num_observations, self.num_actions)
+        self.log_std = nn.Parameter(torch.zeros(self.num_actions))
+
+    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
+        return self.net(inputs["observations"]), {"log_std": self.log_std}
+
+
+class Critic(DeterministicMixin, Model):
+    """A linear value, or the oracle's."""
+
+    def __init__(self, env: SkrlEnv, *, oracle: bool) -> None:
+        Model.__init__(self, observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+        DeterministicMixin.__init__(self)
+        self.net = nn.Linear(self.num_observations, 1)
+        self.oracle = oracle
+
+    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
+        obs = inputs["observations"]
+        return (value(obs).unsqueeze(1) + 0 * self.net(obs) if self.oracle else self.net(obs)), {}
+
+
+def make_agent(env: SkrlEnv, folder: Path, rollouts: int, *, oracle: bool = False) -> PPO:
+    cfg = PPO_CFG()
+    cfg.rollouts, cfg.learning_epochs, cfg.mini_batches = rollouts, 1, 2
+    cfg.discount_factor, cfg.gae_lambda = GAMMA, 0.95
+    cfg.experiment.directory, cfg.experiment.write_interval, cfg.experiment.checkpoint_interval = str(folder), 0, 0
+    agent = PPO(
+        models={"policy": Actor(env), "value": Critic(env, oracle=oracle)},
+        memory=RandomMemory(memory_size=rollouts, num_envs=env.num_envs, device=env.device),
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        device=env.device,
+        cfg=cfg,
+    )
+    env.bootstrap_with(agent)
+    return agent
+
+
+def test_ppo_runs_and_nothing_is_copied(tmp_path: Path) -> None:
+    inner = TradingEnv(make_market(100, 3), EnvSettings(episode_bars=7), num_envs=6)
+    env = SkrlEnv(inner)
+    agent = make_agent(env, tmp_path, 16)
+    before = [p.clone() for p in agent.policy.parameters()]
+    SequentialTrainer(
+        env=env,
+        agents=agent,
+        cfg={"timesteps": 48, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False},
+    ).train()
+    assert any(not torch.equal(a, b) for a, b in zip(before, agent.policy.parameters(), strict=True))
+    seen = []
+    original = inner.step
+    inner.step = lambda actions: seen.append(original(actions)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    obs, *_ = env.step(torch.zeros(6, 3))
+    assert obs.data_ptr() == seen[0][0].data_ptr()
+
+
+def test_ppo_returns_equal_the_known_value(tmp_path: Path) -> None:
+    env = SkrlEnv(TradingEnv(oracle_market(), oracle_settings(), num_envs=8, seed=3))
+    agent = make_agent(env, tmp_path, 60, oracle=True)
+    SequentialTrainer(
+        env=env,
+        agents=agent,
+        cfg={"timesteps": 60, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False},
+    ).train()
+    memory = agent.memory
+    returns, obs = memory.get_tensor_by_name("returns"), memory.get_tensor_by_name("observations")
+    assert int(memory.get_tensor_by_name("terminated").sum()) > 60
+    torch.testing.assert_close(returns.squeeze(-1), value(obs), atol=2e-3, rtol=0)
+
+
+def test_a_second_bootstrap_is_refused(tmp_path: Path) -> None:
+    env = SkrlEnv(TradingEnv(make_market(100, 3), EnvSettings(), num_envs=2))
+    agent = make_agent(env, tmp_path, 4)
+    agent.cfg.time_limit_bootstrap = True
+    with pytest.raises(EnvError, match="time_limit_bootstrap"):
+        env.bootstrap_with(agent)
