@@ -79,14 +79,14 @@ def run_tournament(
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
-    `agent` gives the algorithms' base settings, one or several. `device` narrows `settings.devices` when that is
+    `agent` gives the algorithm's base settings, or several algorithms'; `settings.agents` goes before it. `device` narrows `settings.devices` when that is
     `auto`. `body` and `launcher` say what a pod is and where it runs. `watch` is called at every reconcile.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
     stored is lost by any of them.
     """
-    agents = tuple(agent) if isinstance(agent, Sequence) else (agent,)
+    agents = settings.agents or (tuple(agent) if isinstance(agent, Sequence) else (agent,))
     if not agents:
         raise ConfigError("a tournament needs the settings of at least one agent")
     breeder = Breeder(
