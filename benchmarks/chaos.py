@@ -45,6 +45,8 @@ def main() -> None:
 
 
 def measure(home: Path, pods: int, moments: int) -> dict[str, Any]:
+    import tests.tournament.conftest  # noqa: F401 - forks then find everything imported
+
     reference = RunFolder(home / "undisturbed")
     assert forked(reference, pods).status == DONE
     expected = everything(reference)

@@ -1,0 +1,296 @@
+"""Generator, schedulers, updater, evaluator and ensemble, each by itself."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fintrader import metrics
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.tournament.ensemble import choose, correlations, weights_of
+from fintrader.tournament.evaluator import check_windows, combine, score
+from fintrader.tournament.generational import Generational, Replay, Submission
+from fintrader.tournament.generator import Breeder, rank_softmax, stop_rules
+from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.updater import Board, Entry, submit
+from tests.tournament.conftest import settings
+from tests.tournament.stubs import OtherAgent, StubAgent
+
+
+def entry(index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any) -> Entry:
+    pod = f"p{index:04d}"
+    generation = more.pop("generation", 0)
+    spec = PodSpec(
+        pod=pod,
+        index=index,
+        seed=index,
+        origin="fresh",
+        agent=agent or StubAgent().model_dump(),
+        budget={},
+        generation=generation,
+    )
+    status = "failed" if value is None else "done"
+    snapshot = None if value is None else f"sha-{index}"
+    return Entry(spec, PodResult(pod=pod, status=status, score=value, snapshot=snapshot, **more))
+
+
+def board_of(*scores: float | None, size: int = 16, **more: Any) -> Board:
+    board = Board(size)
+    for index, value in enumerate(scores):
+        submit(board, entry(index, value, **more))
+    return board
+
+
+def breeder(*agents: Any, seed: int = 0, **changes: Any) -> Breeder:
+    return Breeder(settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h")
+
+
+# --- updater ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.0, -1.0])), max_size=12), st.integers(1, 5), st.randoms()
+)
+def test_the_board_does_not_depend_on_the_order_of_results(scores: list[float | None], size: int, random: Any) -> None:
+    """Slow and obvious: sort everything by (score down, index up) and cut."""
+    entries = [entry(index, value) for index, value in enumerate(scores)]
+    expected = sorted((e for e in entries if e.result.score is not None), key=lambda e: (-e.score, e.spec.index))[:size]
+    random.shuffle(entries)
+    board = Board(size)
+    for one in entries:
+        submit(board, one)
+    assert [row.spec.pod for row in board.rows] == [row.spec.pod for row in expected]
+
+
+def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder() -> None:
+    board = Board(2)
+    assert submit(board, entry(5, 1.0)).position == 0
+    assert submit(board, entry(3, 1.0)).position == 0
+    assert not submit(board, entry(3, 99.0)).new
+    assert [row.spec.index for row in board.rows] == [3, 5]
+    verdict = submit(board, entry(7, 2.0))
+    assert (verdict.position, verdict.evicted) == (0, "p0005")
+    assert submit(board, entry(8, 0.5)).position is None
+    assert submit(board, entry(9, None)).position is None
+    assert len(board.applied) == 5
+
+
+# --- generator -------------------------------------------------------------------------------------------------
+
+
+def test_rank_softmax_follows_its_formula() -> None:
+    uniforms = (np.arange(20_000) + 0.5) / 20_000
+    counts = Counter(rank_softmax(4, 1.5, u) for u in uniforms)
+    weights = np.exp(-np.arange(4) / 1.5)
+    np.testing.assert_allclose([counts[rank] / 20_000 for rank in range(4)], weights / weights.sum(), atol=1e-3)
+    assert rank_softmax(9, 1e-3, 0.999) == 0
+    assert rank_softmax(3, 1e9, 0.999999999) == 2
+
+
+def test_specs_are_pure_functions_of_seed_number_and_board() -> None:
+    board = board_of(0.3, 0.9, 0.1)
+    assert breeder().propose(7, board) == breeder().propose(7, board)
+    assert breeder().propose(7, board).seed != breeder(seed=1).propose(7, board).seed
+    assert breeder().propose(7, board).seed != breeder().propose(8, board).seed
+
+
+def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search() -> None:
+    many = breeder(StubAgent(), OtherAgent())
+    board = Board(4)
+    first, second, third = (many.fresh(index, board) for index in range(3))
+    assert first.agent == StubAgent().model_dump()
+    assert second.agent == OtherAgent().model_dump()
+    assert third.agent["algo"] == "stub"
+    assert third.agent["learning_rate"] != StubAgent().learning_rate
+    assert third.hyper == {name: third.agent[name] for name in ("learning_rate", "width")}
+    assert set(second.hyper) == {"learning_rate"}  # it has no width
+    for index in range(2, 40):
+        agent = many.fresh(index, board).agent
+        assert 1e-5 <= agent["learning_rate"] <= 1e-1
+        assert agent.get("width", 8) in (4, 8, 16)
+
+
+def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside() -> None:
+    board = board_of(1.0)
+    parent = board.rows[0]
+    moved = [
+        breeder(resample=0.0, perturb=1.25).child(index, board, parent, generation=1).agent["learning_rate"]
+        for index in range(30)
+    ]
+    assert {round(value / 1e-3, 6) for value in moved} == {0.8, 1.25}
+    anew = [
+        breeder(resample=1.0).child(index, board, parent, generation=1).agent["learning_rate"] for index in range(30)
+    ]
+    assert len(set(anew)) == 30
+    edge = entry(0, 1.0, agent=StubAgent(learning_rate=0.0999).model_dump())
+    children = [breeder(resample=0.0).child(i, board, edge, generation=1).agent["learning_rate"] for i in range(20)]
+    assert max(children) == 0.1
+
+
+def test_choices_move_to_a_neighbour_and_integers_stay_integers() -> None:
+    search = {"width": Range(choices=(4, 8, 16))}
+    board = board_of(1.0)
+    children = [
+        breeder(search=search, resample=0.0).child(i, board, board.rows[0], generation=1).agent["width"]
+        for i in range(20)
+    ]
+    assert set(children) == {4, 16}
+    search = {"width": Range(low=1, high=9)}
+    drawn = [breeder(search=search).fresh(i, board).agent["width"] for i in range(1, 30)]
+    assert all(isinstance(width, int) for width in drawn)
+    assert len(set(drawn)) > 4
+
+
+def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
+    board = board_of(None, 0.5, None, 0.7)
+    origins = {breeder(fresh=0.0, founders=2).propose(i, board).parent for i in range(5, 30)}
+    assert origins == {"p0001", "p0003"}
+    assert breeder(fresh=0.0, founders=3).propose(5, board).parent is None
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"learning_rte": {"low": 1e-5, "high": 1e-3}}, "no agent here has this setting"),
+        ({"learning_rate": {"low": -1.0, "high": 1e-3}}, "impossible"),
+        ({"width": {"choices": (0, 8)}}, "0 is impossible"),
+        ({"algo": {"low": 0, "high": 1}}, "need a number"),
+    ],
+)
+def test_an_impossible_search_space_is_refused_at_the_door(search: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        breeder(search={name: Range(**space) for name, space in search.items()})
+
+
+@pytest.mark.parametrize(
+    "space",
+    [{"low": 2, "high": 1}, {"low": 0, "high": 1, "log": True}, {"low": 1}, {"low": 1, "high": 2, "choices": (1,)}],
+)
+def test_an_impossible_range_is_refused(space: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"give|impossible"):
+        Range(**space)
+
+
+def test_successive_halving_compares_peers_of_an_age() -> None:
+    on = settings(halving=0.5, halving_rungs=(0.25, 0.5))
+    scores = [{"0.25": value, "0.5": value * 2} for value in (1.0, 2.0, 3.0, 4.0)]
+    board = Board(8)
+    for index, rungs in enumerate(scores):
+        submit(board, entry(index, 1.0, rung_scores=rungs))
+    submit(board, entry(9, 1.0, rung_scores={"0.25": 99.0}, generation=1))
+    rules = stop_rules(on, board, 0)
+    assert [(rule.share, rule.score) for rule in rules] == [(0.25, 2.5), (0.5, 5.0)]
+    assert stop_rules(on, board, 1) == ()  # too few peers
+    assert stop_rules(settings(), board, 0) == ()
+
+
+# --- schedulers ------------------------------------------------------------------------------------------------
+
+
+def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
+    scheduler = Generational(population=4, survivors=2)
+    assert [scheduler.needs(index) for index in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
+    board = board_of(0.1, 0.9, None, 0.5)
+    made = [scheduler.make(index, board, breeder()) for index in range(4, 8)]
+    assert [(spec.parent, spec.origin) for spec in made] == [
+        ("p0001", "survivor"),
+        ("p0003", "survivor"),
+        ("p0001", "exploit"),
+        ("p0003", "exploit"),
+    ]
+    assert made[0].agent == board.rows[0].spec.agent
+    assert made[2].agent != board.rows[0].spec.agent
+    assert all(spec.generation == 1 and spec.seen == 4 for spec in made)
+    lost = board_of(None, None, None, None)
+    assert scheduler.make(4, lost, breeder()).origin == "fresh"
+
+
+def test_replay_asks_for_what_was_seen() -> None:
+    scheduler = Replay([0, 0, 1, 1], [1, 0, 3, 2], Submission(2))
+    assert [scheduler.needs(index) for index in range(5)] == [0, 0, 1, 1, None]
+    assert [scheduler.position(index) for index in range(4)] == [1, 0, 3, 2]
+
+
+# --- evaluator -------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_the_metrics_of_the_backtest() -> None:
+    returns = np.array([0.01, -0.02, 0.03, 0.0, 0.01])
+    assert score(returns, "sharpe") == metrics.sharpe(returns)
+    assert score(returns, "return") == metrics.cumulative_return(returns)
+    assert score(returns, "calmar") == pytest.approx(metrics.calmar(returns))
+    assert score(returns, "utility") == pytest.approx(252 * (returns.mean() - returns.var(ddof=1) / 2))
+    assert [score(np.zeros(3), metric) for metric in ("sharpe", "return", "calmar", "utility")] == [0.0] * 4
+    gains = score(np.array([0.01, 0.01]), "calmar")
+    assert gains is not None
+    assert math.isfinite(gains)
+    with pytest.raises(ConfigError, match="unknown metric"):
+        score(returns, "luck")
+
+
+def test_spread_over_windows_is_penalised() -> None:
+    assert combine((1.0, 3.0), 0.5) == pytest.approx(2.0 - 0.5 * 1.0)
+    assert combine((2.0, 2.0), 0.5) == 2.0
+    assert combine((1.0, None), 0.0) is None
+
+
+def test_windows_that_do_not_fit_are_refused() -> None:
+    check_windows(4, "sharpe", 2)
+    check_windows(1, "return", 1)
+    with pytest.raises(ConfigError, match="validation_windows"):
+        check_windows(3, "sharpe", 2)
+
+
+# --- ensemble --------------------------------------------------------------------------------------------------
+
+
+def test_members_are_the_best_or_the_best_that_differ() -> None:
+    up, down = (0.01, -0.01, 0.02, 0.0), (-0.01, 0.01, -0.02, 0.0)
+    rows = [entry(0, 3.0, returns=up), entry(1, 2.9, returns=up), entry(2, 1.0, returns=down)]
+    assert [member.spec.index for member in choose(rows, 2, diversity=0.0)] == [0, 1]
+    assert [member.spec.index for member in choose(rows, 2, diversity=5.0)] == [0, 2]
+    assert len(choose(rows, 9, diversity=1.0)) == 3
+    assert correlations(rows[::2]) == [[pytest.approx(1.0), pytest.approx(-1.0)]] + [
+        [pytest.approx(-1.0), pytest.approx(1.0)]
+    ]
+
+
+def test_weights_sum_to_one_and_follow_the_score() -> None:
+    members = [entry(0, 3.0), entry(1, 1.0), entry(2, 1.0)]
+    assert weights_of(members, "equal") == [pytest.approx(1 / 3)] * 3
+    by_score = weights_of(members, "score")
+    assert sum(by_score) == pytest.approx(1.0)
+    assert by_score[0] / by_score[1] == pytest.approx(math.exp(2.0 / np.std([3.0, 1.0, 1.0])))
+    assert weights_of(members[1:], "score") == [0.5, 0.5]
+
+
+# --- records ---------------------------------------------------------------------------------------------------
+
+
+def test_settings_refuse_nonsense() -> None:
+    for wrong in (
+        {"survivors": 8, "population": 8},
+        {"ensemble_size": 9, "leaderboard_size": 8},
+        {"halving_rungs": (0.5, 0.2)},
+    ):
+        with pytest.raises(ValueError, match=r"survivors|ensemble_size|rungs"):
+            TournamentSettings(**wrong)
+    with pytest.raises(ValueError, match="at least one device"):
+        TournamentSettings(devices=())
+
+
+def test_a_record_of_another_version_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    with pytest.raises(TournamentError, match="does not exist"):
+        PodSpec.from_json(path)
+    path.write_text('{"pod": "p0000", "colour": "red"}')
+    with pytest.raises(TournamentError, match="another version"):
+        PodSpec.from_json(path)

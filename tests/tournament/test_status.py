@@ -1,0 +1,190 @@
+"""Questions from outside: status, lineage, rebuild, scale, replay."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament import lease
+from fintrader.tournament.control import Control, scale
+from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.leaderboard import canonical
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.status import compare, lineage, rebuild, replay, status
+from fintrader.tournament.store import RunStore
+from tests.tournament import stubs
+from tests.tournament.conftest import Race, settings
+from tests.tournament.stubs import plant
+
+
+def test_status_counts_and_is_json(race: Race, tmp_path: Path) -> None:
+    plant(RunFolder(tmp_path / "run"), "p0001", "nan")
+    run = race(pods=6).folder
+    report = status(run)
+    json.dumps(report, allow_nan=False)
+    assert report["states"] == {"done": 6}
+    assert (report["trials"], report["env_steps"], report["losses"]) == (6, 600, {"nan": 1})
+    assert (report["active"], report["finished"], report["at_work"]) == (False, True, [])
+    assert report["leaderboard"][0]["rank"] == 1
+    with pytest.raises(TournamentError, match="no tournament"):
+        status(RunFolder(tmp_path / "nothing"))
+
+
+def test_status_while_it_runs(race: Race) -> None:
+    seen: list[dict[str, object]] = []
+
+    def look(orchestrator: Orchestrator) -> None:
+        seen.append(status(orchestrator.store.run))
+
+    race(pods=4, how={"watch": look})
+    assert any(report["active"] for report in seen)
+    assert not any(report["finished"] for report in seen)
+
+
+def test_lineage_leads_to_a_founder(race: Race) -> None:
+    run = race(pods=30, fresh=0.0).folder
+    store = RunStore(run)
+    specs = store.specs()
+    eldest = max(specs.values(), key=lambda spec: spec.generation)
+    steps = lineage(run, eldest.pod)
+    assert len(steps) == eldest.generation + 1 > 3
+    assert steps[-1]["origin"] == "fresh"
+    for child, parent in itertools.pairwise(steps):
+        assert child["parent"] == parent["pod"]
+        assert child["inherited"] == parent["snapshot"]
+        old, new = child["changed"]["learning_rate"]
+        assert (old, new) == (parent["hyper"]["learning_rate"], child["hyper"]["learning_rate"])
+    rows = {row["pod"]: row for row in status(run)["leaderboard"]}
+    assert all(row["lineage_env_steps"] == 100 * len(lineage(run, pod)) for pod, row in rows.items())
+    with pytest.raises(TournamentError, match="no pod"):
+        lineage(run, "p9999")
+
+
+@pytest.mark.parametrize("order", ["submission", "arrival"])
+def test_the_database_is_only_an_index(race: Race, order: str) -> None:
+    run = race(pods=7, order=order, workers=3).folder
+    before = canonical(run.leaderboard)
+    for path in run.root.glob("leaderboard.sqlite*"):
+        path.unlink()
+    with pytest.raises(TournamentError, match="rebuild"):
+        status(run)
+    assert rebuild(run) == 7
+    assert canonical(run.leaderboard) == before
+    with lease.acquire(run), pytest.raises(TournamentError, match="another process"):
+        rebuild(run)
+
+
+def test_a_damaged_database_is_reported_not_read(race: Race) -> None:
+    run = race(pods=3).folder
+    run.leaderboard.write_bytes(b"x" * 9000)
+    with pytest.raises(TournamentError, match="damaged"):
+        status(run)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"order": "arrival", "workers": 3}, {"scheduler": "generational", "population": 4, "survivors": 2}]
+)
+def test_replay_is_byte_equal(race: Race, tmp_path: Path, changes: dict[str, object]) -> None:
+    first = race("a", pods=12, **changes)
+    target = RunFolder(tmp_path / "b")
+    replay(
+        first.folder,
+        target,
+        settings(pods=12, **changes),
+        market=tmp_path / "market.safetensors",
+        agent=stubs.StubAgent(),
+        seed=1,
+        launcher=ThreadLauncher(target, tmp_path, stubs.body, workers=1),
+        ensemble=stubs.ensemble,
+    )
+    assert compare(first.folder, target) == []
+    assert {p.name for p in (first.folder.root / "snapshots").iterdir()} == {
+        p.name for p in (target.root / "snapshots").iterdir()
+    }
+    assert first.ensemble_policy.read_bytes() == (target.ensemble / "policy.safetensors").read_bytes()
+    other = race("c", pods=12, seed=9, **changes)
+    assert compare(first.folder, other.folder) != []
+
+
+def test_what_cannot_be_replayed_says_so(race: Race, tmp_path: Path) -> None:
+    plant(RunFolder(tmp_path / "a"), "p0000", "boom", times=9)
+    run = race("a", pods=4, retries=0).folder
+    with pytest.raises(TournamentError, match="lost p0000"):
+        replay(run, RunFolder(tmp_path / "b"), settings(pods=4), market=tmp_path)
+    shutil.rmtree(run.pod("p0003"))
+    with pytest.raises(TournamentError, match="not finished"):
+        replay(run, RunFolder(tmp_path / "b"), settings(pods=4), market=tmp_path)
+
+
+def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
+    """4 -> 64 -> 3 pods, each within two reconciles of the wish."""
+    run = RunFolder(tmp_path / "run")
+    wishes = iter([64, 3])
+    trace: list[tuple[int, int, int | None]] = []
+
+    def control(orchestrator: Orchestrator) -> None:
+        trace.append((orchestrator.reconciles, len(orchestrator.running), orchestrator.control.pods))
+        if orchestrator.reconciles in (3, 8):
+            scale(run, next(wishes))
+
+    def slow(spec, context):  # type: ignore[no-untyped-def]
+        import time
+
+        time.sleep(0.3)
+        return stubs.body(spec, context)
+
+    race(pods=90, workers=4, order="arrival", body=slow, how={"watch": control})
+    assert trace[0][1] == 4
+    at_64 = [running for turn, running, wish in trace if wish == 64 and turn <= 8]
+    assert 64 in at_64[:2]
+    events = [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"]
+    assert events == [64, 3]
+    assert trace[-1][1] <= 3
+
+
+def test_scaling_down_processes_drains_without_orphans_or_losses(
+    race: Race, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    monkeypatch.setenv("STUB_SECONDS", "0.4")
+    run = RunFolder(tmp_path / "b")
+    wished: list[int] = []
+
+    def control(orchestrator: Orchestrator) -> None:
+        if len(orchestrator.running) == 3 and not wished:
+            scale(run, 1)
+            wished.append(orchestrator.reconciles)
+
+    result = race("b", pods=6, processes=True, workers=3, pool_size=3, how={"watch": control})
+    assert wished
+    assert [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"] == [1]
+    assert not [event for event in read_jsonl(run.events) if event["event"] == "lost"]
+    assert [event for event in read_jsonl(run.events) if event["event"] == "drained"]
+    assert not [c for c in psutil.Process().children(recursive=True) if "tournament.worker" in " ".join(c.cmdline())]
+    monkeypatch.setenv("STUB_SECONDS", "0")
+    undisturbed = race("a", pods=6, pool_size=3)
+    assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)
+
+
+def test_scale_refuses_nonsense_and_control_survives_damage(race: Race, tmp_path: Path) -> None:
+    run = race(pods=2).folder
+    with pytest.raises(TournamentError, match="at least 1"):
+        scale(run, 0)
+    with pytest.raises(TournamentError, match="no tournament"):
+        scale(RunFolder(tmp_path / "none"), 3)
+    control = Control(run)
+    assert not control.changed()
+    scale(run, 5)
+    assert control.changed()
+    assert control.pods == 5
+    assert not control.changed()
+    control.path.write_text("{")
+    assert control.changed()
+    assert control.pods is None
