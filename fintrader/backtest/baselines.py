@@ -15,16 +15,17 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from fintrader import metrics as m
+from fintrader.backtest.desk import Desk
 from fintrader.backtest.result import BacktestResult, empty_trades
 from fintrader.backtest.simulate import simulate_rule
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings
 from fintrader.envs.ledger import MAX_WHOLE_SHARES
 from fintrader.progress import Progress
 
 Array = NDArray[np.float64]
-Weights = Callable[[TradingEnv, int], Tensor | None]
-"""Environment and bar -> target weights `[N]` float64 (sum at most 1), or None to leave everything as it is."""
+Weights = Callable[[int], Tensor]
+"""Bar -> target weights `[N]` float64 (sum at most 1)."""
 
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
@@ -47,6 +48,7 @@ def baseline_settings(settings: EnvSettings) -> EnvSettings:
 
 def simulate_weights(
     weights: Weights,
+    due: frozenset[int],
     market: MarketTensors,
     settings: EnvSettings,
     *,
@@ -54,25 +56,20 @@ def simulate_weights(
     note: str = "",
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """Trade towards target weights, in shares sized at the close of the decision bar.
+    """Trade towards target weights at the bars `due`, in shares sized at that bar's close; hold in between.
 
     Raises BacktestError for a window of fewer than two bars.
     """
     settings = baseline_settings(settings)
-    mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64)
+    mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu()
 
-    def decide(env: TradingEnv, obs: Tensor) -> Tensor:
-        bar = int(env.account.bar[0])
-        target = weights(env, bar)
-        held = env.account.shares[0].to(torch.float64)
-        if target is None:
-            return torch.zeros(1, held.shape[0], dtype=torch.float64)
-        price = mark[bar]
-        want = torch.where(price > 0, target * env.equity[0] / price.clamp(min=1e-12), torch.zeros_like(price))
-        order = want - held
+    def decide(desk: Desk) -> Tensor:
+        target, price = weights(desk.bar), mark[desk.bar]
+        want = torch.where(price > 0, target * desk.equity / price.clamp(min=1e-12), torch.zeros_like(price))
+        order = want - torch.from_numpy(desk.held)
         return (order if settings.fractional else torch.trunc(order)).unsqueeze(0) / MAX_WHOLE_SHARES
 
-    return simulate_rule(decide, market, settings, name=name, note=note, progress=progress)
+    return simulate_rule(decide, market, settings, name=name, due=due, note=note, progress=progress)
 
 
 def equal_weights(market: MarketTensors, bar: int) -> Tensor:
@@ -84,11 +81,16 @@ def equal_weights(market: MarketTensors, bar: int) -> Tensor:
 def buy_and_hold(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
     """Equal dollars in every member that trades at the window's first bar, then nothing more."""
 
-    def weights(env: TradingEnv, bar: int) -> Tensor | None:
-        return equal_weights(market, bar) if bar == 0 else None
-
     note = "equal dollars at the window's first bar, then held"
-    return simulate_weights(weights, market, settings, name="buy_and_hold", note=note, progress=progress)
+    return simulate_weights(
+        lambda bar: equal_weights(market, bar),
+        frozenset({0}),
+        market,
+        settings,
+        name="buy_and_hold",
+        note=note,
+        progress=progress,
+    )
 
 
 def equal_weight(
@@ -99,14 +101,16 @@ def equal_weight(
     progress: Progress | None = None,
 ) -> BacktestResult:
     """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of costs."""
-    due = rebalance_bars(market, every_sessions)
-
-    def weights(env: TradingEnv, bar: int) -> Tensor | None:
-        return equal_weights(market, bar) if bar in due else None
-
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
-    note = f"1/n, rebalanced {often}, net of costs"
-    return simulate_weights(weights, market, settings, name="equal_weight", note=note, progress=progress)
+    return simulate_weights(
+        lambda bar: equal_weights(market, bar),
+        rebalance_bars(market, every_sessions),
+        market,
+        settings,
+        name="equal_weight",
+        note=f"1/n, rebalanced {often}, net of costs",
+        progress=progress,
+    )
 
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
@@ -207,14 +211,10 @@ def _from_past(
     Until two sessions have ended, and for symbols without a full history, it holds equal weights. With `spread`
     the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the rest stays in cash.
     """
-    due = rebalance_bars(market, every_sessions)
-    session = market.session.cpu().numpy()
-    ends = m.session_ends(session)
+    ends = m.session_ends(market.session.cpu().numpy())
     close = market.close.cpu().to(torch.float64).numpy()[ends]
 
-    def weights(env: TradingEnv, bar: int) -> Tensor | None:
-        if bar not in due:
-            return None
+    def weights(bar: int) -> Tensor:
         allowed = (market.member[bar] & market.tradable[bar]).cpu().numpy()
         past = close[: int(np.searchsorted(ends, bar))][-(lookback_sessions + 1) :]
         known = allowed & np.isfinite(past).all(axis=0)
@@ -226,7 +226,8 @@ def _from_past(
         target[known] = raw / (len(raw) if spread else raw.sum())
         return torch.from_numpy(target)
 
-    return simulate_weights(weights, market, settings, name=name, note=note, progress=progress)
+    due = rebalance_bars(market, every_sessions)
+    return simulate_weights(weights, due, market, settings, name=name, note=note, progress=progress)
 
 
 def cash(market: MarketTensors, settings: EnvSettings) -> BacktestResult:

@@ -86,7 +86,7 @@ def test_equity_is_the_environments(variant: str) -> None:
         obs, _, terminated, truncated, _ = env.step(policy(obs))
         seen[int(env.account.bar[0])] = float(env.equity[0])
         over = bool(terminated | truncated)
-    result = simulate(policy, market, settings)
+    result = simulate(policy, market, settings, exact=True)
     for bar, equity in seen.items():
         assert result.equity[bar] == equity
 
