@@ -1,7 +1,10 @@
 """Experience to policy: the algorithms, their training loop, and policies as files."""
 
+from fintrader.agents.a2c import A2CSettings
 from fintrader.agents.agent import Agent, AgentSettings, make_agent
+from fintrader.agents.apg import APGSettings
 from fintrader.agents.buffers import Transition
+from fintrader.agents.ddpg import DDPGSettings
 from fintrader.agents.heads import HeadSettings
 from fintrader.agents.layout import FlatLayout
 from fintrader.agents.networks import NetworkSettings
@@ -13,18 +16,27 @@ from fintrader.agents.policy import (
     save_policy,
 )
 from fintrader.agents.ppo import PPOSettings
+from fintrader.agents.redq import REDQSettings
+from fintrader.agents.sac import SACSettings
+from fintrader.agents.td3 import TD3Settings
 from fintrader.agents.training import Budget, TrainProgress, TrainResult, read_agent_state, train
 
 __all__ = [
+    "A2CSettings",
+    "APGSettings",
     "Agent",
     "AgentSettings",
     "Budget",
+    "DDPGSettings",
     "EnsemblePolicy",
     "FlatLayout",
     "HeadSettings",
     "NetworkSettings",
     "PPOSettings",
     "PolicyModule",
+    "REDQSettings",
+    "SACSettings",
+    "TD3Settings",
     "TrainProgress",
     "TrainResult",
     "Transition",

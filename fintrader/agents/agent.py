@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fintrader.agents.a2c import A2C, A2CSettings
+from fintrader.agents.apg import APG, APGSettings
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
+from fintrader.agents.ddpg import DDPG, DDPGSettings
 from fintrader.agents.layout import Layout
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO, PPOSettings
+from fintrader.agents.redq import REDQ, REDQSettings
+from fintrader.agents.sac import SAC, SACSettings
+from fintrader.agents.td3 import TD3, TD3Settings
 from fintrader.errors import ConfigError
 
 
@@ -47,7 +54,10 @@ class Agent(Protocol):
         """Networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
 
 
-AgentSettings: TypeAlias = PPOSettings
+AgentSettings: TypeAlias = Annotated[
+    PPOSettings | A2CSettings | DDPGSettings | TD3Settings | SACSettings | REDQSettings | APGSettings,
+    Field(discriminator="algo"),
+]
 
 
 def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> Agent:
@@ -55,5 +65,18 @@ def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "c
     match settings:
         case PPOSettings():
             return PPO(settings, layout, device=device, seed=seed)
+        case A2CSettings():
+            return A2C(settings, layout, device=device, seed=seed)
+        case DDPGSettings():
+            return DDPG(settings, layout, device=device, seed=seed)
+        case TD3Settings():
+            return TD3(settings, layout, device=device, seed=seed)
+        case SACSettings():
+            return SAC(settings, layout, device=device, seed=seed)
+        case REDQSettings():
+            return REDQ(settings, layout, device=device, seed=seed)
+        case APGSettings():
+            return APG(settings, layout, device=device, seed=seed)
         case _:
-            raise ConfigError(f"{type(settings).__name__}: no agent has these settings; known: ppo")
+            known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG settings"
+            raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")

@@ -32,6 +32,8 @@ class BaseAgent:
     """
 
     policy: ActorPolicy
+    differentiable: bool = False
+    """Whether the training loop keeps the environment's graph between updates."""
 
     def __init__(self, layout: Layout, device: torch.device | str, seed: int) -> None:
         self.layout = layout

@@ -61,7 +61,7 @@ class _Hidden(nn.Module):
 
     def __init__(self, width: int, settings: NetworkSettings) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width) if settings.layer_norm else nn.Identity()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
         self.activation = _ACTIVATIONS[settings.activation]
 
     def forward(self, x: Tensor) -> Tensor:

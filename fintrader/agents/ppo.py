@@ -13,62 +13,34 @@ clipping, observation and reward normalisation. Value clipping is left out: it d
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import RolloutBuffer, Transition
-from fintrader.agents.heads import Head, HeadSettings
-from fintrader.agents.layout import Layout
-from fintrader.agents.networks import Actor, Critic, NetworkSettings, parameters_of
-from fintrader.agents.normalisation import RewardScaler
-from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.returns import gae
-from fintrader.config import Settings
+from fintrader.agents.on_policy import (
+    OnPolicyAgent,
+    OnPolicySettings,
+    Rollout,
+    gaussian_entropy,
+    gaussian_log_prob,
+)
 from fintrader.errors import ConfigError
 
 
-class PPOSettings(Settings):
+class PPOSettings(OnPolicySettings):
     """Proximal policy optimisation."""
 
     algo: Literal["ppo"] = "ppo"
-    network: NetworkSettings = NetworkSettings()
-    head: HeadSettings = HeadSettings()
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """Step size of Adam."""
-    num_steps: int = Field(default=64, ge=1)
-    """Steps of every account between updates."""
     update_epochs: int = Field(default=4, ge=1)
     """Passes over each rollout."""
     num_minibatches: int = Field(default=4, ge=1)
     """Minibatches a pass is cut into."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per decision."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """Bias (0) against variance (1) of the advantages."""
     clip_coef: float = Field(default=0.2, gt=0)
     """How far the ratio may move before its gradient is cut."""
-    ent_coef: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus; without effect on a fixed noise."""
-    vf_coef: float = Field(default=0.5, ge=0)
-    """Weight of the value loss."""
-    max_grad_norm: float = Field(default=0.5, gt=0)
-    """Gradients longer than this are shortened to it."""
     target_kl: float | None = Field(default=None, gt=0)
     """Stop an update's passes once the policy moved this far from the one that collected the data."""
-    noise: float = Field(default=0.5, gt=0)
-    """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
-    learn_noise: bool = False
-    """Adapt the noise by gradient. Under market noise a fixed one learns better; classic environments gain from it."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics."""
-    normalise_rewards: bool = True
-    """Divide rewards by the deviation of the discounted return."""
 
 
 def ppo_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
@@ -76,118 +48,15 @@ def ppo_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
     return torch.min(ratio * advantage, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
 
 
-def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """`[..., L]` to `[...]`: log density of independent normals."""
-    standard = (latent - mean) * torch.exp(-log_std)
-    return (-0.5 * standard**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
-
-
-class PPO(BaseAgent):
-    """See the module's text. `act` draws, `observe` stores, `update` learns once the rollout is full."""
+class PPO(OnPolicyAgent):
+    """See the module's text."""
 
     settings: PPOSettings
 
-    def __init__(
-        self, settings: PPOSettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
-        super().__init__(layout, device, seed)
-        self.settings = settings
-        self.head = Head(layout, settings.head)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.init_seed())
-            actor = Actor(layout, settings.network, cash=self.head.aims)
-            critic = Critic(layout, settings.network)
-        self.policy = ActorPolicy(layout, settings.network, settings.head, actor=actor)
-        self.noise = nn.ParameterDict({"log_std": torch.full((self.head.latents,), math.log(settings.noise))})
-        self.noise.requires_grad_(settings.learn_noise)
-        self.modules.update(
-            {"policy": self.policy, "critic": critic, "noise": self.noise, "rewards": RewardScaler(settings.gamma)}
-        )
-        self.modules.to(self.device)
-        self.actor, self.normaliser = self.policy.actor, self.policy.normaliser
-        self.critic = critic
-        rewards = self.modules["rewards"]
-        assert isinstance(rewards, RewardScaler)
-        self.rewards = rewards
-        self.parameters = parameters_of([self.actor, self.critic, self.noise])
-        self.optimisers["adam"] = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=1e-5)
-        self.buffer: RolloutBuffer | None = None
-        self.latent: Tensor | None = None
-        self.seen_any = False
-
-    # --- collecting ------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def act(self, obs: Tensor) -> Tensor:
-        """Draw actions `[B, N]` for `obs [B, D]`."""
-        if not self.seen_any:
-            self.seen_any = True
-            if self.settings.normalise_observations and not bool(self.normaliser.count):
-                self.normaliser.update(obs)
-        (mean,) = self.actor(self.normaliser(obs))
-        noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
-        self.latent = mean + noise * self.noise["log_std"].exp()
-        return self.head.decode(obs, self.latent)
-
-    @torch.no_grad()
-    def observe(self, transition: Transition) -> None:
-        """Store one step."""
-        if self.buffer is None or self.buffer.num_envs != transition.obs.shape[0]:
-            accounts, width = transition.obs.shape
-            check_ppo(self.settings, accounts)
-            self.buffer = RolloutBuffer(self.settings.num_steps, accounts, width, self.head.latents, self.device)
-        assert self.latent is not None
-        final_value = None
-        # Asking whether any episode ended costs a transfer on a GPU, and a network pass saved on a CPU.
-        if self.device.type != "cpu" or bool((transition.terminated | transition.truncated).any()):
-            final_value = self.critic(self.normaliser(transition.next_obs))
-        self.buffer.add(transition, self.latent, final_value)
-        self.last_obs = transition.next_obs
-
-    # --- learning --------------------------------------------------------------------------------------
-
-    def update(self) -> Metrics | None:
-        """Learn from a full rollout; None while it is not full."""
-        buffer = self.buffer
-        if buffer is None or not buffer.full:
-            return None
-        settings = self.settings
-        done = buffer.terminated | buffer.truncated
-        if settings.normalise_rewards:
-            self.rewards.update(buffer.reward, done)
-            reward = self.rewards(buffer.reward)
-        else:
-            reward = buffer.reward
-
-        with torch.no_grad():
-            obs = self.normaliser(buffer.obs)
-            (mean,) = self.actor(obs.flatten(0, 1))
-            old_log_prob = gaussian_log_prob(buffer.latent.flatten(0, 1), mean, self.noise["log_std"])
-            value = self.critic(obs.flatten(0, 1)).view_as(reward)
-            # The last step's successor is in no row of the buffer; elsewhere it is the next row, or the final value.
-            after = self.critic(self.normaliser(self.last_obs))
-            following = torch.cat([value[1:], after.unsqueeze(0)])
-            next_value = torch.where(done, buffer.final_value, following)
-            advantage, target = gae(
-                reward, value, next_value, buffer.terminated, buffer.truncated, settings.gamma, settings.gae_lambda
-            )
-
-        metrics = self._learn(
-            obs.flatten(0, 1), buffer.latent.flatten(0, 1), old_log_prob, advantage.flatten(), target.flatten()
-        )
-        metrics["explained_variance"] = explained_variance(value, target)
-        metrics["reward_mean"] = buffer.reward.mean()
-        # Statistics move only between rollouts, so that the ratios above compare like with like.
-        if settings.normalise_observations:
-            self.normaliser.update(buffer.obs)
-        buffer.clear()
-        return to_metrics(metrics)
-
-    def _learn(
-        self, obs: Tensor, latent: Tensor, old_log_prob: Tensor, advantage: Tensor, target: Tensor
-    ) -> dict[str, Tensor]:
+    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        """`update_epochs` passes of `num_minibatches` Adam steps."""
         settings, log_std = self.settings, self.noise["log_std"]
-        rows = obs.shape[0]
+        rows = rollout.obs.shape[0]
         size = max(rows // settings.num_minibatches, 1)
         sums: dict[str, Tensor] = {}
         taken = 0
@@ -195,18 +64,18 @@ class PPO(BaseAgent):
             order = torch.randperm(rows, generator=self.generator, device=self.device)
             for start in range(0, rows - size + 1, size):
                 batch = order[start : start + size]
-                (mean,) = self.actor(obs[batch])
-                log_ratio = gaussian_log_prob(latent[batch], mean, log_std) - old_log_prob[batch]
+                (mean,) = self.actor(rollout.obs[batch])
+                log_ratio = gaussian_log_prob(rollout.latent[batch], mean, log_std) - rollout.log_prob[batch]
                 ratio = log_ratio.exp()
-                a = advantage[batch]
+                a = rollout.advantage[batch]
                 a = (a - a.mean()) / (a.std() + 1e-8) if size > 1 else a
                 policy_loss = -ppo_objective(ratio, a, settings.clip_coef).mean()
-                value_loss = 0.5 * (self.critic(obs[batch]) - target[batch]).pow(2).mean()
-                entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+                value_loss = 0.5 * (self.critic(rollout.obs[batch]) - rollout.target[batch]).pow(2).mean()
+                entropy = gaussian_entropy(log_std)
                 loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
 
                 self.optimisers["adam"].zero_grad(set_to_none=True)
-                loss.backward()
+                torch.autograd.backward(loss)
                 norm = nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
                 self.optimisers["adam"].step()
 
@@ -226,22 +95,11 @@ class PPO(BaseAgent):
                 break
         return {name: total / taken for name, total in sums.items()}
 
-    # --- state -----------------------------------------------------------------------------------------
-
-    def extra_state(self) -> dict[str, Tensor]:
-        running = self.rewards.running
-        return {} if running is None else {"running_return": running}
-
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        running = state.get("running_return")
-        self.rewards.running = None if running is None else running.to(self.device).clone()
-        self.seen_any = True
-
-
-def check_ppo(settings: PPOSettings, num_envs: int) -> None:
-    """Raises ConfigError when a rollout is smaller than its number of minibatches."""
-    if settings.num_steps * num_envs < settings.num_minibatches:
-        raise ConfigError(
-            f"agent.num_minibatches is {settings.num_minibatches}, more than the {settings.num_steps * num_envs} "
-            "steps of a rollout; raise num_steps or num_envs"
-        )
+    def check_rollout(self, num_envs: int) -> None:
+        """Raises ConfigError when a rollout is smaller than its number of minibatches."""
+        steps = self.settings.num_steps * num_envs
+        if steps < self.settings.num_minibatches:
+            raise ConfigError(
+                f"agent.num_minibatches is {self.settings.num_minibatches}, more than the {steps} steps of a rollout; "
+                "raise num_steps or num_envs"
+            )

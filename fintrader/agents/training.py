@@ -130,6 +130,8 @@ def train(
     actions do not suit the agent.
     """
     _check(agent, env)
+    if hasattr(agent, "training_env"):
+        env = agent.training_env(env)
     run = _Training(agent, env, folder)
     run.begin()
     clock = _Clock()
@@ -155,6 +157,8 @@ def train(
         clock.lap("learning")
         if learned is None:
             continue
+        if getattr(agent, "differentiable", False):
+            run.cut_graph()
         run.updates += 1
         run.seconds = time.perf_counter() - started
         if not all(math.isfinite(value) for value in learned.values()):
@@ -208,6 +212,11 @@ class _Training:
             "num_envs": self.env.num_envs,
             "market": None if market is None else {**market_identity(market), "num_bars": market.num_bars},
         }
+
+    def cut_graph(self) -> None:
+        """Forget how the accounts came to be where they are: the next update differentiates from here."""
+        self.obs = self.obs.detach()
+        self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
 
     def begin(self) -> None:
         """Continue from the folder's state, or start."""

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fintrader.agents import Budget, HeadSettings, NetworkSettings, PPOSettings, make_agent, train
-from fintrader.agents.ppo import PPO, gaussian_log_prob, ppo_objective
+from fintrader.agents.on_policy import gaussian_log_prob
+from fintrader.agents.ppo import PPO, ppo_objective
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.agents.planted import planted_market

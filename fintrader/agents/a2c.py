@@ -1,0 +1,60 @@
+"""Synchronous advantage actor-critic (https://arxiv.org/abs/1602.01783, without the asynchrony).
+
+One update: collect `num_steps` steps of all accounts, estimate advantages with GAE, then take a single Adam step on
+
+    L = −E[log π(z|s) A] + vf_coef · E[(V − target)²] / 2 − ent_coef · H
+
+It is PPO with one pass, one minibatch and no ratio (https://arxiv.org/abs/2205.09123); rollouts are short, so that
+steps are many. Advantages are normalised over the rollout, which the original does not do: rewards of markets have no
+natural scale.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fintrader.agents.on_policy import (
+    OnPolicyAgent,
+    OnPolicySettings,
+    Rollout,
+    gaussian_entropy,
+    gaussian_log_prob,
+)
+
+
+class A2CSettings(OnPolicySettings):
+    """Synchronous advantage actor-critic."""
+
+    algo: Literal["a2c"] = "a2c"
+    num_steps: int = Field(default=16, ge=1)
+    """Steps of every account between updates."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of Adam."""
+
+
+class A2C(OnPolicyAgent):
+    """See the module's text."""
+
+    settings: A2CSettings
+
+    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        """One Adam step on the whole rollout."""
+        settings, log_std = self.settings, self.noise["log_std"]
+        advantage = rollout.advantage
+        if advantage.numel() > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        (mean,) = self.actor(rollout.obs)
+        policy_loss = -(gaussian_log_prob(rollout.latent, mean, log_std) * advantage).mean()
+        value_loss = 0.5 * (self.critic(rollout.obs) - rollout.target).pow(2).mean()
+        entropy = gaussian_entropy(log_std)
+        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
+
+        self.optimisers["adam"].zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        norm = nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
+        self.optimisers["adam"].step()
+        return {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": norm}

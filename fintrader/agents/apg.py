@@ -1,0 +1,201 @@
+"""Analytic policy gradient: back-propagation through the account (SHAC, https://arxiv.org/abs/2204.07137).
+
+Prices do not react to a small account, so its wealth is a differentiable function of its actions: the environment's
+fills, costs and rewards are torch operations, and the gradient of what a policy earns over `num_steps` decisions is
+exact, without a likelihood ratio or a critic's opinion. One update: play `num_steps` steps with the graph kept, then
+climb
+
+    J = E[Σ_{k<H} γ^k r_{t+k} + γ^H V(s_{t+H})]
+
+by one Adam step of the actor. A step that ends an episode adds γ^k V(final observation) when it was truncated and
+nothing when it was terminated, and starts the discount anew. The value V, fitted to TD(λ) targets, tells what lies
+beyond the horizon; `bootstrap: false` leaves it out.
+
+Whole shares have no gradient: training runs with fractions of a share, whatever the environment's settings say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
+from fintrader.agents.buffers import Transition
+from fintrader.agents.heads import Head, HeadSettings
+from fintrader.agents.layout import FlatLayout, Layout
+from fintrader.agents.networks import Actor, Critic, NetworkSettings, parameters_of
+from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.off_policy import frozen
+from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.returns import gae
+from fintrader.config import Settings
+from fintrader.errors import ConfigError
+
+
+class APGSettings(Settings):
+    """Analytic policy gradient."""
+
+    algo: Literal["apg"] = "apg"
+    network: NetworkSettings = NetworkSettings()
+    head: HeadSettings = HeadSettings()
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of the actor's Adam."""
+    value_learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of the value's Adam."""
+    num_steps: int = Field(default=32, ge=1)
+    """H: decisions differentiated through."""
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount per decision."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """λ of the value's targets."""
+    bootstrap: bool = True
+    """Add a learned value at the horizon."""
+    value_epochs: int = Field(default=4, ge=1)
+    """Steps of the value on each rollout."""
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of the noise on the latents: spreads the accounts over the states."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    normalise_observations: bool = True
+    """Standardise observations with running statistics."""
+    normalise_rewards: bool = True
+    """Divide rewards by the deviation of the discounted return."""
+
+
+class APG(BaseAgent):
+    """See the module's text."""
+
+    differentiable = True
+
+    def __init__(
+        self, settings: APGSettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        """Raises ConfigError for a layout without assets: other environments cannot be differentiated."""
+        if isinstance(layout, FlatLayout):
+            raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")
+        super().__init__(layout, device, seed)
+        self.settings = settings
+        self.head = Head(layout, settings.head)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.init_seed())
+            actor = Actor(layout, settings.network, cash=self.head.aims)
+            self.critic = Critic(layout, settings.network)
+        self.policy = ActorPolicy(layout, settings.network, settings.head, actor=actor)
+        self.rewards = RewardScaler(settings.gamma)
+        self.modules.update({"policy": self.policy, "critic": self.critic, "rewards": self.rewards})
+        self.modules.to(self.device)
+        self.actor: Actor = self.policy.actor
+        self.normaliser: ObservationNormaliser = self.policy.normaliser
+        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate)
+        self.optimisers["critic"] = torch.optim.Adam(parameters_of([self.critic]), lr=settings.value_learning_rate)
+        self.steps: list[Transition] = []
+
+    def training_env(self, env: Any) -> Any:
+        """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
+        from fintrader.envs.trading import TradingEnv
+
+        if not isinstance(env, TradingEnv):
+            raise ConfigError(f"agent.algo apg cannot differentiate {type(env).__name__}; choose another algorithm")
+        if env.settings.fractional:
+            return env
+        return TradingEnv(
+            env.market, env.settings.model_copy(update={"fractional": True}), num_envs=env.num_envs, device=env.device
+        )
+
+    # --- collecting ------------------------------------------------------------------------------------
+
+    def act(self, obs: Tensor) -> Tensor:
+        """Actions `[B, N]`, connected to the actor's weights and to `obs`."""
+        if self.settings.normalise_observations and not self.steps and not bool(self.normaliser.count):
+            self.normaliser.update(obs.detach())
+        (latent,) = self.actor(self.normaliser(obs))
+        if self.settings.noise > 0:
+            noise = torch.randn(latent.shape, generator=self.generator, device=self.device)
+            latent = latent + self.settings.noise * noise
+        return self.head.decode(obs, latent)
+
+    def observe(self, transition: Transition) -> None:
+        """Keep one step with its graph."""
+        self.steps.append(transition)
+
+    # --- learning --------------------------------------------------------------------------------------
+
+    def update(self) -> Metrics | None:
+        """Learn from `num_steps` steps; None before."""
+        if len(self.steps) < self.settings.num_steps:
+            return None
+        settings, steps = self.settings, self.steps
+        reward = torch.stack([step.reward for step in steps])
+        terminated = torch.stack([step.terminated for step in steps])
+        truncated = torch.stack([step.truncated for step in steps])
+        if settings.normalise_rewards:
+            self.rewards.update(reward.detach(), terminated | truncated)
+            reward = self.rewards(reward)
+
+        objective = self._objective(reward, terminated, truncated)
+        self.optimisers["actor"].zero_grad(set_to_none=True)
+        torch.autograd.backward(-objective)
+        norm = nn.utils.clip_grad_norm_(self.actor.parameters(), settings.max_grad_norm)
+        self.optimisers["actor"].step()
+
+        obs = torch.stack([step.obs.detach() for step in steps])
+        metrics = {"objective": objective.detach(), "grad_norm": norm}
+        metrics["reward_mean"] = torch.stack([step.reward.detach() for step in steps]).mean()
+        if settings.bootstrap:
+            next_obs = torch.stack([step.next_obs.detach() for step in steps])
+            metrics |= self._fit_value(obs, next_obs, reward.detach(), terminated, truncated)
+        if settings.normalise_observations:
+            self.normaliser.update(obs)
+        self.steps = []
+        return to_metrics(metrics)
+
+    def _objective(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:
+        """J per decision; rewards and flags `[H, B]`."""
+        settings = self.settings
+        total = torch.zeros_like(reward[0])
+        weight = torch.ones_like(reward[0])
+        last = len(self.steps) - 1
+        with frozen(self.critic):
+            for t, step in enumerate(self.steps):
+                total = total + weight * reward[t]
+                weight = weight * settings.gamma
+                done = terminated[t] | truncated[t]
+                # Only a truncated step or the horizon has a value to add; asking is free on a CPU.
+                if settings.bootstrap and (t == last or self.device.type != "cpu" or bool(truncated[t].any())):
+                    cut = truncated[t] | (~done if t == last else torch.zeros_like(done))
+                    value = self.critic(self.normaliser(step.next_obs))
+                    total = total + torch.where(cut & ~terminated[t], weight * value, torch.zeros_like(value))
+                weight = torch.where(done, torch.ones_like(weight), weight)
+        return total.mean() / len(self.steps)
+
+    def _fit_value(
+        self, obs: Tensor, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor
+    ) -> dict[str, Tensor]:
+        settings = self.settings
+        with torch.no_grad():
+            rows = self.normaliser(obs).flatten(0, 1)
+            value = self.critic(rows).view_as(reward)
+            next_value = self.critic(self.normaliser(next_obs).flatten(0, 1)).view_as(reward)
+            _, target = gae(reward, value, next_value, terminated, truncated, settings.gamma, settings.gae_lambda)
+        for _ in range(settings.value_epochs):
+            loss = (self.critic(rows) - target.flatten()).pow(2).mean()
+            self.optimisers["critic"].zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(self.critic.parameters(), settings.max_grad_norm)
+            self.optimisers["critic"].step()
+        return {"value_loss": loss.detach(), "explained_variance": explained_variance(value, target)}
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def extra_state(self) -> dict[str, Tensor]:
+        running = self.rewards.running
+        return {} if running is None else {"running_return": running}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        running = state.get("running_return")
+        self.rewards.running = None if running is None else running.to(self.device).clone()
+        self.steps = []

@@ -1,0 +1,45 @@
+"""Deep deterministic policy gradient (https://arxiv.org/abs/1509.02971).
+
+    critic:  minimise (Q(s, z) − y)²,  y = Σ γ^k r_k + γ^n Q'(s', μ'(s'))
+    actor:   maximise Q(s, μ(s))
+    targets: θ' ← θ' + τ (θ − θ')
+
+Exploration is Gaussian: the original's Ornstein-Uhlenbeck noise brought nothing in later comparisons
+(https://arxiv.org/abs/1802.09477, section 6).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, frozen
+
+
+class DDPGSettings(OffPolicySettings):
+    """Deep deterministic policy gradient."""
+
+    algo: Literal["ddpg"] = "ddpg"
+
+
+class DDPG(OffPolicyAgent):
+    """See the module's text."""
+
+    settings: DDPGSettings
+
+    def learn(self, sample: Sample) -> dict[str, Tensor]:
+        with torch.no_grad():
+            following = torch.tanh(self.actor_target(sample.next_obs)[0])
+            target = sample.reward + sample.discount * self.critic_target(sample.next_obs, following)[0]
+        metrics = self.fit_critics(sample, target)
+
+        (raw,) = self.actor(sample.obs)
+        with frozen(self.critic):
+            policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
+            norm = self.step("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
+
+        self.follow(self.critic_target, self.critic)
+        self.follow(self.actor_target, self.actor)
+        return {**metrics, "policy_loss": policy_loss.detach(), "grad_norm": norm}

@@ -1,0 +1,269 @@
+"""What DDPG, TD3, SAC and REDQ share: exploring, the replay ring, and when to learn.
+
+These agents know latents in [-1, 1] only: the actor's output goes through tanh, exploration is clipped to the same
+range, and critics judge latents, not the actions a head makes of them (the head is a fixed function of both).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fintrader.agents.base import BaseAgent, Metrics, to_metrics
+from fintrader.agents.buffers import Transition
+from fintrader.agents.heads import Head, HeadSettings
+from fintrader.agents.layout import Layout
+from fintrader.agents.networks import Actor, Critic, NetworkSettings, parameters_of
+from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.replay import ReplayRing
+from fintrader.agents.returns import n_step
+from fintrader.config import Settings
+
+
+class OffPolicySettings(Settings):
+    """Settings of every agent that learns from replayed steps."""
+
+    network: NetworkSettings = NetworkSettings(layer_norm=True)
+    """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
+    head: HeadSettings = HeadSettings()
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Step size of Adam, of the actor and of the critics."""
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount per decision."""
+    n_steps: int = Field(default=1, ge=1)
+    """Steps summed before a critic's value is used."""
+    tau: float = Field(default=0.01, gt=0, le=1)
+    """Part of the way that target networks follow at each update."""
+    batch_size: int = Field(default=512, ge=1)
+    """Replayed transitions per update."""
+    buffer_size: int = Field(default=200_000, ge=1)
+    """Steps kept, summed over all accounts."""
+    learning_starts: int = Field(default=5_000, ge=0)
+    """Steps with uniformly random latents before learning begins, summed over all accounts."""
+    updates_per_step: float = Field(default=1.0, gt=0)
+    """Updates for each step of the vector environment; 0.5 is one every second step."""
+    noise: float = Field(default=0.3, ge=0)
+    """Standard deviation of the exploration noise on the latents."""
+    max_grad_norm: float = Field(default=10.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    saturation_coef: float = Field(default=1e-3, ge=0)
+    """Weight of the mean square of what goes into the tanh: without it actors drift to ±1 and stop learning."""
+    report_every: int = Field(default=50, ge=1)
+    """Steps of the vector environment between two lines of metrics."""
+    normalise_observations: bool = True
+    """Standardise observations with running statistics, which freeze when learning begins."""
+    normalise_rewards: bool = True
+    """Divide rewards by the deviation of the discounted return."""
+
+
+class Sample(NamedTuple):
+    """A batch ready to be learned from: standardised observations, scaled n-step rewards."""
+
+    obs: Tensor
+    """`[R, D]`"""
+    latent: Tensor
+    """`[R, L]`"""
+    reward: Tensor
+    """`[R]`: Σ γ^k r_k up to the first end."""
+    discount: Tensor
+    """`[R]`: factor of the value at `next_obs`; 0 after a termination."""
+    next_obs: Tensor
+    """`[R, D]`"""
+
+
+class OffPolicyAgent(BaseAgent):
+    """`act` explores, `observe` stores, `update` learns from the ring. Subclasses write `learn`."""
+
+    settings: OffPolicySettings
+    members: int = 1
+    """K critics."""
+    outputs: int = 1
+    """Numbers the actor gives for each latent."""
+
+    def __init__(
+        self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        super().__init__(layout, device, seed)
+        self.settings = settings
+        self.head = Head(layout, settings.head)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.init_seed())
+            actor = Actor(layout, settings.network, cash=self.head.aims, outputs=self.outputs)
+            critic = Critic(layout, settings.network, latents=self.head.latents, members=self.members)
+        self.policy = ActorPolicy(
+            layout, settings.network, settings.head, outputs=self.outputs, squash=True, actor=actor
+        )
+        self.critic, self.critic_target = critic, copy.deepcopy(critic).requires_grad_(False)
+        self.actor_target = copy.deepcopy(actor).requires_grad_(False)
+        self.rewards = RewardScaler(settings.gamma)
+        self.modules.update(
+            {
+                "policy": self.policy,
+                "critic": critic,
+                "critic_target": self.critic_target,
+                "actor_target": self.actor_target,
+                "rewards": self.rewards,
+            }
+        )
+        self.modules.to(self.device)
+        self.actor: Actor = self.policy.actor
+        self.normaliser: ObservationNormaliser = self.policy.normaliser
+        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate)
+        self.optimisers["critic"] = torch.optim.Adam(parameters_of([critic]), lr=settings.learning_rate)
+        self.ring: ReplayRing | None = None
+        self.latent: Tensor | None = None
+        self.has_parent = False
+        self.learned = 0
+        """Updates so far."""
+        self.since_report: dict[str, list[Tensor]] = {}
+
+    # --- acting ----------------------------------------------------------------------------------------
+
+    @property
+    def warming_up(self) -> bool:
+        """True while latents are drawn at random."""
+        ring = self.ring
+        return ring is None or ring.written * ring.num_envs < self.settings.learning_starts
+
+    @torch.no_grad()
+    def act(self, obs: Tensor) -> Tensor:
+        """Exploring actions `[B, N]`."""
+        if self.warming_up and not self.has_parent:
+            shape = (obs.shape[0], self.head.latents)
+            self.latent = torch.rand(shape, generator=self.generator, device=self.device) * 2 - 1
+        else:
+            self.latent = self.explore(self.normaliser(obs))
+        return self.head.decode(obs, self.latent)
+
+    def explore(self, obs: Tensor) -> Tensor:
+        """Latents `[B, L]` for standardised observations: the actor's, plus Gaussian noise."""
+        latent = torch.tanh(self.actor(obs)[0])
+        noise = torch.randn(latent.shape, generator=self.generator, device=self.device)
+        return (latent + self.settings.noise * noise).clamp(-1.0, 1.0)
+
+    @torch.no_grad()
+    def observe(self, transition: Transition) -> None:
+        """Store one step and, while warming up, its statistics."""
+        if self.ring is None:
+            accounts = transition.obs.shape[0]
+            steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
+            self.ring = ReplayRing(steps, accounts, self.layout.width, self.head.latents, self.device)
+        assert self.latent is not None
+        if self.warming_up and self.settings.normalise_observations:
+            self.normaliser.update(transition.obs)
+        if self.settings.normalise_rewards:
+            done = transition.terminated | transition.truncated
+            self.rewards.update(transition.reward.unsqueeze(0), done.unsqueeze(0))
+        self.ring.add(transition, self.latent)
+
+    # --- learning --------------------------------------------------------------------------------------
+
+    def update(self) -> Metrics | None:
+        """Learn as often as `updates_per_step` says; metrics every `report_every` steps, else None."""
+        ring = self.ring
+        if ring is None:
+            return None
+        if not self.warming_up and ring.filled >= self.settings.n_steps:
+            warm = -(-self.settings.learning_starts // ring.num_envs)
+            due = int((ring.written - warm + 1) * self.settings.updates_per_step)
+            while self.learned < due:
+                self.learn_once()
+        if ring.written % self.settings.report_every:
+            return None
+        metrics = {name: torch.stack(values).mean() for name, values in self.since_report.items()}
+        self.since_report = {}
+        return to_metrics(metrics) if metrics else {}
+
+    def learn_once(self) -> None:
+        """One update from one batch."""
+        assert self.ring is not None
+        step = self.learn(self.draw(self.ring))
+        self.learned += 1
+        for name, value in step.items():
+            self.since_report.setdefault(name, []).append(value)
+
+    @torch.no_grad()
+    def draw(self, ring: ReplayRing) -> Sample:
+        """A batch from the ring."""
+        settings = self.settings
+        batch = ring.sample(settings.batch_size, settings.n_steps, self.generator)
+        rewards = self.rewards(batch.reward) if settings.normalise_rewards else batch.reward
+        reward, discount, last = n_step(rewards, batch.terminated, batch.truncated, settings.gamma)
+        rows = torch.arange(settings.batch_size, device=self.device)
+        next_obs = batch.next_obs[last, rows]
+        return Sample(self.normaliser(batch.obs), batch.latent, reward, discount, self.normaliser(next_obs))
+
+    def learn(self, sample: Sample) -> dict[str, Tensor]:
+        """One update; scalar metrics on the device."""
+        raise TypeError(f"{type(self).__name__} does not say how it learns")
+
+    def fit_critics(self, sample: Sample, target: Tensor) -> dict[str, Tensor]:
+        """One step of all critics towards `target [R]`: the sum over K of mean squared errors."""
+        values = self.critic(sample.obs, sample.latent)
+        loss = (values - target).pow(2).mean(dim=-1).sum()
+        self.step("critic", loss)
+        return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
+
+    def step(self, name: str, loss: Tensor) -> Tensor:
+        """One step of an optimiser down `loss`; returns the gradient's norm."""
+        optimiser = self.optimisers[name]
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        optimiser.step()
+        return norm.detach()
+
+    @torch.no_grad()
+    def follow(self, target: nn.Module, source: nn.Module) -> None:
+        """target ← target + τ (source − target)."""
+        torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), self.settings.tau)
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        """As `BaseAgent.inherit`; the child explores with what it inherited instead of at random."""
+        super().inherit(state)
+        self.has_parent = True
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def extra_state(self) -> dict[str, Tensor]:
+        state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
+        if self.rewards.running is not None:
+            state["running_return"] = self.rewards.running
+        if self.ring is not None:
+            state |= {f"ring.{name}": tensor for name, tensor in self.ring.state_dict().items()}
+        return state
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
+        running = state.get("running_return")
+        self.rewards.running = None if running is None else running.to(self.device).clone()
+        rows = {name.removeprefix("ring."): tensor for name, tensor in state.items() if name.startswith("ring.")}
+        self.ring = None
+        if rows:
+            accounts = rows["reward"].shape[1]
+            steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
+            self.ring = ReplayRing(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.ring.load_state_dict(rows)
+
+
+@contextlib.contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Gradients flow through `module`, none are computed for its parameters."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
+
+
+def combine(values: Tensor, how: Literal["mean", "min"]) -> Tensor:
+    """`[K, R]` to `[R]`: one value from K critics."""
+    return values.mean(dim=0) if how == "mean" else values.min(dim=0).values

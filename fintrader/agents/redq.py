@@ -1,0 +1,71 @@
+"""Randomised ensembled double Q-learning (https://arxiv.org/abs/2101.05982): SAC with K critics and many updates.
+
+Every update draws M of the K critics at random and takes their minimum as the target's value; the actor climbs the
+mean of all K and moves once per `policy_delay` updates. `target = "mean"` and `"min"` use all K instead (the critic
+ensembles of the ElegantRL papers). The K critics are one network with batched matmuls.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fintrader.agents.layout import Layout
+from fintrader.agents.off_policy import Sample, combine
+from fintrader.agents.sac import SAC, SACBase
+
+
+class REDQSettings(SACBase):
+    """Randomised ensembled double Q-learning."""
+
+    algo: Literal["redq"] = "redq"
+    num_critics: int = Field(default=5, ge=1)
+    """K."""
+    subset_size: int = Field(default=2, ge=1)
+    """M: critics drawn for each target (`target: subset`)."""
+    target: Literal["subset", "min", "mean"] = "subset"
+    """How the target's value is made: minimum over a random subset, or minimum or mean over all critics."""
+    updates_per_step: float = Field(default=2.0, gt=0)
+    """Updates for each step of the vector environment."""
+    policy_delay: int = Field(default=2, ge=1)
+    """Critic updates for each actor update."""
+
+    @model_validator(mode="after")
+    def _subset_fits(self) -> Self:
+        if self.subset_size > self.num_critics:
+            raise ValueError("subset_size must not exceed num_critics")
+        return self
+
+
+class REDQ(SAC):
+    """See the module's text."""
+
+    settings: REDQSettings
+
+    def __init__(
+        self, settings: REDQSettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        self.members = settings.num_critics
+        super().__init__(settings, layout, device=device, seed=seed)
+
+    def target_value(self, values: Tensor) -> Tensor:
+        """`[K, R]` to `[R]`."""
+        match self.settings.target:
+            case "subset":
+                drawn = torch.randperm(self.members, generator=self.generator, device=self.device)
+                return combine(values[drawn[: self.settings.subset_size]], "min")
+            case how:
+                return combine(values, how)
+
+    def policy_value(self, values: Tensor) -> Tensor:
+        """`[K, R]` to `[R]`."""
+        return combine(values, "mean")
+
+    def learn(self, sample: Sample) -> dict[str, Tensor]:
+        metrics = self.learn_critics(sample)
+        if (self.learned + 1) % self.settings.policy_delay == 0:
+            metrics |= self.learn_policy(sample)
+        return metrics
