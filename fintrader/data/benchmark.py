@@ -76,10 +76,10 @@ def equal_weight(close: Array, grid: SessionGrid) -> Array:
     ask from showing as a gain.
     """
     level = np.empty(grid.num_bars)
-    base, reference = 100.0, close[0]
+    base, reference = 100.0, close[0].astype(np.float64)
     for number in range(grid.num_sessions):
         start, stop = grid.first_bar[number], grid.first_bar[number + 1]
-        block = close[start:stop]
+        block = close[start:stop].astype(np.float64)  # a session at a time: the whole may not fit twice
         ratio = block / reference
         # a symbol listed today has no reference; one that ended keeps its last price until the day is over
         ratio = _carry(ratio)

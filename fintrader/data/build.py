@@ -10,6 +10,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +23,35 @@ from pydantic import Field, model_validator
 
 from fintrader.config import Settings
 from fintrader.data import features as ft
+from fintrader.data.adjust import AdjustSettings, adjust, load_actions
 from fintrader.data.bars import Array, Bars
 from fintrader.data.benchmark import EQUAL_WEIGHT, BenchmarkSettings, equal_weight, file_benchmark
-from fintrader.data.clean import SymbolBars, clean, log_repairs, symbol_bars, to_grid
+from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
+from fintrader.data.place import Place
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
-from fintrader.data.sources.files import FilesSettings, fingerprint, read_files
+from fintrader.data.sources.feed import Feed, FilesFeed, MemoryFeed, file_inputs
+from fintrader.data.sources.files import FilesSettings, PathText, list_files, read_files
 from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
-from fintrader.data.tensors import MarketTensors
-from fintrader.data.universe import UniverseSettings, choose
+from fintrader.data.tensors import MarketTensors, Windows
+from fintrader.data.universe import (
+    Coverage,
+    Interval,
+    UniverseSettings,
+    choose,
+    ever_members,
+    load_membership,
+    member_days,
+    needs_coverage,
+    survivorship,
+)
 from fintrader.data.windows import WindowSettings, make_windows
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.runs import file_sha256, write_json
 
-BUILD_VERSION = 1
+log = logging.getLogger("fintrader.data")
+
+BUILD_VERSION = 2
 """Goes into every address; raised when the same settings would give other numbers."""
 
 SourceSettings = Annotated[FilesSettings | SyntheticSettings, Field(discriminator="kind")]
@@ -44,7 +61,7 @@ class DataSettings(Settings):
     """Where bars come from and what a market is made of."""
 
     source: SourceSettings = SyntheticSettings()
-    path: Path | None = None
+    path: PathText | None = None
     """Shortcut: read these files instead of what `source` names (settings of a `files` source stay in force)."""
     start: dt.date | None = None
     """First day; the first one with bars by default."""
@@ -58,6 +75,9 @@ class DataSettings(Settings):
     benchmark: BenchmarkSettings = BenchmarkSettings()
     features: ft.FeatureSettings = ft.FeatureSettings()
     windows: WindowSettings = WindowSettings()
+    adjust: AdjustSettings = AdjustSettings()
+    store: str | None = None
+    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -72,7 +92,8 @@ class DataSettings(Settings):
             keep = source if isinstance(source, FilesSettings) else FilesSettings()
             source = keep.model_copy(update={"path": self.path})
         if isinstance(source, FilesSettings):
-            needed = [name for name in (*self.features.extra, *self.features.extra_raw) if name not in source.extra]
+            wanted = (*self.features.extra, *self.features.extra_raw, self.adjust.factor_column)
+            needed = [name for name in wanted if name is not None and name not in source.extra]
             source = source.model_copy(update={"extra": (*source.extra, *needed)})
         return self.model_copy(update={"source": source, "path": None})
 
@@ -86,33 +107,29 @@ class HasData(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class RawMarket:
-    """What a source delivered: bars as they came, and the index if the source has one."""
-
-    bars: Bars
-    grid: SessionGrid | None
-    index: Array | None
-
-
 def build_market(settings: DataSettings, *, cache: Path, progress: Progress | None = None) -> Path:
     """The market file of these settings, built unless it is there already.
 
     Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made from and what was
-    repaired. Raises DataError or a subclass of it; nothing is half-written then.
+    repaired. Bars pass through a store of chunks (`settings.store`), so that a later build reads only what is new.
+    Raises DataError or a subclass of it; nothing is half-written then.
     """
     settings = settings.effective()
-    inputs = _inputs(settings)
+    feed = open_feed(settings, cache)
+    inputs = _inputs(settings, feed)
     address = _address(settings, inputs)
+    folder = Place(Path(cache) / address)
     path = Path(cache) / address / "market.safetensors"
     if path.is_file():
         return path
-    market, report = make_market(settings, progress=progress)
-    content = market.save(path)
-    write_json(
-        path.with_name("build.json"),
-        {"settings": _plain(settings), "inputs": inputs, "version": BUILD_VERSION, "content_hash": content, **report},
-    )
+    with folder.lock():
+        if path.is_file():  # somebody else built it while this process waited
+            return path
+        _sweep(path.parent)
+        market, report = assemble(settings, feed, progress=progress)
+        content = market.save(path)
+        record = {"settings": _plain(settings), "inputs": inputs, "version": BUILD_VERSION, "content_hash": content}
+        write_json(path.with_name("build.json"), record | report)
     return path
 
 
@@ -137,60 +154,93 @@ def read_settings(path: Path) -> DataSettings:
     return validate(DataSettings, values.get("data", values), str(path))
 
 
-def read_source(settings: DataSettings) -> RawMarket:
-    """The bars that the source has, as they are. Raises DataError."""
+def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source as a feed; nothing is downloaded or cut yet. Without a cache, bars are read into memory."""
     source = settings.source
     if isinstance(source, SyntheticSettings):
         grid = synthetic_grid(source, settings.calendar, settings.bar_minutes)
         bars, index = generate(source, grid)
-        return RawMarket(bars, grid, index)
-    return RawMarket(read_files(source, settings.universe.symbols), None, None)
+        return MemoryFeed(bars, {"kind": "synthetic"}, index, grid.minutes)
+    if cache is None:
+        files = list_files(source)
+        return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
+    return FilesFeed(source, store_place(settings, cache))
+
+
+def store_place(settings: DataSettings, cache: Path) -> Place:
+    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of markets."""
+    if settings.store is not None:
+        return Place(settings.store)
+    cache = Path(cache)
+    return Place(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
+
+
+def read_source(settings: DataSettings) -> Bars:
+    """All bars that the source has, as they are, in memory. Raises DataError."""
+    source = settings.source
+    if isinstance(source, SyntheticSettings):
+        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes))[0]
+    return read_files(source, settings.universe.symbols)
 
 
 def make_market(settings: DataSettings, *, progress: Progress | None = None) -> tuple[MarketTensors, dict[str, Any]]:
-    """Build in memory; also what was repaired and left out. Deterministic: equal inputs give equal tensors."""
+    """Build in memory, without store or cache; also what was repaired and left out."""
     settings = settings.effective()
-    with (progress or SILENT).task("bars", unit="symbols") as task:
-        raw = read_source(settings)
-        bars, repairs = clean(raw.bars)
-        grid = _grid(settings, raw, bars)
-        merged, repairs["outside_session"] = to_grid(_in_range(bars, settings, grid), grid)
-        log_repairs(bars.origin, repairs)
-        windows = make_windows(settings.windows, grid)
-        codes, left_out = choose(settings.universe, merged, windows.train)
-        task.update(len(codes))
+    return assemble(settings, open_feed(settings, None), progress=progress)
+
+
+def assemble(
+    settings: DataSettings, feed: Feed, *, progress: Progress | None = None
+) -> tuple[MarketTensors, dict[str, Any]]:
+    """Bars to a market, symbol by symbol. Deterministic: equal inputs give equal tensors, to the bit."""
+    if isinstance(feed, FilesFeed):
+        feed.prepare(progress)
+    grid = _grid(settings, feed)
+    reader = _Reader(settings, feed, grid)
+    reader.merged(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
+    windows = make_windows(settings.windows, grid)
+    membership = load_membership(settings.universe)
+    symbols, left_out = _choose(settings, feed, reader, membership, windows, progress)
     names = (*settings.features.names, *settings.features.extra, *_raw_features(settings))
-    cells = _Cells.empty(grid.num_bars, len(codes), len(names))
-    with (progress or SILENT).task("features", total=len(codes), unit="symbols") as task:
-        ended = []
-        for column, code in enumerate(codes):
-            one = symbol_bars(merged, grid, code)
+    cells = _Cells.empty(grid.num_bars, len(symbols), len(names))
+    ended = []
+    reader.repairs.clear()
+    with (progress or SILENT).task("features", total=len(symbols), unit="symbols") as task:
+        for column, symbol in enumerate(symbols):
+            one = symbol_bars(reader.merged(symbol), grid)
             cells.fill(column, one, ft.symbol_features(one, names))
-            ended += [one.symbol] if one.ended else []
-            task.advance(note=one.symbol)
-    benchmark, benchmark_name = _benchmark(settings, raw, cells.close, grid)
-    context = _context(settings, cells.close, benchmark, grid)
+            ended += [symbol] if one.ended else []
+            task.advance(note=symbol)
+    log_repairs(str(feed.inputs["kind"]), reader.repairs)
+    repairs = {kind: reader.repairs[kind] for kind in REPAIRS}
+    first = grid.first_bar
+    day_close = cells.close[first[1:] - 1].astype(np.float64)
+    days = member_days(symbols, membership, grid.dates, settings.universe.aliases)
+    survivors = survivorship(ended, day_close, days, grid.num_sessions)
+    report = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
+    if survivors["survivors_only"]:
+        log.warning("no symbol ends and no membership changes in %d sessions: a list of survivors?", grid.num_sessions)
+    benchmark, benchmark_name = _benchmark(settings, feed, cells.close, grid)
+    context = _context(settings, day_close, benchmark, grid)
     scales = _standardise(cells.features, context, names, settings, windows.train)
-    symbols = tuple(merged.symbols[code] for code in codes)
-    report = {"repairs": repairs, "left_out": left_out, "ended": ended}
     market = MarketTensors(
         open=torch.from_numpy(cells.open),
         close=torch.from_numpy(cells.close),
         features=torch.from_numpy(cells.features),
         context=torch.from_numpy(context.astype(np.float32)),
         tradable=torch.from_numpy(cells.tradable),
-        member=torch.ones(cells.tradable.shape, dtype=torch.bool),
+        member=torch.from_numpy(days[grid.session]),
         session=torch.from_numpy(grid.session),
         minutes=torch.from_numpy(grid.minutes),
         benchmark=torch.from_numpy(benchmark),
-        symbols=symbols,
+        symbols=tuple(symbols),
         feature_names=names,
         context_names=settings.features.context,
         benchmark_name=benchmark_name,
         bar_minutes=settings.bar_minutes,
         windows=windows,
         meta={
-            "source": _inputs(settings),
+            "source": _inputs(settings, feed),
             "calendar": settings.calendar,
             "normalisation": scales,
             "planted": _planted(settings, len(symbols)),
@@ -198,6 +248,62 @@ def make_market(settings: DataSettings, *, progress: Progress | None = None) -> 
         },
     )
     return market, report
+
+
+class _Reader:
+    """One symbol's bars on the grid: cleaned, adjusted, put together; counts what was repaired."""
+
+    def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
+        self.settings, self.feed, self.grid = settings, feed, grid
+        self.repairs: Counter[str] = Counter()
+        self.actions = load_actions(settings.adjust)
+
+    def merged(self, symbol: str) -> Bars:
+        """Sorted rows whose `ts` is the number of the grid's bar."""
+        bars, counts = clean(self.feed.bars(symbol))
+        bars = adjust(bars, self.actions, self.settings.calendar, self.settings.adjust.factor_column)
+        if self.settings.start is not None or self.settings.end is not None:
+            bars = _in_range(bars, self.grid)
+        merged, counts["outside_session"] = to_grid(bars, self.grid)
+        self.repairs.update(counts)
+        return merged
+
+
+def _choose(
+    settings: DataSettings,
+    feed: Feed,
+    reader: _Reader,
+    membership: dict[str, list[Interval]] | None,
+    windows: Windows,
+    progress: Progress | None,
+) -> tuple[list[str], dict[str, str]]:
+    """The market's symbols, and why others are not among them."""
+    universe, span = settings.universe, (settings.start, settings.end)
+    available = feed.symbols
+    missing = [name for name in universe.symbols if name not in available]
+    if missing:
+        raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
+    candidates = sorted(universe.symbols or available)
+    candidates, strangers = ever_members(candidates, membership, reader.grid, universe.aliases)
+    left_out = dict.fromkeys(strangers, "never a member in the range")
+    if not candidates:
+        raise DataError("no symbol of the source was ever a member; check data.universe.index and aliases")
+    if not needs_coverage(universe) and span == (None, None):
+        return candidates, left_out
+    coverage = Coverage(windows.train)
+    with (progress or SILENT).task("universe", total=len(candidates), unit="symbols") as task:
+        for symbol in candidates:
+            merged = reader.merged(symbol)
+            task.advance(note=symbol)
+            if len(merged):
+                coverage.see(symbol, merged.ts, merged.close, merged.volume)
+            else:
+                left_out[symbol] = "no bars in the range"
+    if not coverage.share:
+        first, last = reader.grid.dates[[0, -1]]
+        raise DataError(f"no bar from {first} to {last}; choose other dates")
+    kept, dropped = choose(universe, coverage)
+    return kept, left_out | dropped
 
 
 # --- parts -----------------------------------------------------------------------------------------------
@@ -229,35 +335,33 @@ class _Cells:
         self.features[rows, column] = features
 
 
-def _grid(settings: DataSettings, raw: RawMarket, bars: Bars) -> SessionGrid:
-    if raw.grid is not None and settings.start is None and settings.end is None:
-        return raw.grid
-    first = settings.start or session_date(settings.calendar, int(bars.ts.min()))
-    last = settings.end or session_date(settings.calendar, int(bars.ts.max()))
-    return session_grid(settings.calendar, first, last, settings.bar_minutes)
+def _grid(settings: DataSettings, feed: Feed) -> SessionGrid:
+    first, last = feed.span()
+    return session_grid(
+        settings.calendar,
+        settings.start or session_date(settings.calendar, first),
+        settings.end or session_date(settings.calendar, last),
+        settings.bar_minutes,
+    )
 
 
-def _in_range(bars: Bars, settings: DataSettings, grid: SessionGrid) -> Bars:
+def _in_range(bars: Bars, grid: SessionGrid) -> Bars:
     """Rows of the days asked for; the rest was not asked for, so it counts as nothing wrong."""
-    if settings.start is None and settings.end is None:
-        return bars
-    day = 86_400_000_000_000
-    inside = (bars.ts >= grid.exchange_minutes[0] - day // 4) & (bars.ts <= grid.exchange_minutes[-1] + day // 4)
-    if not inside.any():
-        raise DataError(f"{bars.origin}: no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
-    return bars.take(inside)
+    quarter = 6 * 3_600_000_000_000
+    inside = (bars.ts >= grid.exchange_minutes[0] - quarter) & (bars.ts <= grid.exchange_minutes[-1] + quarter)
+    return bars if inside.all() else bars.take(inside)
 
 
-def _benchmark(settings: DataSettings, raw: RawMarket, close: Array, grid: SessionGrid) -> tuple[Array, str]:
+def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGrid) -> tuple[Array, str]:
     if settings.benchmark.path is not None:
         return file_benchmark(settings.benchmark, grid)
-    if raw.index is not None and raw.grid is not None:
-        at = np.searchsorted(raw.grid.minutes, grid.minutes)
-        return raw.index[at], settings.benchmark.name or "synthetic index"
-    return equal_weight(close.astype(np.float64), grid), settings.benchmark.name or EQUAL_WEIGHT
+    index = feed.index(grid)
+    if index is not None:
+        return index, settings.benchmark.name or "synthetic index"
+    return equal_weight(close, grid), settings.benchmark.name or EQUAL_WEIGHT
 
 
-def _context(settings: DataSettings, close: Array, benchmark: Array, grid: SessionGrid) -> Array:
+def _context(settings: DataSettings, day_close: Array, benchmark: Array, grid: SessionGrid) -> Array:
     first = grid.first_bar
     return ft.context_features(
         settings.features.context,
@@ -265,7 +369,7 @@ def _context(settings: DataSettings, close: Array, benchmark: Array, grid: Sessi
         bars_in_session=np.diff(first)[grid.session],
         benchmark=benchmark,
         session=grid.session,
-        day_close=close[first[1:] - 1].astype(np.float64),
+        day_close=day_close,
         turbulence_days=settings.features.turbulence_days,
     )
 
@@ -274,24 +378,16 @@ def _standardise(
     features: Array, context: Array, names: Sequence[str], settings: DataSettings, train: tuple[int, int]
 ) -> dict[str, Any]:
     """In place: (x − mean) / std with the training window's statistics over all symbols, cut off, 0 where undefined."""
-    raw = _raw_features(settings)
-    clip = settings.features.clip
-
-    def scale(values: Array, scaled: bool) -> tuple[float, float]:
-        mean, spread = ft.scale_of(values[train[0] : train[1]]) if scaled else (0.0, 1.0)
-        if scaled:
-            values -= mean
-            values /= spread
-            np.clip(values, -clip, clip, out=values)
-        np.nan_to_num(values, copy=False, nan=0.0, posinf=clip, neginf=-clip)
-        return mean, spread
-
-    on = settings.features.standardise
-    scales = [scale(features[:, :, f], on and name not in raw) for f, name in enumerate(names)]
-    context_scales = [scale(context[:, m], on) for m in range(context.shape[1])]
+    raw, clip, on = _raw_features(settings), settings.features.clip, settings.features.standardise
+    scaled = np.array([on and name not in raw for name in names], dtype=bool)
+    mean, spread = ft.scale(features, train, scaled)
+    ft.apply_scale(features, mean, spread, clip, scaled)
+    common = np.full(context.shape[1], on)
+    context_mean, context_spread = ft.scale(context[:, None, :], train, common)
+    ft.apply_scale(context[:, None, :], context_mean, context_spread, clip, common)
     return {
-        "features": ft.describe(names, scales),
-        "context": ft.describe(settings.features.context, context_scales),
+        "features": ft.describe(names, mean, spread),
+        "context": ft.describe(settings.features.context, context_mean, context_spread),
         "clip": clip,
     }
 
@@ -324,28 +420,39 @@ def _planted(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
 # --- address ---------------------------------------------------------------------------------------------
 
 
-def _inputs(settings: DataSettings) -> dict[str, Any]:
+def _inputs(settings: DataSettings, feed: Feed) -> dict[str, Any]:
     """What the market is made from, without any path: kind, and the content of every file."""
-    source = settings.source
-    inputs: dict[str, Any] = {"kind": source.kind}
-    if isinstance(source, FilesSettings):
-        inputs |= fingerprint(source)
-    if settings.benchmark.path is not None:
-        if not settings.benchmark.path.is_file():
-            raise DataError(f"{settings.benchmark.path}: no such file; give the benchmark under data.benchmark.path")
-        inputs["benchmark"] = file_sha256(settings.benchmark.path)
+    inputs = dict(feed.inputs)
+    sides = {
+        "benchmark": settings.benchmark.path,
+        "actions": settings.adjust.path,
+        "membership": settings.universe.membership,
+    }
+    for name, path in sides.items():
+        if path is not None:
+            if not path.is_file():
+                raise DataError(f"{path}: no such file; see data.{name}")
+            inputs[name] = file_sha256(path)
     return inputs
 
 
 def _plain(settings: DataSettings) -> dict[str, Any]:
     """Settings as JSON with file names in place of paths: where a file lies changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
-    for part in (values["source"], values["benchmark"]):
-        if part.get("path"):
-            part["path"] = Path(part["path"]).name
+    del values["store"]
+    for part, name in ((values["source"], "path"), (values["benchmark"], "path"), (values["adjust"], "path")):
+        if part.get(name):
+            part[name] = None  # its content counts, see `_inputs`
+    values["universe"]["membership"] = None
     return values
 
 
 def _address(settings: DataSettings, inputs: dict[str, Any]) -> str:
     text = json.dumps([BUILD_VERSION, _plain(settings), inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed build left half-written; the folder's lock is held."""
+    for file in folder.glob(".market.safetensors.*.tmp"):
+        file.unlink(missing_ok=True)

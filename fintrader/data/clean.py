@@ -22,7 +22,7 @@ from fintrader.errors import BarError
 
 log = logging.getLogger("fintrader.data")
 
-_REPAIRS = {
+REPAIRS = {
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
     "outside_session": "rows while the exchange is closed were left out",
@@ -73,13 +73,8 @@ class SymbolBars:
 
 def clean(bars: Bars, *, now: float | None = None) -> tuple[Bars, dict[str, int]]:
     """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see the module)."""
-    counts = dict.fromkeys(_REPAIRS, 0)
-    _refuse_bad_numbers(bars)
-    latest = (time.time() if now is None else now) * 1e9
-    if len(bars) and bars.ts.max() > latest:
-        raise BarError(
-            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
-        )
+    counts = dict.fromkeys(REPAIRS, 0)
+    refuse_bad_rows(bars, now=now)
     if not bars.is_sorted():
         counts["shuffled_rows"] = int(
             np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
@@ -114,13 +109,15 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, int]:
     at = grid.locate(bars.ts)
     inside = at >= 0
     outside = int(len(bars) - np.count_nonzero(inside))
-    if outside * 2 > len(bars):
+    if len(bars) and outside * 2 > len(bars):
         raise BarError(
             f"{bars.origin}: {outside} of {len(bars)} rows lie outside the sessions of {grid.calendar}; "
             "check data.source.timezone, data.source.label and data.calendar"
         )
     if outside:
         bars, at = bars.take(inside), at[inside]
+    if len(bars) == 0:
+        return replace(bars, row=None), outside
     start = np.flatnonzero((np.diff(at, prepend=-1) != 0) | (np.diff(bars.symbol, prepend=-1) != 0))
     last = np.append(start[1:], len(bars)) - 1
     merged = replace(
@@ -138,13 +135,12 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, int]:
     return merged, outside
 
 
-def symbol_bars(merged: Bars, grid: SessionGrid, code: int) -> SymbolBars:
-    """One symbol of what `to_grid` returned, with its silent bars carried forward.
+def symbol_bars(merged: Bars, grid: SessionGrid) -> SymbolBars:
+    """What `to_grid` returned for one symbol (at least one bar of it), with its silent bars carried forward.
 
     It has ended when at least one whole session at the grid's end holds no bar of it.
     """
-    begin, end = np.searchsorted(merged.symbol, [code, code + 1])
-    at = merged.ts[begin:end]
+    at = merged.ts
     first, last = int(at[0]), int(at[-1])
     ended = bool(grid.session[last] < grid.num_sessions - 1)
     stop = last + 1 if ended else grid.num_bars
@@ -152,17 +148,17 @@ def symbol_bars(merged: Bars, grid: SessionGrid, code: int) -> SymbolBars:
     tradable = np.zeros(length, dtype=bool)
     tradable[at - first] = True
     known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
-    columns = {name: getattr(merged, name)[begin:end][known] for name in COLUMNS}
+    columns = {name: getattr(merged, name)[known] for name in COLUMNS}
     for name in ("open", "high", "low"):
         columns[name] = np.where(tradable, columns[name], columns["close"])
     columns["volume"] = np.where(tradable, columns["volume"], 0.0)
     return SymbolBars(
-        symbol=merged.symbols[code],
+        symbol=merged.symbols[merged.symbol[0]],
         first=first,
         ended=ended,
         tradable=tradable,
         session=grid.session[first:stop],
-        extras={name: values[begin:end][known] for name, values in merged.extras.items()},
+        extras={name: values[known] for name, values in merged.extras.items()},
         **columns,
     )
 
@@ -171,10 +167,16 @@ def log_repairs(origin: str, counts: Mapping[str, int]) -> None:
     """One log line for each kind of repair that happened."""
     for name, count in counts.items():
         if count:
-            log.warning("%s: %d %s", origin, count, _REPAIRS[name])
+            log.warning("%s: %d %s", origin, count, REPAIRS[name])
 
 
-def _refuse_bad_numbers(bars: Bars) -> None:
+def refuse_bad_rows(bars: Bars, *, now: float | None = None) -> None:
+    """Raise BarError for the first price, volume, extra value or time that cannot be one."""
+    latest = (time.time() if now is None else now) * 1e9
+    if len(bars) and bars.ts.max() > latest:
+        raise BarError(
+            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
+        )
     for name in PRICES:
         bad = ~(getattr(bars, name) > 0) | np.isinf(getattr(bars, name))
         if bad.any():

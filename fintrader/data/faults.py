@@ -125,8 +125,8 @@ def _valid(bars: Bars, now: float | None) -> Array:
     return np.asarray(good)
 
 
-def _latest(now: float | None) -> float:
-    return (time.time() if now is None else now) * 1e9
+def _latest(now: float | None) -> np.int64:
+    return np.int64((time.time() if now is None else now) * 1e9)
 
 
 def _row_faults(bars: Bars, days: _Days, now: float | None) -> Iterator[Fault]:
@@ -137,8 +137,7 @@ def _row_faults(bars: Bars, days: _Days, now: float | None) -> Iterator[Fault]:
     yield from _grouped("negative_price", bars, (prices < 0).any(axis=0), days)
     yield from _grouped("not_finite_volume", bars, ~np.isfinite(bars.volume), days)
     yield from _grouped("negative_volume", bars, bars.volume < 0, days)
-    future = bars.ts > _latest(now)
-    yield from _grouped("future", bars, future, days)
+    yield from _grouped("future", bars, np.asarray(bars.ts > _latest(now)), days)
     yield from _grouped("off_minute", bars, bars.ts % MINUTE_NS != 0, days)
     good = _valid(bars, now)
     crossed = good & (bars.high < bars.low)
@@ -271,9 +270,9 @@ def _jumps(open_: Array, close: Array, session: Array) -> tuple[Array, Array]:
 
 def _coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
     num = len(bars.symbols)
-    traded = np.zeros((num, grid.num_bars), dtype=bool)
+    traded: Array = np.zeros((num, grid.num_bars), dtype=bool)
     traded[bars.symbol, at] = True
-    anybody = traded.any(axis=0)
+    anybody: Array = np.asarray(traded.any(axis=0))
     day_of = [str(day) for day in grid.dates]
     for number in np.unique(grid.session[~anybody]):
         silent = np.flatnonzero(~anybody & (grid.session == number))
@@ -309,7 +308,7 @@ def _coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault
 
 def _gaps(traded: Array, anybody: Array, usual: float, name: str, day: str, minutes: Array) -> Iterator[Fault]:
     """Runs of silent minutes, of which a symbol that usually trades in a share `usual` has less than 1 in 10^15."""
-    silent = (~traded & anybody)[anybody]
+    silent: Array = (~traded & anybody)[anybody]
     if not silent.any():
         return
     stamps = minutes[anybody]

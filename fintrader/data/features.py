@@ -271,15 +271,40 @@ def turbulence(day_close: Array, days: int, *, shrinkage: float = 0.5) -> Array:
     return result
 
 
-def scale_of(values: Array) -> tuple[float, float]:
-    """Mean and standard deviation of the finite values (0 and 1 when there is none, or no spread)."""
-    finite = values[np.isfinite(values)].astype(np.float64)
-    if len(finite) == 0:
-        return 0.0, 1.0
-    mean, spread = float(finite.mean()), float(finite.std())
-    return mean, spread if spread > 1e-12 * max(1.0, abs(mean)) else 1.0
+_BLOCK = 4096
 
 
-def describe(names: Sequence[str], scales: Sequence[tuple[float, float]]) -> Mapping[str, Mapping[str, float]]:
+def scale(values: Array, train: tuple[int, int], scaled: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation `[F]` of each column of `[T, N, F]` over the training window, of finite values only.
+
+    0 and 1 for columns that are not `scaled` (`[F]` bool), hold nothing finite, or do not vary.
+    """
+    width = values.shape[2]
+    blocks = [slice(start, min(start + _BLOCK, train[1])) for start in range(train[0], train[1], _BLOCK)]
+    count, total, square = np.zeros(width), np.zeros(width), np.zeros(width)
+    for rows in blocks:
+        block = values[rows].astype(np.float64)
+        finite = np.isfinite(block)
+        count += finite.sum(axis=(0, 1))
+        total += np.where(finite, block, 0.0).sum(axis=(0, 1))
+    mean = total / np.maximum(count, 1)
+    for rows in blocks:
+        block = values[rows].astype(np.float64) - mean
+        square += (np.where(np.isfinite(block), block, 0.0) ** 2).sum(axis=(0, 1))
+    spread = np.sqrt(square / np.maximum(count, 1))
+    varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
+    return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
+
+
+def apply_scale(values: Array, mean: Array, spread: Array, clip: float, scaled: Array) -> None:
+    """In place, a block of bars at a time: (x − mean) / std, `scaled` columns cut off at ±clip, 0 where undefined."""
+    low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK]
+        block[...] = np.clip((block - mean) / spread, low, high)
+        np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
+
+
+def describe(names: Sequence[str], mean: Array, spread: Array) -> Mapping[str, Mapping[str, float]]:
     """Normalisation statistics as plain JSON: name -> mean, std."""
-    return {name: {"mean": mean, "std": std} for name, (mean, std) in zip(names, scales, strict=True)}
+    return {name: {"mean": float(m), "std": float(s)} for name, m, s in zip(names, mean, spread, strict=True)}

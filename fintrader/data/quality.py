@@ -27,7 +27,7 @@ def quality_report(settings: DataSettings, *, progress: Progress | None = None) 
     """
     settings = settings.effective()
     with (progress or SILENT).task("quality", total=2) as task:
-        bars = read_source(settings).bars
+        bars = read_source(settings)
         task.advance(note=f"{len(bars)} rows read")
         report = examine(bars, settings)
         task.advance()

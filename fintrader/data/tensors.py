@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fintrader.errors import MarketError
-from fintrader.runs import write_bytes
+from fintrader.runs import atomic_file
 
 FORMAT = "fintrader-market-1"
 _ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")
@@ -31,6 +30,12 @@ _KINDS = {
     "minutes": torch.int64,
     "benchmark": torch.float64,
 }
+_SAFETENSORS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    array: Any = tensor.cpu().contiguous().view(torch.uint8).numpy()
+    return memoryview(array).cast("B")
 
 
 class Windows(NamedTuple):
@@ -86,8 +91,13 @@ class MarketTensors:
     meta: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: where it came from (source, hashes), normalisation statistics, known optimum if planted."""
 
-    def __post_init__(self) -> None:
-        self._validate()
+    trusted: InitVar[bool] = False
+    """Skip the look at every value (shapes and kinds are always checked): for arrays that were checked before."""
+
+    def __post_init__(self, trusted: bool) -> None:
+        self._validate_shapes()
+        if not trusted:
+            self._validate_values()
 
     # --- shape -----------------------------------------------------------------------------------------
 
@@ -137,7 +147,7 @@ class MarketTensors:
         if not 0 <= start < stop <= self.num_bars:
             raise MarketError(f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars")
         rows: dict[str, Any] = {name: tensor[start:stop] for name, tensor in self.arrays()}
-        return replace(self, **rows, windows=None)
+        return replace(self, **rows, windows=None, trusted=True)
 
     def split(self) -> Split:
         """Train, validation and test. Raises MarketError when the market was built without windows."""
@@ -180,13 +190,31 @@ class MarketTensors:
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds too."""
         content = self.content_hash()
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.arrays()}
-        write_bytes(Path(path), save(tensors, metadata={"header": self._header(), "content_hash": content}))
+        # safetensors by hand (https://github.com/huggingface/safetensors#format): the library would hold all in memory
+        order = sorted(self.arrays(), key=lambda item: (-item[1].element_size(), item[0]))
+        header: dict[str, Any] = {"__metadata__": {"header": self._header(), "content_hash": content}}
+        offset = 0
+        for name, tensor in order:
+            size = tensor.numel() * tensor.element_size()
+            kind = _SAFETENSORS[tensor.dtype]
+            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, sort_keys=True).encode()
+        text += b" " * (-len(text) % 8)
+        try:
+            with atomic_file(Path(path)) as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                for _, tensor in order:
+                    file.write(_bytes(tensor))
+        except OSError as error:
+            raise MarketError(
+                f"{path} cannot be written ({error.strerror or error}); free some space, or choose another cache"
+            ) from None
         return content
 
     @classmethod
     def load(cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False) -> MarketTensors:
-        """Read what `save` wrote (memory-mapped). `verify` recomputes the content hash.
+        """Read what `save` wrote (memory-mapped, so in no time). `verify` recomputes the content hash over all arrays.
 
         Raises MarketError when the file is missing, truncated, of another format, or fails verification.
         """
@@ -204,7 +232,7 @@ class MarketTensors:
         windows = header.pop("windows")
         for name in ("symbols", "feature_names", "context_names"):
             header[name] = tuple(header[name])
-        market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None)
+        market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None, trusted=True)
         if verify and market.content_hash() != metadata.get("content_hash"):
             raise MarketError(f"{path} does not match its content hash; delete it and build it again")
         return market
@@ -223,7 +251,7 @@ class MarketTensors:
 
     # --- validation ------------------------------------------------------------------------------------
 
-    def _validate(self) -> None:
+    def _validate_shapes(self) -> None:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
         if bars == 0 or assets == 0:
             raise MarketError(f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}")
@@ -247,6 +275,12 @@ class MarketTensors:
                 raise MarketError(f"{name} lies on {tensor.device}, close on {self.close.device}")
         if len(self.symbols) != assets or len(set(self.symbols)) != assets:
             raise MarketError(f"{len(set(self.symbols))} distinct symbols for {assets} assets")
+        if self.windows is not None:
+            edges = [edge for window in self.windows for edge in window]
+            if edges != sorted(edges) or edges[0] < 0 or edges[-1] > bars or any(a >= b for a, b in self.windows):
+                raise MarketError(f"windows {self.windows} must be non-empty, in order and inside {bars} bars")
+
+    def _validate_values(self) -> None:
         checks = {
             "minutes must increase strictly": (self.minutes.diff() > 0).all(),
             "session must not decrease": (self.session.diff() >= 0).all(),
@@ -263,7 +297,3 @@ class MarketTensors:
         for message, holds in checks.items():
             if not bool(holds):
                 raise MarketError(message)
-        if self.windows is not None:
-            edges = [edge for window in self.windows for edge in window]
-            if edges != sorted(edges) or edges[0] < 0 or edges[-1] > bars or any(a >= b for a, b in self.windows):
-                raise MarketError(f"windows {self.windows} must be non-empty, in order and inside {bars} bars")

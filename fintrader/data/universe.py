@@ -1,13 +1,27 @@
-"""Which symbols a market holds, chosen from what was known when training ended."""
+"""Which symbols a market holds, and when each belongs to the index: from what was known at the time.
+
+Names that were delisted or dropped later stay in, with `member` False from then on; to keep only today's members would
+be to know in 2016 who would survive. Tickers that changed are resolved to the ones of the day.
+"""
 
 from __future__ import annotations
+
+import csv
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fintrader.config import Settings
-from fintrader.data.bars import Array, Bars
+from fintrader.data.bars import Array
+from fintrader.data.sessions import SessionGrid
 from fintrader.errors import DataError
+
+Interval = tuple[dt.date, dt.date | None]
+"""First day of membership, and the first day after it (None while it lasts)."""
 
 
 class UniverseSettings(Settings):
@@ -19,39 +33,158 @@ class UniverseSettings(Settings):
     """Keep symbols that traded in at least this share of the training window's bars."""
     max_symbols: int | None = Field(None, ge=1)
     """Keep so many symbols at most: those with the highest turnover in the training window."""
+    index: Literal["nasdaq100", "sp500", "dow30"] | None = None
+    """Members of this index by date (package index-constitution); all symbols are members when nothing is set."""
+    membership: Path | None = None
+    """Own list instead: CSV with columns ticker, member_from, member_to (last day, included; empty while it lasts)."""
+    aliases: Mapping[str, str] = Field(default_factory=dict)
+    """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}."""
 
 
-def choose(settings: UniverseSettings, merged: Bars, train: tuple[int, int]) -> tuple[list[int], dict[str, str]]:
-    """Codes of the chosen symbols (sorted by name), and why each other one was left out.
+class Coverage:
+    """How much of the training window each symbol traded in, and for how many dollars."""
 
-    merged: sorted bars whose `ts` is the number of the grid's bar; train: the training window.
-    Raises DataError when an explicit symbol has no bars, or nothing is left.
+    def __init__(self, train: tuple[int, int]) -> None:
+        self.train = train
+        self.share: dict[str, float] = {}
+        self.turnover_usd: dict[str, float] = {}
+
+    def see(self, symbol: str, at: Array, close: Array, volume: Array) -> None:
+        """Take in one symbol: `at` is the bar of the grid of each row, `[R]`."""
+        inside = (at >= self.train[0]) & (at < self.train[1])
+        self.share[symbol] = float(np.count_nonzero(inside)) / (self.train[1] - self.train[0])
+        self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
+
+
+def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], dict[str, str]]:
+    """The chosen symbols of those seen, sorted, and why each other one was left out.
+
+    Raises DataError when an explicit symbol was not seen, or nothing is left.
     """
-    present = set(np.unique(merged.symbol).tolist())
-    names = {name: code for code, name in enumerate(merged.symbols) if code in present}
-    missing = [name for name in settings.symbols if name not in names]
+    missing = [name for name in settings.symbols if name not in coverage.share]
     if missing:
         raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
-    chosen = sorted(settings.symbols or names)
-    left_out: dict[str, str] = {}
-    inside = (merged.ts >= train[0]) & (merged.ts < train[1])
-    bars = np.bincount(merged.symbol[inside], minlength=len(merged.symbols))
-    if settings.min_coverage > 0:
-        share = bars / (train[1] - train[0])
-        for name in chosen:
-            if share[names[name]] < settings.min_coverage:
-                left_out[name] = f"traded in {share[names[name]]:.1%} of the training bars"
-    if settings.max_symbols is not None:
-        turnover = _turnover(merged, inside)
-        kept = [name for name in chosen if name not in left_out]
-        for name in sorted(kept, key=lambda name: (-turnover[names[name]], name))[settings.max_symbols :]:
-            left_out[name] = "turnover in the training window too small"
+    chosen = sorted(settings.symbols or coverage.share)
+    left_out = {
+        name: f"traded in {coverage.share[name]:.1%} of the training bars"
+        for name in chosen
+        if coverage.share[name] < settings.min_coverage
+    }
     kept = [name for name in chosen if name not in left_out]
+    if settings.max_symbols is not None:
+        ranked = sorted(kept, key=lambda name: (-coverage.turnover_usd[name], name))
+        left_out |= dict.fromkeys(ranked[settings.max_symbols :], "turnover in the training window too small")
+        kept = [name for name in kept if name not in left_out]
     if not kept:
         raise DataError(f"no symbol is left of {len(chosen)}; lower data.universe.min_coverage")
-    return [names[name] for name in kept], left_out
+    return kept, left_out
 
 
-def _turnover(merged: Bars, inside: Array) -> Array:
-    value = merged.close[inside] * merged.volume[inside]
-    return np.bincount(merged.symbol[inside], weights=value, minlength=len(merged.symbols))
+def needs_coverage(settings: UniverseSettings) -> bool:
+    """Whether the choice depends on the bars."""
+    return settings.min_coverage > 0 or settings.max_symbols is not None
+
+
+# --- membership ------------------------------------------------------------------------------------------
+
+
+def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
+    """Ticker -> intervals of membership, None when everybody is a member. Raises DataError."""
+    if settings.membership is not None:
+        return read_membership(settings.membership)
+    return index_membership(settings.index) if settings.index is not None else None
+
+
+def read_membership(path: Path) -> dict[str, list[Interval]]:
+    """A list of one's own: CSV with ticker, member_from, member_to (included)."""
+    found: dict[str, list[Interval]] = {}
+    try:
+        with path.open(newline="") as file:
+            for line, row in enumerate(csv.DictReader(file), start=2):
+                try:
+                    last = dt.date.fromisoformat(row["member_to"]) + dt.timedelta(days=1) if row["member_to"] else None
+                    found.setdefault(row["ticker"], []).append((dt.date.fromisoformat(row["member_from"]), last))
+                except (KeyError, ValueError, TypeError):
+                    raise DataError(
+                        f"{path.name}, line {line}: expected ticker, member_from, member_to as dates like 2016-01-04"
+                    ) from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); see data.universe.membership") from None
+    return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
+
+
+def index_membership(index: str) -> dict[str, list[Interval]]:
+    """Members of an index by date, as index-constitution has them, under each ticker that was ever theirs."""
+    try:
+        import index_constitution
+    except ImportError:
+        raise DataError(
+            "data.universe.index needs the package index-constitution: pip install 'fintrader[index]'"
+        ) from None
+    history = index_constitution.history(index)
+    found: dict[str, list[Interval]] = {}
+    for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
+        until = None if last != last else last.date()
+        found.setdefault(str(symbol), []).append((first.date(), until))
+    return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
+
+
+def member_days(
+    symbols: Sequence[str],
+    membership: Mapping[str, Iterable[Interval]] | None,
+    dates: Array,
+    aliases: Mapping[str, str],
+) -> Array:
+    """`[S, N]` bool: whether each symbol belongs to the universe on each session's day."""
+    table = np.ones((len(dates), len(symbols)), dtype=bool)
+    if membership is None:
+        return table
+    for column, symbol in enumerate(symbols):
+        inside = np.zeros(len(dates), dtype=bool)
+        for first, stop in membership.get(aliases.get(symbol, symbol), ()):
+            inside |= (dates >= np.datetime64(first)) & (dates < np.datetime64(stop or dt.date.max))
+        table[:, column] = inside
+    return table
+
+
+def ever_members(
+    symbols: Sequence[str],
+    membership: Mapping[str, Iterable[Interval]] | None,
+    grid: SessionGrid,
+    aliases: Mapping[str, str],
+) -> tuple[list[str], list[str]]:
+    """Symbols that belong on some day of the grid, and those that never do."""
+    ever = [bool(column.any()) for column in member_days(symbols, membership, grid.dates, aliases).T]
+    return [name for name, yes in zip(symbols, ever, strict=True) if yes], [
+        name for name, yes in zip(symbols, ever, strict=True) if not yes
+    ]
+
+
+def survivorship(ended: Sequence[str], close: Array, member: Array, sessions: int) -> dict[str, Any]:
+    """Whether a universe looks like one of survivors only, and by how much that flatters it.
+
+    close: `[S, N]` last close of each session; member: `[S, N]` bool. Of an index of 100 about ten names leave a year,
+    so a universe of which nobody ended and whose membership never changes is suspect once it spans a quarter.
+    `bias_per_year` is the mean yearly log return of the symbols that are still there at the end less that of all, each
+    followed as long as it was listed; 0 where nobody ended, which says nothing about those who were never in.
+    """
+    changes = int(np.count_nonzero(np.diff(member.astype(np.int8), axis=0)))
+    listed = np.isfinite(close)
+    returns = np.diff(np.log(close), axis=0)
+    counted = np.isfinite(returns)
+    totals = np.where(counted, returns, 0.0)
+
+    def mean_return(columns: Array) -> float:
+        number = int(counted[:, columns].sum())
+        return 252.0 * float(totals[:, columns].sum()) / number if number else 0.0
+
+    everybody, alive = np.ones(close.shape[1], dtype=bool), listed[-1]
+    suspect = sessions >= 63 and close.shape[1] >= 10 and not ended and changes == 0
+    return {
+        "survivors_only": suspect,
+        "ended": len(ended),
+        "membership_changes": changes,
+        "survivors_return_per_year": mean_return(alive),
+        "all_return_per_year": mean_return(everybody),
+        "bias_per_year": mean_return(alive) - mean_return(everybody),
+    }

@@ -197,7 +197,7 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     table = minute_table(symbols=2, sessions=5)
     table.loc[0, "close"] = table.loc[0, "high"]
     assert build_market(settings(write_csv(tmp_path, table)), cache=cache) != first
-    assert sorted(file.name for file in first.parent.iterdir()) == ["build.json", "market.safetensors"]
+    assert sorted(file.name for file in first.parent.iterdir()) == [".lock", "build.json", "market.safetensors"]
     market = MarketTensors.load(first, verify=True)
     again, _ = make_market(settings(moved))
     assert market.content_hash() == again.content_hash()

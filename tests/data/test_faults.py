@@ -202,7 +202,7 @@ def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
 def test_false_alarms_stay_below_a_thousandth() -> None:
     wild = {"kind": "synthetic", "num_sessions": 60, "missing": 0.3, "regime_switch": 0.01, "volatility_bps": 15}
     settings = validate(DataSettings, {"source": wild}, "test")
-    bars = read_source(settings).bars
+    bars = read_source(settings)
     report = examine(bars, settings)
     alarms = sum(fault["count"] for fault in report["faults"])
     assert len(bars) > 150_000

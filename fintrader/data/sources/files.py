@@ -1,4 +1,4 @@
-"""Bars from Parquet or CSV files in long format (one row a symbol and bar).
+"""Bars from Parquet or CSV files, plain, zipped, in folders or anywhere fsspec reaches; long, or one file per symbol.
 
 What is repaired and counted: order of rows, exact duplicates (see `fintrader.data.clean`). What is an error that
 names file, row and column: a missing column, text where a number belongs, an empty cell, a time that cannot be read.
@@ -6,20 +6,25 @@ names file, row and column: a missing column, text where a number belongs, an em
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from fintrader.config import Settings
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars, concat
-from fintrader.errors import BarError, DataError
-from fintrader.runs import file_sha256
+from fintrader.data.sources.barfile import BarFile, find_files
+from fintrader.errors import BarError
+
+BATCH_ROWS = 500_000
+PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+"""A local path or an fsspec URL; a `pathlib.Path` is taken too."""
 
 
 class ColumnNames(Settings):
@@ -38,8 +43,10 @@ class FilesSettings(Settings):
     """Long tables of bars in Parquet or CSV files."""
 
     kind: Literal["files"] = "files"
-    path: Path = Path("data/bars")
-    """A Parquet or CSV file, a folder of such files, or a glob pattern."""
+    path: PathText = "data/bars"
+    """A Parquet or CSV file, a zip archive or a folder of such files, a glob pattern, or an fsspec URL of one."""
+    symbol_from: Literal["column", "name"] = "column"
+    """Where the symbol stands: in a column, or in the file's name (one file per symbol, like AAPL.csv)."""
     columns: ColumnNames = ColumnNames()
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they are)."""
@@ -64,87 +71,92 @@ class FilesSettings(Settings):
         return value
 
 
-def list_files(settings: FilesSettings) -> list[Path]:
-    """The files that would be read, sorted. Raises DataError when there is none or one is of an unknown kind."""
-    path = settings.path
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and _kind(file)]
-    elif any(mark in str(path) for mark in "*?["):
-        root = Path(path.anchor) if path.is_absolute() else Path()
-        files = sorted(file for file in root.glob(str(path.relative_to(path.anchor))) if file.is_file())
-    else:
-        files = [path] if path.exists() else []
-    if not files:
-        raise DataError(f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern (--data.path)")
-    for file in files:
-        if not _kind(file):
-            raise DataError(f"{file}: neither Parquet nor CSV by its name; convert it, or point --data.path elsewhere")
-    return files
-
-
-def fingerprint(settings: FilesSettings) -> dict[str, Any]:
-    """What identifies the files' content: name and SHA-256 of each."""
-    return {"files": [{"name": file.name, "sha256": file_sha256(file)} for file in list_files(settings)]}
+def list_files(settings: FilesSettings) -> list[BarFile]:
+    """The files that would be read, sorted by path. Raises DataError when there is none, or one of an unknown kind."""
+    return find_files(settings.path)
 
 
 def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's docstring."""
-    return concat([read_file(file, settings, symbols) for file in list_files(settings)])
-
-
-def read_file(file: Path, settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
-    """The rows of one file in file order, in the long schema."""
-    names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
-    wanted = [*names.values(), *settings.extra]
-    table = _read_table(file, wanted, numeric=[*(names[name] for name in COLUMNS), *settings.extra])
-    rows = np.arange(table.num_rows) + (2 if _kind(file) == "csv" else 0)  # a CSV's first row of data is line 2
+    parts = [batch for file in list_files(settings) for batch in iterate(file, settings)]
+    bars = concat(parts)
     if symbols:
-        keep = pc.is_in(table[names["symbol"]].cast(pa.string()), pa.array(symbols))
-        table, rows = table.filter(keep), rows[keep.to_numpy()]
-    if table.num_rows == 0:
-        raise BarError(f"{file.name}: holds no row{' of the chosen symbols' if symbols else ''}; check the file")
-    where = f"{file.name}"
-    codes, tickers = _symbols(table[names["symbol"]], where, names["symbol"], rows)
-    ts = _times(table[names["ts"]], settings, where, names["ts"], rows)
-    values = {name: _numbers(table[names[name]], where, names[name], rows) for name in COLUMNS}
-    extras = {name: _numbers(table[name], where, name, rows) for name in settings.extra}
-    if settings.decimals is not None:
-        values |= {name: np.round(values[name], settings.decimals) for name in COLUMNS if name != "volume"}
-    return Bars(ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=where, **values)
+        wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
+        bars = bars.take(np.isin(bars.symbol, wanted))
+    return bars
 
 
-def _kind(file: Path) -> str | None:
-    if file.suffix in (".parquet", ".pq"):
-        return "parquet"
-    return "csv" if file.name.endswith((".csv", ".csv.gz")) else None
+def iterate(file: BarFile, settings: FilesSettings) -> Iterator[Bars]:
+    """The rows of one file in file order, in the long schema, some hundred thousand at a time."""
+    names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
+    if settings.symbol_from == "name":
+        del names["symbol"]
+    wanted = [*names.values(), *settings.extra]
+    done = 2 if file.kind == "csv" else 0  # a CSV's first row of data is line 2
+    first = done
+    for table in _tables(file, wanted, numeric=[*(names[name] for name in COLUMNS), *settings.extra]):
+        rows = np.arange(done, done + table.num_rows)
+        done += table.num_rows
+        if "symbol" in names:
+            codes, tickers = _symbols(table[names["symbol"]], file.name, names["symbol"], rows)
+        else:
+            codes, tickers = np.zeros(table.num_rows, dtype=np.int32), (file.stem,)
+        ts = _times(table[names["ts"]], settings, file.name, names["ts"], rows)
+        values = {name: _numbers(table[names[name]], file.name, names[name], rows) for name in COLUMNS}
+        extras = {name: _numbers(table[name], file.name, name, rows) for name in settings.extra}
+        if settings.decimals is not None:
+            values |= {name: np.round(values[name], settings.decimals) for name in COLUMNS if name != "volume"}
+        yield Bars(ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=file.name, **values)
+    if done == first:
+        raise BarError(f"{file.name}: holds no row; check the file")
 
 
-def _read_table(file: Path, wanted: list[str], numeric: list[str]) -> pa.Table:
+def _tables(file: BarFile, wanted: list[str], numeric: list[str]) -> Iterator[pa.Table]:
+    """The file's rows as tables of the wanted columns, a bounded number at a time."""
     try:
-        if _kind(file) == "parquet":
-            present = pq.read_schema(file).names
-            _require(file, wanted, present)
-            return pq.read_table(file, columns=wanted)
-        with pa_csv.open_csv(file) as reader:
-            present = reader.schema.names
-        _require(file, wanted, present)
+        if file.kind == "parquet":
+            with pq.ParquetFile(file.open()) as parquet:
+                _require(file, wanted, parquet.schema_arrow.names)
+                for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+                    yield pa.Table.from_batches([batch])
+            return
+        with _open_csv(file, None, {}) as reader:
+            _require(file, wanted, reader.schema.names)
         others = {name: pa.string() for name in wanted if name not in numeric}
+        done = 0
         try:
-            return _read_csv(file, wanted, others | {name: pa.float64() for name in numeric})
-        except pa.ArrowInvalid:  # text in a number: read as text, so that the row can be named
-            return _read_csv(file, wanted, {name: pa.string() for name in wanted})
+            with _open_csv(file, wanted, others | {name: pa.float64() for name in numeric}) as reader:
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
+                    done += batch.num_rows
+        except pa.ArrowInvalid:  # text in a number: read what is left as text, so that the row can be named
+            with _open_csv(file, wanted, {name: pa.string() for name in wanted}) as reader:
+                for batch in reader:
+                    skip = min(done, batch.num_rows)
+                    done -= skip
+                    if batch.num_rows > skip:
+                        yield pa.Table.from_batches([batch.slice(skip)])
     except pa.ArrowInvalid as error:
+        if "Empty CSV file" in str(error):
+            raise BarError(f"{file.name}: holds no row; check the file") from None
         raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
     except OSError as error:
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)})") from None
+        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
 
 
-def _read_csv(file: Path, wanted: list[str], types: dict[str, pa.DataType]) -> pa.Table:
-    options = pa_csv.ConvertOptions(column_types=types, include_columns=wanted, strings_can_be_null=True)
-    return pa_csv.read_csv(file, convert_options=options)
+def _open_csv(file: BarFile, wanted: list[str] | None, types: dict[str, pa.DataType]) -> Any:
+    options = pa_csv.ConvertOptions(column_types=types, include_columns=wanted or [], strings_can_be_null=True)
+    source = file.open()
+    if file.path.lower().endswith(".gz") or (file.member or "").lower().endswith(".gz"):
+        source = pa.CompressedInputStream(pa.OSFile(source) if isinstance(source, str) else source, "gzip")
+    return pa_csv.open_csv(
+        source,
+        read_options=pa_csv.ReadOptions(block_size=32 << 20, use_threads=False),
+        convert_options=options,
+    )
 
 
-def _require(file: Path, wanted: list[str], present: list[str]) -> None:
+def _require(file: BarFile, wanted: list[str], present: list[str]) -> None:
     missing = [name for name in wanted if name not in present]
     if missing:
         raise BarError(

@@ -1,0 +1,145 @@
+"""A folder that may lie anywhere fsspec reaches: a local path, s3://, gs://, memory://.
+
+Local files are written atomically; object stores put whole objects, which is atomic by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fintrader.errors import DataError
+from fintrader.runs import write_bytes
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path names a file system of its own, like s3://bucket/folder."""
+    return "://" in str(path)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL and the path within it. Raises DataError saying what to install or set."""
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise DataError(f"{url}: {error}; install the package it names") from None
+    except ValueError as error:
+        raise DataError(f"{url}: {error}") from None
+    return fs, str(path)
+
+
+class Place:
+    """Files below one folder, by their relative names."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = str(root)
+        self.local = None if is_url(root) else Path(root)
+        self._fs: Any = None
+        self._path = ""
+        if self.local is None:
+            self._fs, self._path = file_system(self.root)
+
+    def __str__(self) -> str:
+        return self.root
+
+    def below(self, name: str) -> Place:
+        """A folder below this one."""
+        return Place(self.local / name if self.local is not None else f"{self.root.rstrip('/')}/{name}")
+
+    def read(self, name: str) -> bytes | None:
+        """A file's bytes, None when there is no such file. Raises DataError when it cannot be read."""
+        with self._errors(name):
+            try:
+                if self.local is not None:
+                    return (self.local / name).read_bytes()
+                data: bytes = self._fs.cat_file(self._name(name))
+                return data
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Write a file whole or not at all. Raises DataError when it cannot be written (a full disk, no right).
+
+        What is not `durable` survives the death of the process but perhaps not that of the machine: for files whose
+        hash is checked whenever they are read.
+        """
+        with self._errors(name):
+            if self.local is not None and durable:
+                write_bytes(self.local / name, data)
+            elif self.local is not None:
+                _replace(self.local / name, data)
+            else:
+                self._fs.makedirs(str(PurePosixPath(self._name(name)).parent), exist_ok=True)
+                self._fs.pipe_file(self._name(name), data)
+
+    def names(self, suffix: str = "") -> list[str]:
+        """Relative names of all files that end in `suffix`, sorted."""
+        with self._errors(""):
+            if self.local is not None:
+                found = self.local.rglob(f"*{suffix}") if self.local.is_dir() else iter(())
+                return sorted(str(file.relative_to(self.local)) for file in found if file.is_file())
+            base = self._path.rstrip("/")
+            try:
+                files = self._fs.find(base)
+            except FileNotFoundError:
+                return []
+            return sorted(str(file)[len(base) :].lstrip("/") for file in files if str(file).endswith(suffix))
+
+    def remove(self) -> None:
+        """Remove the folder and all that is in it."""
+        with self._errors(""):
+            if self.local is not None:
+                shutil.rmtree(self.local, ignore_errors=True)
+            elif self._fs.exists(self._path):
+                self._fs.rm(self._path, recursive=True)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Wait until no other process of this machine holds the folder (object stores: no lock, equal bytes anyway)."""
+        if self.local is None:
+            yield
+            return
+        with self._errors(".lock"):
+            self.local.mkdir(parents=True, exist_ok=True)
+            file = (self.local / ".lock").open("a")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _name(self, name: str) -> str:
+        return f"{self._path.rstrip('/')}/{name}"
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise DataError(
+                f"{self.root}/{name}: {reason}; free space or rights there, or choose another place"
+            ) from None
+        except Exception as error:
+            if self.local is not None or isinstance(error, DataError):
+                raise
+            # a cloud's client has its own exceptions; their text may quote the request, so only the kind is told
+            raise DataError(
+                f"{self.root}: {type(error).__name__} from the storage; check the URL, the network and the credentials"
+            ) from None
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
