@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fintrader.cli import _parse_config, main
+from fintrader.cli import main
+from fintrader.cli.parsing import parse_config
 from fintrader.errors import ConfigError
 
 QUICKSTART = str(Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
@@ -54,15 +55,15 @@ def test_a_typo_in_the_file_names_the_field(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_options_override_the_file():
-    config = _parse_config("run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"])
+    config = parse_config("run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"])
     assert (config.env.num_envs, config.seed, config.name) == (7, 5, "other")
-    assert _parse_config("run", [QUICKSTART]).name == "quickstart"
+    assert parse_config("run", [QUICKSTART]).name == "quickstart"
 
 
 @pytest.mark.parametrize("name", ["nasdaq100_2016", "podracer", "quickstart"])
 def test_every_configuration_that_we_ship_is_valid(name: str):
     path = Path(QUICKSTART).with_name(f"{name}.yaml")
-    assert _parse_config("run", [str(path)]).name == name
+    assert parse_config("run", [str(path)]).name == name
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["tournament"], ["backtest"], ["data", "build"], ["app"], ["bench"]])
@@ -82,4 +83,4 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
 
 def test_errors_are_typed_below_the_command_line():
     with pytest.raises(ConfigError):
-        _parse_config("run", ["--seed", "1"])
+        parse_config("run", ["--seed", "1"])

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fintrader import load_policy
 from fintrader.errors import ConfigError, RunError
-from fintrader.pipeline import load_config, run
+from fintrader.pipeline import load_config, run, train_one
 
 TINY = {
     "seed": 1,
@@ -146,3 +147,38 @@ def test_choosing_another_union_member_keeps_what_both_share(config: Path):
     assert load_config(config, {"data.source.kind": "synthetic"}).data.source.kind == "synthetic"
     with pytest.raises(ConfigError, match="choose one of"):
         load_config(config, {"agent.algo": "nonsense"})
+
+
+def fintrader(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fintrader", *words], capture_output=True, text=True, check=False)
+
+
+def test_a_run_answers_questions(undisturbed: Path):
+    folder = str(undisturbed.parent / "runs" / "tiny")
+    status = json.loads(fintrader("status", folder, "--json").stdout)
+    assert status["finished"]
+    assert status["trials"] == 3
+    assert "p0000" in fintrader("status", folder).stdout
+    youngest = fintrader("lineage", folder, "p0002")
+    assert youngest.returncode == 0, youngest.stderr
+    assert "p0002" in youngest.stdout
+    rebuilt = fintrader("tournament", "rebuild", folder)
+    assert "made again from 3 results" in rebuilt.stdout, rebuilt.stderr
+    assert fintrader("lineage", folder, "p9999").returncode == 2
+    assert fintrader("scale", folder, "--pods", "0").returncode == 2
+    assert fintrader("status", str(undisturbed)).returncode == 2
+
+
+def test_a_finished_run_can_be_replayed_byte_for_byte(undisturbed: Path):
+    done = fintrader("replay", str(undisturbed.parent / "runs" / "tiny"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal, byte for byte" in done.stdout
+
+
+def test_one_agent_trains_without_a_tournament(tmp_path: Path):
+    path = train_one(load_config(write_config(tmp_path)))
+    first = path.read_bytes()
+    assert load_policy(path) is not None
+    metrics = json.loads((path.parent / "validation.json").read_text())["metrics"]
+    assert set(metrics) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}
+    assert train_one(load_config(tmp_path / "tiny.yaml")).read_bytes() == first

@@ -1,0 +1,86 @@
+"""The `fintrader` command: tyro over the same settings models that a YAML configuration fills.
+
+    fintrader run configs/quickstart.yaml --env.num-envs 64
+
+Values come from three places, later ones win: the models' defaults, the YAML file, the command line. A mistake in
+any of them is one line on standard error and exit status 2; an interruption (Ctrl-C) is 130.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from fintrader.cli import inspect, work
+from fintrader.errors import ConfigError, FintraderError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script; exits with a status."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        dispatch(argv)
+    except FintraderError as error:
+        print(f"fintrader: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("fintrader: interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def dispatch(argv: list[str]) -> None:
+    """Find the command that `argv` begins with and run it on the rest."""
+    if not argv or argv[0] in {"-h", "--help", "help"}:
+        print(_overview())
+        return
+    if argv[0] == "--version":
+        from fintrader import __version__
+
+        print(f"fintrader {__version__}")
+        return
+    for words in (2, 1):
+        name = " ".join(argv[:words])
+        if name in _COMMANDS:
+            _COMMANDS[name](argv[words:])
+            return
+    name = argv[0]
+    subcommands = [command for command in _COMMANDS if command.startswith(name + " ")]
+    if subcommands:
+        raise ConfigError(f"{name!r} needs one of: {', '.join(c.split()[1] for c in subcommands)}")
+    close = difflib.get_close_matches(name, _COMMANDS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "`fintrader --help` lists the commands"
+    raise ConfigError(f"{name!r} is no command; {hint}")
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "run": work.run,
+    "data build": work.data_build,
+    "data quality": work.data_quality,
+    "train": work.train,
+    "tournament": work.tournament,
+    "backtest": work.backtest,
+    "status": inspect.status,
+    "lineage": inspect.lineage,
+    "scale": inspect.scale,
+    "replay": inspect.replay,
+    "tournament rebuild": inspect.rebuild,
+    "app": work.app,
+    "bench": work.bench,
+}
+
+
+def _overview() -> str:
+    lines = ["usage: fintrader COMMAND ...", "", "Train trading agents in a tournament, and believe the result.", ""]
+    for name, command in _COMMANDS.items():
+        lines.append(f"  {name:<14} {command.__doc__}")
+    lines += ["", "`fintrader COMMAND --help` lists every setting, its type and its default."]
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,103 @@
+"""Commands that make something: data, tournaments, backtests; and the app and the benchmarks."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+from pydantic import Field
+
+from fintrader.cli.parsing import help_config, parse, parse_config, positional
+from fintrader.config import Settings
+from fintrader.errors import ConfigError
+
+
+class AppSettings(Settings):
+    """Where the app looks and listens."""
+
+    runs_dir: Path = Path("runs")
+    """Folder that holds the runs."""
+    port: int = Field(8501, ge=1, le=65535)
+    """Port on the loopback interface."""
+    headless: bool = False
+    """Do not open a browser."""
+
+
+def run(argv: list[str]) -> None:
+    """CONFIG [--overrides]: bars to backtest, all stages; again after a kill, it goes on where it was."""
+    from fintrader import pipeline
+
+    pipeline.run(parse_config("run", argv))
+
+
+def train(argv: list[str]) -> None:
+    """CONFIG [--overrides]: one agent, no tournament, for the budget of a pod; scored on the validation window."""
+    from fintrader import pipeline
+
+    pipeline.train_one(parse_config("train", argv))
+
+
+def tournament(argv: list[str]) -> None:
+    """CONFIG [--overrides]: data and tournament, without the look at the test window."""
+    from fintrader import pipeline
+
+    pipeline.run_tournament(parse_config("tournament", argv))
+
+
+def data_build(argv: list[str]) -> None:
+    """CONFIG [--overrides]: build the market file, or say that it is there already."""
+    from fintrader import pipeline
+
+    pipeline.build_data(parse_config("data build", argv))
+
+
+def data_quality(argv: list[str]) -> None:
+    """CONFIG [--overrides]: report every hole and fault of the bars, by symbol and day."""
+    from fintrader import pipeline
+
+    pipeline.report_quality(parse_config("data quality", argv))
+
+
+def backtest(argv: list[str]) -> None:
+    """RUN_DIR [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
+    from fintrader import pipeline
+
+    folder, rest = positional("backtest", "RUN_DIR", argv)
+    if folder is None:
+        help_config("backtest RUN_DIR")
+        return
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
+    pipeline.backtest_run(Path(folder), parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
+
+
+def app(argv: list[str]) -> None:
+    """[--runs-dir DIR] [--port N]: open the Streamlit app, on loopback."""
+    settings = parse(AppSettings, AppSettings(), argv, "app")
+    try:
+        from app.launch import serve
+    except ImportError:
+        raise ConfigError("the app is not part of this installation; install fintrader from its source tree") from None
+    serve(settings.runs_dir, settings.port, headless=settings.headless or None)
+
+
+def bench(argv: list[str]) -> None:
+    """NAME [arguments]: run benchmarks/NAME.py; its last line of output is one JSON object."""
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    if not names:
+        raise ConfigError(
+            "benchmarks come with the source tree: clone the repository and install it with `make install`"
+        )
+    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv)
+    if name is None:
+        print("usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(names))
+        return
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
+        raise ConfigError(f"{name!r} is no benchmark; {hint}")
+    sys.exit(subprocess.call([sys.executable, str(folder / f"{name}.py"), *rest]))

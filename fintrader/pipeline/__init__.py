@@ -1,0 +1,20 @@
+"""The whole way in one place: bars → market → tournament → backtest, from one configuration."""
+
+from fintrader.pipeline.configuration import CHOICES, BacktestSettings, RunConfig, load_config
+from fintrader.pipeline.single import replay_run, train_one
+from fintrader.pipeline.stages import RunOutcome, backtest_run, build_data, report_quality, run, run_tournament
+
+__all__ = [
+    "CHOICES",
+    "BacktestSettings",
+    "RunConfig",
+    "RunOutcome",
+    "backtest_run",
+    "build_data",
+    "load_config",
+    "replay_run",
+    "report_quality",
+    "run",
+    "run_tournament",
+    "train_one",
+]

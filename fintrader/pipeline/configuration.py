@@ -1,0 +1,119 @@
+"""`RunConfig`: everything a run is made from, out of YAML and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from pydantic import Field, field_validator
+
+from fintrader import runs
+from fintrader.agents.agent import AgentSettings
+from fintrader.agents.ppo import PPOSettings
+from fintrader.config import Settings, models_in, read_yaml, validate
+from fintrader.data.build import DataSettings
+from fintrader.envs.trading import EnvSettings
+from fintrader.errors import ConfigError, RunError
+from fintrader.tournament.settings import TournamentSettings
+
+
+class BacktestSettings(Settings):
+    """The last look: which window, and at what costs."""
+
+    window: Literal["train", "validation", "test"] = "test"
+    """Window of the market to trade; the test window is the one nobody has looked at."""
+    cost_bps: float | None = Field(None, ge=0)
+    """Proportional cost per trade in basis points; None keeps the environment's."""
+
+
+class RunConfig(Settings):
+    """Everything a run is made from. Two runs with equal settings and equal bars have equal results."""
+
+    name: str = "run"
+    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless set."""
+    seed: int = Field(0, ge=0)
+    """Root of all randomness of agents and tournament (a synthetic market has a seed of its own)."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:1`."""
+    runs_dir: Path = Path("runs")
+    """Folder that holds all runs."""
+    cache: Path = Path("data/tensors")
+    """Folder of built markets, shared by all runs."""
+    data: DataSettings = DataSettings()
+    env: EnvSettings = EnvSettings()
+    agent: AgentSettings = PPOSettings()
+    tournament: TournamentSettings = TournamentSettings()
+    backtest: BacktestSettings = BacktestSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        try:
+            runs.RunFolder.named(name, Path())
+        except RunError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if device != "auto":
+            try:
+                torch.device(device)
+            except RuntimeError:
+                raise ValueError("expected auto, cpu, cuda or cuda:N") from None
+        return device
+
+    @property
+    def folder(self) -> runs.RunFolder:
+        return runs.RunFolder.named(self.name, self.runs_dir)
+
+    def resolved_device(self) -> str:
+        """The device's name. Raises ConfigError when it asks for a GPU that is not there."""
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
+        return self.device
+
+
+def _choices(annotation: object, key: str) -> dict[str, type[Settings]]:
+    """Discriminator value -> settings model of a union."""
+    models = [model for model in models_in(annotation) if issubclass(model, Settings)]
+    return {value: model for model in models for value in get_args(model.model_fields[key].annotation)}
+
+
+CHOICES: dict[str, dict[str, type[Settings]]] = {
+    "agent.algo": _choices(RunConfig.model_fields["agent"].annotation, "algo"),
+    "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
+}
+"""Options that choose which model stands in a place. Switching one keeps the settings both models share."""
+
+
+def load_config(path: Path, chosen: Mapping[str, str] | None = None) -> RunConfig:
+    """A configuration file as settings, with `chosen` union members (see CHOICES) put in place first.
+
+    Raises ConfigError, one line, naming the file and the field.
+    """
+    values = read_yaml(path)
+    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
+    for option, choice in (chosen or {}).items():
+        _choose(values, option, choice)
+    return validate(RunConfig, values, str(path))
+
+
+def _choose(values: dict[str, Any], option: str, choice: str) -> None:
+    models = CHOICES[option]
+    if choice not in models:
+        raise ConfigError(f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}")
+    *path, key = option.split(".")
+    for name in path:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: expected settings, got {values!r}")
+    if values.get(key) != choice:
+        for name in set(values) - set(models[choice].model_fields):
+            del values[name]
+        values[key] = choice
