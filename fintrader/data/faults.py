@@ -134,7 +134,7 @@ def _row_faults(bars: Bars, days: _Days, now: float | None) -> Iterator[Fault]:
     finite = np.isfinite(prices).all(axis=0)
     yield from _grouped("not_finite_price", bars, ~finite, days)
     yield from _grouped("zero_price", bars, (prices == 0).any(axis=0), days)
-    yield from _grouped("negative_price", bars, (prices < 0).any(axis=0), days)
+    yield from _grouped("negative_price", bars, np.asarray((prices < 0).any(axis=0)), days)
     yield from _grouped("not_finite_volume", bars, ~np.isfinite(bars.volume), days)
     yield from _grouped("negative_volume", bars, bars.volume < 0, days)
     yield from _grouped("future", bars, np.asarray(bars.ts > _latest(now)), days)

@@ -1,0 +1,355 @@
+"""Chunks of bars: reuse, growth by a month, damage, killed builds, other file systems."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.config import dump_yaml, validate
+from fintrader.data.bars import Bars
+from fintrader.data.build import DataSettings, build_market, make_market, read_settings, store_place
+from fintrader.data.place import Place
+from fintrader.data.sources import feed as feed_module
+from fintrader.data.sources.feed import FilesFeed, ingest
+from fintrader.data.sources.files import FilesSettings, list_files
+from fintrader.data.store import Collection, decode, encode, verify_store
+from fintrader.data.tensors import MarketTensors
+from fintrader.data.verify import verify
+from fintrader.errors import DataError
+from tests.data.tables import minute_table, write_csv
+
+PLAIN = {
+    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    "features": {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]},
+}
+
+
+def settings(path: Path | str, **values: object) -> DataSettings:
+    return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
+
+
+def chunks(store: Path) -> dict[str, float]:
+    return {str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")}
+
+
+def test_a_chunk_comes_back_as_it_was() -> None:
+    rows = np.arange(5)
+    bars = Bars(
+        ts=1_451_916_600_000_000_000 + rows * 60_000_000_000,
+        symbol=np.zeros(5, dtype=np.int32),
+        symbols=("AAA",),
+        open=rows + 1.1,
+        high=rows + 2.2,
+        low=rows + 0.3,
+        close=rows + 1.0 / 3,
+        volume=rows * 10.0,
+        extras={"mood": rows / 7},
+        row=rows[::-1].copy(),
+    )
+    again = decode(encode(bars), "AAA", "bars")
+    for name in ("ts", "symbol", "open", "high", "low", "close", "volume", "row"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(bars, name))
+    np.testing.assert_array_equal(again.extras["mood"], bars.extras["mood"])
+    assert encode(bars) == encode(again)
+
+
+@pytest.mark.parametrize("order", ["symbol", "time", "shuffled"])
+def test_the_order_of_a_file_does_not_change_the_market(
+    tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = minute_table(3, 30)
+    expected, _ = make_market(settings(write_csv(tmp_path / "a", table)))
+    if order == "time":
+        table = table.sort_values(["ts", "ticker"])
+    elif order == "shuffled":
+        table = table.sample(frac=1, random_state=0)
+    monkeypatch.setattr(feed_module, "_BUFFER_ROWS", 5_000)
+    monkeypatch.setattr("fintrader.data.sources.files.BATCH_ROWS", 2_000)
+    table.to_parquet(tmp_path / "bars.parquet", index=False)
+    built = MarketTensors.load(build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache"))
+    for name, tensor in expected.arrays():
+        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+    assert (built.meta["repairs"]["shuffled_rows"] > 0) == (order == "shuffled")
+
+
+def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = minute_table(2, 60)  # January to March
+    month = table.ts.dt.strftime("%Y-%m")
+    folder, store = tmp_path / "months", tmp_path / "store"
+    for name in ("2016-01", "2016-02"):
+        write_csv(folder, table[month == name], f"{name}.csv")
+    wanted = settings(folder, store=str(store))
+    build_market(wanted, cache=tmp_path / "cache")
+    before = chunks(store)
+    assert len(before) == 2 * 2
+    read: list[str] = []
+    real = feed_module.ingest
+
+    def counted(file: Any, *rest: Any) -> None:
+        read.append(file.name)
+        real(file, *rest)
+
+    monkeypatch.setattr(feed_module, "ingest", counted)
+    build_market(wanted, cache=tmp_path / "cache")
+    build_market(wanted.model_copy(update={"bar_minutes": 5}), cache=tmp_path / "cache")
+    assert read == []
+    write_csv(folder, table[month == "2016-03"], "2016-03.csv")
+    path = build_market(wanted, cache=tmp_path / "cache")
+    assert read == ["2016-03.csv"]
+    after = chunks(store)
+    assert len(after) == 3 * 2
+    assert {name: after[name] for name in before} == before
+    whole, _ = make_market(settings(write_csv(tmp_path, table)))
+    built = MarketTensors.load(path)
+    for name, tensor in whole.arrays():
+        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+
+
+def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, minute_table(2, 5))
+    build_market(settings(path), cache=tmp_path / "cache")
+    (manifest,) = (tmp_path / "cache" / "bars").rglob("manifest.json")
+    body = json.loads(manifest.read_text())["manifest"]
+    (piece,) = body["chunks"]["BBB"]["2016-01"]
+    assert piece["rows"] == 5 * 390
+    assert piece["request"] == {"file": "bars.csv"}
+    assert piece["file"].startswith("BBB/2016-01-" + piece["sha256"][:12])
+    assert piece["time"].endswith("+00:00")
+    assert body["identity"]["timezone"] == "America/New_York"
+    assert str(tmp_path) not in manifest.read_text()
+
+
+def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
+    wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
+    market = build_market(wanted, cache=tmp_path / "cache")
+    assert verify(wanted, cache=tmp_path / "cache") == []
+    files = [market, *sorted((tmp_path / "cache" / "bars").rglob("*.parquet"))]
+    files += sorted((tmp_path / "cache" / "bars").rglob("manifest.json"))
+    chance = random.Random(0)
+    for file in files:
+        data = file.read_bytes()
+        for _ in range(12):
+            position = chance.randrange(len(data))
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << chance.randrange(8)
+            file.write_bytes(bytes(flipped))
+            problems = verify(wanted, cache=tmp_path / "cache")
+            assert problems, f"{file.name}, byte {position}"
+            assert any(str(file.parent) in line or file.name in line for line in problems)
+        file.write_bytes(data)
+    assert verify(wanted, cache=tmp_path / "cache") == []
+    files[1].unlink()
+    assert "is missing" in verify(wanted, cache=tmp_path / "cache")[0]
+
+
+def test_a_damaged_chunk_is_not_built_from(tmp_path: Path) -> None:
+    wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
+    build_market(wanted, cache=tmp_path / "cache")
+    file = next((tmp_path / "cache" / "bars").rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match="is damaged; delete"):
+        build_market(wanted.model_copy(update={"bar_minutes": 5}), cache=tmp_path / "cache")
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    table = minute_table(1, 3)
+    path = write_csv(tmp_path, table)
+    os.utime(path, (1e9, 1e9))  # long ago, so that its fingerprint is remembered
+    first = build_market(settings(path), cache=tmp_path / "cache")
+    table.loc[0, "volume"] += 1
+    write_csv(tmp_path, table)
+    os.utime(path, (2e9 - 1e9 + 7, 1e9 + 7))
+    assert build_market(settings(path), cache=tmp_path / "cache") != first
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = settings(write_csv(tmp_path, minute_table(1, 3)))
+    real = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("market.safetensors"):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(DataError, match=r"No space left on device.*free some space"):
+        build_market(wanted, cache=tmp_path / "cache")
+    assert not [file for file in (tmp_path / "cache").rglob("*safetensors*") if file.is_file()]
+    monkeypatch.setattr(os, "replace", real)
+    build_market(wanted, cache=tmp_path / "cache")
+
+
+def test_a_place_without_rights_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match="choose another place"):
+        Place(tmp_path / "file").write("x", b"")
+
+
+# --- killed builds ---------------------------------------------------------------------------------------
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["fintrader.data.build", "exchange_calendars", "pyarrow.parquet", "pyarrow.csv"])
+
+
+def build_in_child(config: Path, cache: Path, ready: Any, go: Any) -> None:
+    wanted = read_settings(config)
+    ready.set()
+    go.wait()
+    build_market(wanted, cache=cache)
+
+
+def kill_and_finish(tmp_path: Path, kills: int) -> None:
+    """Kill builds at random moments; each time the same call must then arrive at the undisturbed hash."""
+    table = minute_table(4, 45, missing=0.02)
+    wanted = settings(write_csv(tmp_path, table))
+    config = tmp_path / "data.yaml"
+    config.write_text(dump_yaml(wanted))
+    begin = time.perf_counter()
+    reference = build_market(wanted, cache=tmp_path / "undisturbed")
+    length = time.perf_counter() - begin
+    expected = MarketTensors.stored_hash(reference)
+    moment, struck = random.Random(3), 0
+    for number in range(kills):
+        cache = tmp_path / f"cache{number}"
+        ready, go = SERVER.Event(), SERVER.Event()
+        process = SERVER.Process(target=build_in_child, args=(config, cache, ready, go))
+        process.start()
+        assert ready.wait(60)
+        go.set()
+        time.sleep(moment.uniform(0, 1.5 * length))
+        struck += process.is_alive()
+        process.kill()
+        process.join()
+        finished = build_market(wanted, cache=cache)
+        assert MarketTensors.stored_hash(finished) == expected
+        assert MarketTensors.load(finished, verify=True).content_hash() == expected
+        assert verify(wanted, cache=cache) == []
+        leftovers = [file for file in cache.rglob("*.tmp") if "safetensors" in file.name]
+        assert leftovers == []
+    assert struck >= kills // 3  # most kills must have met a build at work
+
+
+def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, kills=6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FINTRADER_SLOW" not in os.environ, reason="two minutes or more; set FINTRADER_SLOW=1")
+def test_a_hundred_killed_builds(tmp_path: Path) -> None:
+    kill_and_finish(tmp_path, kills=100)
+
+
+# --- other file systems ----------------------------------------------------------------------------------
+
+
+def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:
+    import fsspec
+
+    table = minute_table(2, 3)
+    fs = fsspec.filesystem("memory")
+    fs.pipe_file("/bars-here/bars.csv", table.to_csv(index=False).encode())
+    wanted = settings("memory://bars-here/bars.csv", store="memory://store-here")
+    path = build_market(wanted, cache=tmp_path / "cache")
+    local, _ = make_market(settings(write_csv(tmp_path, table)))
+    built = MarketTensors.load(path)
+    np.testing.assert_array_equal(built.close.numpy(), local.close.numpy())
+    assert build_market(wanted, cache=tmp_path / "cache") == path
+    store = store_place(wanted, tmp_path / "cache")
+    assert len(store.names(".parquet")) == 2
+    assert verify_store(store) == []
+    name = store.names(".parquet")[0]
+    store.write(name, b"x")
+    assert "is damaged" in verify_store(store)[0]
+    assert not list(tmp_path.glob("memory*"))
+    fs.rm("/bars-here", recursive=True)
+    fs.rm("/store-here", recursive=True)
+
+
+def test_bars_and_store_may_lie_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    import boto3
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+    }.items():
+        monkeypatch.setenv(name, value)
+    try:
+        client = boto3.client("s3", endpoint_url=endpoint)
+        client.create_bucket(Bucket="market")
+        table = minute_table(2, 3)
+        client.put_object(Bucket="market", Key="raw/a/bars.csv", Body=table.to_csv(index=False).encode())
+        wanted = settings("s3://market/raw", store="s3://market/store")
+        path = build_market(wanted, cache=tmp_path / "cache")
+        local, _ = make_market(settings(write_csv(tmp_path, table)))
+        np.testing.assert_array_equal(MarketTensors.load(path).close.numpy(), local.close.numpy())
+        keys = [item["Key"] for item in client.list_objects_v2(Bucket="market", Prefix="store/")["Contents"]]
+        assert sum(key.endswith(".parquet") for key in keys) == 2
+        assert sum(key.endswith("manifest.json") for key in keys) == 1
+        assert verify(wanted, cache=tmp_path / "cache") == []
+        chunk = next(key for key in keys if key.endswith(".parquet"))
+        client.put_object(Bucket="market", Key=chunk, Body=b"something else")
+        import s3fs
+
+        s3fs.S3FileSystem.clear_instance_cache()
+        assert "is damaged" in verify(wanted, cache=tmp_path / "cache")[0]
+        with pytest.raises(DataError) as caught:
+            build_market(settings("s3://no-such-bucket/raw"), cache=tmp_path / "cache")
+        assert "secret-of-the-test" not in str(caught.value)
+    finally:
+        server.stop()
+
+
+def test_an_unknown_file_system_is_told() -> None:
+    with pytest.raises(DataError, match="nosuch"):
+        Place("nosuch://bucket/x")
+
+
+def test_symbols_may_have_any_name(tmp_path: Path) -> None:
+    table = minute_table(2, 3).replace({"ticker": {"AAA": "../BRK/B", "BBB": ".."}})
+    wanted = settings(write_csv(tmp_path, table), store=str(tmp_path / "deep" / "store"))
+    market = MarketTensors.load(build_market(wanted, cache=tmp_path / "cache"))
+    assert market.symbols == ("..", "../BRK/B")
+    outside = [
+        file for file in (tmp_path / "deep").rglob("*.parquet") if tmp_path / "deep" / "store" not in file.parents
+    ]
+    assert outside == []
+
+
+def test_an_unfinished_collection_does_not_count(tmp_path: Path) -> None:
+    files = FilesSettings(path=str(write_csv(tmp_path, minute_table(2, 3))))
+    place = Place(tmp_path / "store")
+    collection = Collection.open(place, "files", {"a": 1})
+    (file,) = list_files(files)
+    ingest(file, files, collection)
+    again = Collection.open(place, "files", {"a": 1})
+    assert again.complete
+    assert again.symbols == ["AAA", "BBB"]
+    assert len(again.bars("AAA")) == 3 * 390
+    (tmp_path / "store").rename(tmp_path / "gone")
+    assert not Collection.open(place, "files", {"a": 1}).complete
+    feed = FilesFeed(files, place)
+    feed.prepare()
+    assert feed.symbols == ["AAA", "BBB"]
+    assert pd.Timestamp(feed.span()[0]).isoformat() == "2016-01-04T14:30:00"
