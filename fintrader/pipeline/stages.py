@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from fintrader import runs
 from fintrader.agents.policy import load_policy
 from fintrader.backtest import BacktestResult, metrics_table, simulate, simulate_baselines, write_backtest
-from fintrader.config import dump_yaml, read_yaml
+from fintrader.config import dump_yaml
 from fintrader.data.build import build_market
 from fintrader.data.quality import quality_report
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
@@ -104,7 +103,8 @@ def claim(config: RunConfig) -> Manifest:
     text = dump_yaml(config)
     extended = False
     if folder.config.is_file():
-        before, now = _flat(read_yaml(folder.config)), _flat(yaml.safe_load(text))
+        # Through the model, so that a setting which this version added counts with its default.
+        before, now = _flat(load_config(folder.config).model_dump(mode="json")), _flat(config.model_dump(mode="json"))
         for field in sorted(set(before) | set(now)):
             if field in _PLACES or before.get(field) == now.get(field):
                 continue
