@@ -1,0 +1,138 @@
+"""The detector finds planted leaks by name, and finds none in the pipeline as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.backtest.lookahead import column_name, find_leaks, lookahead
+from fintrader.data.build import DataSettings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.errors import BacktestError
+from tests.factories import make_market
+
+REAL = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+def future(cut: int, mode: str) -> MarketTensors:
+    """The test market, with another market's bars from `cut` on."""
+    market, other = make_market(90, 4, seed=1), make_market(90, 4, seed=2)
+    parts = {}
+    for name, tensor in market.arrays():
+        if name not in ("minutes", "session", "tradable", "member"):
+            changed = tensor.clone()
+            listed = ~market.close.isnan() if name in ("open", "close") else None
+            later = getattr(other, name)[cut:]
+            if listed is not None:  # the same symbols are listed at the same bars
+                later = torch.where(listed[cut:], later.nan_to_num(nan=42.0), torch.nan)
+            changed[cut:] = later
+            parts[name] = changed
+    return replace(market, **parts)
+
+
+def leaking(market: MarketTensors, where: str) -> MarketTensors:
+    """Put the next three bars' return into feature f1, the last price into context c0, or the day's last index level."""
+    if where == "feature f1":
+        ahead = torch.zeros_like(market.close)
+        ahead[:-3] = (market.close[3:] / market.close[:-3] - 1).nan_to_num()
+        features = market.features.clone()
+        features[..., 1] = ahead
+        return replace(market, features=features)
+    if where == "context c0":
+        context = market.context.clone()
+        context[:, 0] = market.close[-1].nan_to_num().sum()
+        return replace(market, context=context)
+    benchmark = market.benchmark.clone()
+    benchmark[:] = benchmark.reshape(-1, 3)[:, 2:].repeat(1, 3).flatten()  # the last of every three, filled back
+    return replace(market, benchmark=benchmark)
+
+
+def test_a_clean_market_is_clean() -> None:
+    market = make_market(90, 4, seed=1)
+    report = find_leaks(market, future, EnvSettings(), cuts=4)
+    assert report.clean
+    assert len(report.cuts) == 4
+    assert all(cut > market.windows.train[1] for cut in report.cuts)
+    assert str(report).startswith("No look-ahead found: 4 cuts")
+
+
+@pytest.mark.parametrize("where", ["feature f1", "context c0", "benchmark"])
+def test_a_planted_leak_is_named(where: str) -> None:
+    market = leaking(make_market(90, 4, seed=1), where)
+    report = find_leaks(market, lambda cut, mode: leaking(future(cut, mode), where), EnvSettings(), cuts=4)
+    names = {leak.what for leak in report.leaks}
+    assert where in names
+    assert names <= {where, "observation", "equity", "fill"}
+    assert all(leak.bar < leak.cut for leak in report.leaks)
+    if where.startswith("feature"):
+        assert "observation" in names
+        assert "fill" in names or "equity" in names
+        assert any("feature f1 of S" in leak.detail for leak in report.leaks if leak.what == "observation")
+    assert where in str(report)
+
+
+def test_the_pipeline_does_not_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"source": {"kind": "synthetic", "num_symbols": 4, "start": "2020-01-02", "end": "2020-02-14"}}
+    data = small(values)
+    assert lookahead(data, EnvSettings(), cuts=2).clean
+
+    from fintrader.data import build
+
+    honest = build.ft.symbol_features
+
+    def peeking(one, names):
+        features = honest(one, names)
+        if len(features) > 1:
+            features[:-1, 0] = features[1:, 0].copy()
+        return features
+
+    monkeypatch.setattr(build.ft, "symbol_features", peeking)
+    report = lookahead(data, EnvSettings(), cuts=2)
+    assert not report.clean
+    assert f"feature {data.features.names[0]}" in {leak.what for leak in report.leaks}
+
+
+def small(values: dict) -> DataSettings:
+    """Settings that survive small changes of the source's own fields."""
+    known = type(DataSettings().source).model_fields
+    source = {key: value for key, value in values["source"].items() if key in known}
+    return DataSettings.model_validate({"source": source, "bar_minutes": 30})
+
+
+def test_columns_have_names() -> None:
+    market = make_market(60, 3)
+    layout = ObservationLayout(3, 2, 2)
+    names = [column_name(layout, market, k) for k in range(layout.width)]
+    assert len(set(names)) == layout.width
+    assert names[layout.slices["features"].start + 3] == "feature f1 of S001"
+    assert names[-1] == "context c1"
+    with pytest.raises(IndexError):
+        column_name(layout, market, layout.width)
+
+
+def test_no_room_to_cut_is_a_typed_error() -> None:
+    market = make_market(60, 3).window(0, 4)
+    with pytest.raises(BacktestError, match="no bar"):
+        find_leaks(market, future, EnvSettings())
+
+
+@pytest.mark.real_data
+def test_real_minutes_do_not_look_ahead() -> None:
+    path = REAL / "minute_n100_20151012_20160401.parquet"
+    if not path.exists():
+        pytest.skip("real bars are not beside the checkout")
+    data = DataSettings.model_validate(
+        {
+            "source": {"kind": "files", "path": str(path), "timezone": "America/New_York"},
+            "universe": {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]},
+            "bar_minutes": 5,
+        }
+    )
+    report = lookahead(data, EnvSettings(decision_interval=6), cuts=2)
+    assert report.clean, str(report)
+    assert np.all(np.array(report.cuts) > 0)
