@@ -1,0 +1,1 @@
+"""The app: it reads run folders and nothing else, and shows only what is stored there."""

@@ -1,0 +1,176 @@
+"""Charts on the screen: the report's figures and the app's own, thinned out and dressed for light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from app import decimation
+from app.artifacts import light
+from app.wording import label
+
+figures = light("backtest.figures")
+
+CONFIG = {
+    "displaylogo": False,
+    "displayModeBar": "hover",
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "scrollZoom": False,
+}
+_ON_DARK = {
+    "#0b4f9e": "#6cb2ff",
+    "#2a9d8f": "#4fd1c0",
+    "#d9730d": "#ffa657",
+    "#9065b0": "#c9a1ec",
+    "#c14c8a": "#f08abf",
+    "#616e7c": "#aab4c0",
+    "#a0a8b0": "#7f8994",
+    "#0b6e99": "#63c3ec",
+    "#448361": "#7cc79d",
+    "#b35900": "#f0a35e",
+    "#2f8f9d": "#6ed3e0",
+    "#7f6d5f": "#c7b5a6",
+    "#b42318": "#ff8f86",
+    "#6b8e23": "#b5d56a",
+    "#b8860b": "#e6bd52",
+    "#4682b4": "#86bce8",
+    "#cd5c5c": "#f19a9a",
+    "#20b2aa": "#67dcd4",
+    "#8b6f9c": "#c3a9d2",
+    "#708090": "#aebac6",
+    "rgba(11,79,158,0.10)": "rgba(108,178,255,0.14)",
+}
+GAIN, LOSS = "#2a9d8f", "#b42318"
+DIVERGING = [[0, "#c0504d"], [0.5, "rgba(128,128,128,0.08)"], [1, "#2a9d8f"]]
+_BARE = ("paper_bgcolor", "plot_bgcolor", "template")
+
+
+def is_dark() -> bool:
+    """Whether the reader looks at the dark theme."""
+    return bool(st.context.theme.type == "dark")
+
+
+def show(figure: go.Figure, key: str, *, height: int | None = None, title: bool = False, alt: str = "") -> None:
+    """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it."""
+    st.plotly_chart(
+        dressed(figure, dark=is_dark(), height=height, title=title),
+        theme="streamlit",
+        width="stretch",
+        key=key,
+        config=CONFIG,
+        **({"alt": alt} if alt else {}),
+    )
+
+
+def dressed(figure: go.Figure, *, dark: bool, height: int | None = None, title: bool = False) -> go.Figure:
+    """A figure without colours of its own for paper, grid and text, its lines in tones that suit the background."""
+    decimation.fit(figure)
+    plain = figure.to_plotly_json()
+    layout = plain.get("layout", {})
+    for name in _BARE:
+        layout.pop(name, None)
+    if not title:
+        layout.pop("title", None)
+    layout["font"] = {"size": 12}
+    layout["margin"] = {"l": 56, "r": 12, "t": 28 if not title else 56, "b": 36}
+    layout["separators"] = ".,"
+    if height is not None:
+        layout["height"] = height
+    for name, axis in layout.items():
+        if name.startswith(("xaxis", "yaxis")) and isinstance(axis, dict):
+            for colour in ("gridcolor", "linecolor", "tickcolor", "zerolinecolor", "tickfont"):
+                axis.pop(colour, None)
+            if isinstance(axis.get("title"), dict):
+                axis["title"].pop("font", None)
+            axis["automargin"] = True
+    if dark:
+        plain = _recoloured(plain)
+    return go.Figure(plain, skip_invalid=True)
+
+
+def _recoloured(value: Any) -> Any:
+    if isinstance(value, str):
+        return _ON_DARK.get(value, value)
+    if isinstance(value, dict):
+        return {name: _recoloured(below) for name, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_recoloured(below) for below in value]
+    return value
+
+
+def names(strategies: Iterable[str]) -> dict[str, str]:
+    """Strategy -> the words a reader sees, safe for plotly."""
+    return {name: label(figures.title_of(str(name))) for name in strategies}
+
+
+def equity(curves: pd.DataFrame, *, relative: bool = False) -> go.Figure:
+    """Wealth of each strategy over its bars: in USD, or in multiples of the start."""
+    shown = curves / curves.iloc[0] if relative else curves
+    figure = figures.equity_figure(shown.rename(columns=label))
+    if relative:
+        figure.update_traces(hovertemplate="%{y:.3f} ×  %{customdata}<extra>%{fullData.name}</extra>")
+        figure.update_yaxes(title={"text": "multiple of the start"}, tickformat=".2f")
+    return figure
+
+
+def underwater(curves: pd.DataFrame) -> go.Figure:
+    """Distance below the running peak of each strategy."""
+    return figures.drawdown_figure(curves.rename(columns=label))
+
+
+def lines(
+    series: dict[str, tuple[Any, Any]],
+    *,
+    y_title: str = "",
+    x_title: str = "",
+    percent: bool = False,
+    log_y: bool = False,
+    faint: dict[str, tuple[Any, Any]] | None = None,
+    height: int = 320,
+) -> go.Figure:
+    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend entry."""
+    figure = go.Figure()
+    for position, (name, (x, y)) in enumerate(series.items()):
+        colour = figures.PALETTE[position % len(figures.PALETTE)]
+        if faint and name in faint:
+            figure.add_trace(
+                go.Scatter(
+                    x=faint[name][0],
+                    y=faint[name][1],
+                    mode="lines",
+                    line={"color": colour, "width": 1},
+                    opacity=0.28,
+                    showlegend=False,
+                    hoverinfo="skip",
+                )
+            )
+        mode = "lines+markers" if len(np.atleast_1d(y)) < 3 else "lines"
+        figure.add_trace(go.Scatter(x=x, y=y, name=label(name), mode=mode, line={"color": colour, "width": 2}))
+    return framed(figure, y_title=y_title, x_title=x_title, percent=percent, log_y=log_y, height=height)
+
+
+def framed(
+    figure: go.Figure,
+    *,
+    y_title: str = "",
+    x_title: str = "",
+    percent: bool = False,
+    log_y: bool = False,
+    height: int = 320,
+    hover: str = "x unified",
+) -> go.Figure:
+    """Axes, legend and hover as all charts here have them."""
+    figure.update_layout(
+        height=height,
+        hovermode=hover,
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        showlegend=len([trace for trace in figure.data if trace.showlegend is not False]) > 1,
+    )
+    figure.update_yaxes(title={"text": y_title}, tickformat=".1%" if percent else None, type="log" if log_y else None)
+    figure.update_xaxes(title={"text": x_title}, showgrid=False)
+    return figure

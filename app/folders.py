@@ -1,0 +1,205 @@
+"""The only door to the disk: everything the app reads comes from inside the runs folder, through checks.
+
+A name from the URL, from a file's contents or from a directory listing is never trusted: it must be one plain path
+component, nothing on the way may be a symbolic link, and what is opened must be a regular file of bounded size.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fintrader.errors import FintraderError, RunError
+from fintrader.runs import RunFolder
+
+MAX_JSON_BYTES = 32 << 20
+MAX_TEXT_BYTES = 1 << 20
+MAX_LOG_BYTES = 64 << 20
+
+
+class UnsafePathError(RunError):
+    """A name or path points outside the runs folder, or could."""
+
+
+class NotThereError(RunError):
+    """A file is not there: the run has not come so far, or never will."""
+
+
+class DamagedFileError(RunError):
+    """A file is there and cannot be what it should be."""
+
+
+Signature = tuple[int, int, int]
+"""Inode, size and modification time (ns): equal signatures mean an unchanged file."""
+
+
+def component(name: object) -> str:
+    """`name`, if it is one plain path component. Raises UnsafePathError otherwise."""
+    if not isinstance(name, str) or not name or name in {".", ".."}:
+        raise UnsafePathError(f"{_shown(name)} is no file name")
+    if any(ord(char) < 32 or ord(char) == 127 or char in "/\\" for char in name):
+        raise UnsafePathError(f"{_shown(name)} holds a character that no file of a run has in its name")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise UnsafePathError(f"{_shown(name)} is not valid text") from None
+    if len(encoded) > 200:
+        raise UnsafePathError(f"{_shown(name)} is too long for a file name")
+    return name
+
+
+def _shown(name: object) -> str:
+    text = ascii(name)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder whose files may be read; nothing below it may lead out of it."""
+
+    root: Path
+    """Absolute and without symbolic links."""
+
+    def path(self, *parts: str) -> Path:
+        """A path below the folder, whether or not it exists. Raises UnsafePathError for anything that leads out."""
+        path = self.root
+        for part in parts:
+            path = path / component(part)
+            if path.is_symlink():
+                raise UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link; the app follows none")
+        return path
+
+    def exists(self, *parts: str) -> bool:
+        try:
+            return self.path(*parts).exists()
+        except OSError:
+            return False
+
+    def signature(self, *parts: str) -> Signature:
+        """What changes when the file does. Raises NotThereError when there is no such file."""
+        try:
+            state = self.path(*parts).stat(follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotThereError(f"{'/'.join(parts)} is not there") from None
+        except OSError as error:
+            raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
+        if not stat.S_ISREG(state.st_mode):
+            raise DamagedFileError(f"{'/'.join(parts)} is no regular file")
+        return state.st_ino, state.st_size, state.st_mtime_ns
+
+    def open(self, *parts: str) -> BinaryIO:
+        """A regular file opened for reading; never a link, a pipe or a device.
+
+        Raises NotThereError, DamagedFileError or UnsafePathError.
+        """
+        path = self.path(*parts)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotThereError(f"{'/'.join(parts)} is not there") from None
+        except OSError as error:
+            raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise DamagedFileError(f"{'/'.join(parts)} is no regular file")
+        return os.fdopen(handle, "rb")
+
+    def read(self, *parts: str, limit: int = MAX_TEXT_BYTES) -> bytes:
+        """A file's bytes. Raises DamagedFileError when it holds more than `limit`."""
+        with self.open(*parts) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise DamagedFileError(f"{'/'.join(parts)} holds more than {limit >> 20} MiB; the app does not read it")
+        return data
+
+    def tail(self, *parts: str, limit: int) -> bytes:
+        """The last `limit` bytes of a file."""
+        with self.open(*parts) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            return file.read(limit)
+
+    def text(self, *parts: str, limit: int = MAX_TEXT_BYTES) -> str:
+        """A UTF-8 file's text. Raises DamagedFileError when it is none."""
+        try:
+            return self.read(*parts, limit=limit).decode()
+        except UnicodeDecodeError:
+            raise DamagedFileError(f"{'/'.join(parts)} is not UTF-8 text") from None
+
+    def json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+        """A JSON object. Raises DamagedFileError for anything else."""
+        try:
+            value = json.loads(self.text(*parts, limit=limit))
+        except (ValueError, RecursionError):
+            raise DamagedFileError(f"{'/'.join(parts)} is not valid JSON; delete it and run again") from None
+        if not isinstance(value, dict):
+            raise DamagedFileError(f"{'/'.join(parts)} holds {type(value).__name__}, expected an object")
+        return value
+
+    def jsonl(self, *parts: str, limit: int = MAX_LOG_BYTES) -> list[dict[str, Any]]:
+        """All whole records of a JSON-lines file, of its last `limit` bytes; torn lines are left out."""
+        records = []
+        for line in self.tail(*parts, limit=limit).split(b"\n"):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+        return records
+
+    def folders(self, *parts: str) -> list[str]:
+        """Names of the folders inside, sorted; links are left out."""
+        try:
+            with os.scandir(self.path(*parts)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            return []
+
+
+class RunsFolder(Folder):
+    """The folder that holds all runs."""
+
+    @classmethod
+    def at(cls, path: Path | str) -> RunsFolder:
+        """The runs folder at `path`, which need not exist yet."""
+        return cls(Path(path).resolve())
+
+    def names(self) -> list[str]:
+        """Names of the folders that a run may have, sorted."""
+        return [name for name in self.folders() if _plain(name)]
+
+    def run(self, name: object) -> Folder:
+        """The folder of the run called `name`. Raises UnsafePathError or NotThereError."""
+        text = component(name)
+        if not _plain(text):
+            raise UnsafePathError(f"{_shown(text)} is no run's name: letters, digits, '.', '_' and '-' only")
+        path = self.path(text)
+        if not path.is_dir():
+            raise NotThereError(f"there is no run called {text!r}; the Runs page lists those there are")
+        return Folder(path)
+
+
+def _plain(name: str) -> bool:
+    try:
+        RunFolder.named(name, Path())
+    except FintraderError:
+        return False
+    return True
+
+
+def is_locked(folder: Folder) -> bool:
+    """Whether a living process holds the run. The kernel drops the lock when the process dies, however it dies."""
+    try:
+        with folder.open(".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (RunError, OSError):
+        return False
+    return False

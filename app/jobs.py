@@ -1,0 +1,147 @@
+"""Runs started from the app: separate processes, written down so that any later app finds them again.
+
+    runs/.launched/<name>.yaml   the settings it was started with
+    runs/.launched/<name>.json   the process
+    runs/.launched/<name>.log    what it printed
+
+A folder that begins with a dot is no run, so the run list does not show it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from app.folders import NotThereError, RunsFolder, component, is_locked
+from app.wording import number
+from fintrader.errors import FintraderError, RunError
+from fintrader.runs import RunFolder, write_json, write_text
+
+PLACE = ".launched"
+_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process that was started from the app."""
+
+    name: str
+    """Of its run."""
+    pid: int
+    born: int
+    """When the kernel started the process, in its ticks since boot: a pid alone may be someone else's by now."""
+    started: float
+    """Seconds since 1970."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        child = _CHILDREN.get(self.pid)
+        if child is not None and child.poll() is not None:
+            return False
+        return self.born != 0 and _born(self.pid) == self.born
+
+
+def _born(pid: int) -> int:
+    """Start time of a living process in kernel ticks, 0 when there is none (a zombie counts as none)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return _born_elsewhere(pid)
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def _born_elsewhere(pid: int) -> int:
+    """Without /proc: whether the process exists is all there is to know."""
+    if Path("/proc/self/stat").exists():
+        return 0
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return 0
+    return 1
+
+
+def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None) -> Job:
+    """Start `fintrader run` on the settings `text` (YAML) as a process of its own session.
+
+    Raises RunError when the name is no run's name, or when that run is at work already.
+    """
+    folder = RunFolder.named(name, runs.root)
+    component(name)
+    place = runs.path(PLACE)
+    if runs.path(name).is_dir() and is_locked(runs.run(name)):
+        raise RunError(f"{name} is at work already; open it on the Tournament page, or choose another name")
+    config = runs.path(PLACE, f"{name}.yaml")
+    write_text(config, text)
+    log = runs.path(PLACE, f"{name}.log")
+    write_text(log, "")
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "app.worker", "run", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=working or Path.cwd(),
+            env=variables,
+            start_new_session=True,
+        )
+    _CHILDREN[child.pid] = child
+    job = Job(name=folder.root.name, pid=child.pid, born=_born(child.pid), started=time.time())
+    write_json(place / f"{name}.json", asdict(job))
+    return job
+
+
+def jobs(runs: RunsFolder) -> list[Job]:
+    """All runs that were ever started from an app here, the newest first."""
+    try:
+        names = [entry.name for entry in runs.path(PLACE).iterdir() if entry.suffix == ".json"]
+    except (OSError, FintraderError):
+        return []
+    found = []
+    for name in names:
+        try:
+            found.append(job(runs, name.removesuffix(".json")))
+        except FintraderError:
+            continue
+    return sorted(found, key=lambda one: one.started, reverse=True)
+
+
+def job(runs: RunsFolder, name: str) -> Job:
+    """The process of one run. Raises NotThereError when it was not started from an app."""
+    values = runs.json(PLACE, f"{component(name)}.json")
+    pid, born, started = (number(values.get(key)) for key in ("pid", "born", "started"))
+    if pid is None or pid < 2 or born is None or started is None or values.get("name") != name:
+        raise NotThereError(f"the record of {name} says nothing usable")
+    return Job(name=name, pid=int(pid), born=int(born), started=started)
+
+
+def stop(job: Job) -> bool:
+    """Ask a job to end, as Ctrl-C would: it stores what it has, and the same command goes on from there.
+
+    Returns whether it was alive. Its pods end with it.
+    """
+    if not job.alive:
+        return False
+    os.kill(job.pid, signal.SIGINT)
+    return True
+
+
+def kill(job: Job) -> bool:
+    """End a job and its pods at once; nothing that was written is lost, what was being trained may be."""
+    if not job.alive:
+        return False
+    os.killpg(job.pid, signal.SIGKILL)
+    return True
+
+
+def last_words(runs: RunsFolder, name: str, *, limit: int = 6000) -> str:
+    """The end of what a job printed."""
+    text = runs.tail(PLACE, f"{component(name)}.log", limit=limit).decode(errors="replace")
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text.replace("\r", "\n")).strip()

@@ -1,0 +1,79 @@
+"""How the app is started: one command line, bound to loopback, with nothing sent anywhere.
+
+from app.launch import serve
+serve(runs_dir=Path("runs"), port=8501)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from fintrader.errors import ConfigError
+
+RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
+CACHE_VARIABLE = "FINTRADER_CACHE"
+CONFIGS_VARIABLE = "FINTRADER_CONFIGS"
+
+_THEME = {
+    "theme.light.primaryColor": "#0f766e",
+    "theme.light.backgroundColor": "#ffffff",
+    "theme.light.secondaryBackgroundColor": "#f4f6f8",
+    "theme.light.textColor": "#1c2430",
+    "theme.dark.primaryColor": "#2dd4bf",
+    "theme.dark.backgroundColor": "#0f141b",
+    "theme.dark.secondaryBackgroundColor": "#19212b",
+    "theme.dark.textColor": "#e6eaf0",
+}
+
+
+def command(port: int = 8501, *, headless: bool | None = None) -> list[str]:
+    """The command that serves the app. Raises ConfigError when streamlit is not installed."""
+    if find_spec("streamlit") is None:
+        raise ConfigError("the app needs streamlit; install it with `pip install 'fintrader[app]'`")
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"port: must lie in 1..65535, got {port}")
+    options = {
+        "server.address": "127.0.0.1",
+        "server.port": str(port),
+        "server.fileWatcherType": "none",
+        "server.showEmailPrompt": "false",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "client.showErrorDetails": "none",
+        **_THEME,
+    }
+    if headless is not None:
+        options["server.headless"] = str(headless).lower()
+    script = Path(__file__).resolve().parent / "streamlit_app.py"
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "streamlit", "run", str(script), *flags]
+
+
+def environment(
+    runs_dir: Path | str = "runs", cache: Path | str | None = None, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment variables that tell the app where runs (and built markets) lie."""
+    values = dict(os.environ if base is None else base)
+    values[RUNS_DIR_VARIABLE] = str(Path(runs_dir).resolve())
+    if cache is not None:
+        values[CACHE_VARIABLE] = str(Path(cache).resolve())
+    values.setdefault("OMP_NUM_THREADS", "1")
+    return values
+
+
+def serve(
+    runs_dir: Path | str = "runs",
+    port: int = 8501,
+    *,
+    cache: Path | str | None = None,
+    headless: bool | None = None,
+) -> None:
+    """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on)."""
+    arguments = command(port, headless=headless)
+    variables = environment(runs_dir, cache)
+    sys.stdout.flush()
+    os.execve(arguments[0], arguments, variables)

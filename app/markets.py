@@ -1,0 +1,160 @@
+"""Reading a built market file without torch: only the rows and columns that are shown."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from app.folders import DamagedFileError, Folder, NotThereError, Signature, UnsafePathError
+
+FORMAT = "fintrader-market-1"
+MAX_HEADER_BYTES = 64 << 20
+_KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
+_ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")
+DAY_ZONE = "America/New_York"
+
+
+@dataclass(frozen=True)
+class Market:
+    """A market file, memory-mapped. Arrays as in `MarketTensors`."""
+
+    path: Path
+    content_hash: str
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray[Any, Any]] = field(repr=False)
+
+    @property
+    def symbols(self) -> list[str]:
+        return [str(symbol) for symbol in self.header["symbols"]]
+
+    @property
+    def feature_names(self) -> list[str]:
+        return [str(name) for name in self.header["feature_names"]]
+
+    @property
+    def context_names(self) -> list[str]:
+        return [str(name) for name in self.header["context_names"]]
+
+    @property
+    def times(self) -> pd.DatetimeIndex:
+        """`[T]` start of each bar, UTC."""
+        return pd.DatetimeIndex(self.arrays["minutes"].astype("datetime64[ns]")).tz_localize("UTC")
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        meta = self.header.get("meta")
+        return meta if isinstance(meta, dict) else {}
+
+    def days(self) -> pd.Series[int]:
+        """First bar of each session, indexed by the session's day (New York)."""
+        session = self.arrays["session"]
+        first = np.flatnonzero(np.append(True, np.diff(session) > 0))
+        days = self.times[first].tz_convert(DAY_ZONE).strftime("%Y-%m-%d")
+        return pd.Series(first, index=days)
+
+    def rows(self, day: str) -> slice:
+        """The bars of one session."""
+        days = self.days()
+        position = days.index.get_loc(day)
+        stop = int(days.iloc[position + 1]) if position + 1 < len(days) else len(self.arrays["session"])
+        return slice(int(days.iloc[position]), stop)
+
+    def candles(self, symbol: str, rows: slice, every: int = 1) -> pd.DataFrame:
+        """Bars with a trade: open, high, low, close, `every` bars put together.
+
+        A market holds no highs and lows of single bars: at `every` 1 they are those of open and close, and of more
+        bars together the extremes of their opens and closes.
+        """
+        column = self.symbols.index(symbol)
+        traded = self.arrays["tradable"][rows, column]
+        frame = pd.DataFrame(
+            {
+                "open": self.arrays["open"][rows, column],
+                "close": self.arrays["close"][rows, column],
+                "session": self.arrays["session"][rows],
+            },
+            index=self.times[rows],
+        )[traded].astype({"open": float, "close": float})
+        frame["high"], frame["low"] = frame[["open", "close"]].max(axis=1), frame[["open", "close"]].min(axis=1)
+        if every > 1 and len(frame):
+            group = frame["session"].to_numpy() * 10_000_000 + np.arange(len(frame)) // every
+            first = pd.Series(frame.index, index=frame.index).groupby(group).first()
+            frame = frame.groupby(group).agg({"open": "first", "high": "max", "low": "min", "close": "last"})
+            frame.index = pd.DatetimeIndex(first)
+        return frame
+
+
+def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Market:
+    """The market file that a manifest names, looked for by its file name in the folders the app may read.
+
+    Raises NotThereError when it is in none of them, DamagedFileError when it is not the one the run was made from.
+    """
+    if not market:
+        raise NotThereError("this run has no market yet: it is built first")
+    parts = Path(market).parts
+    name = "/".join(parts[-2:])
+    for root in roots:
+        place = Folder(root.resolve())
+        for tail in (parts[-2:], parts[-1:]):
+            try:
+                signature = place.signature(*tail)
+            except (NotThereError, UnsafePathError):
+                continue
+            break
+        else:
+            continue
+        found = _open(place.root, tail, signature)
+        if data_hash is not None and found.content_hash != data_hash:
+            raise DamagedFileError(
+                f"the market file {name} is no longer the one this run was made from (data hash {data_hash[:12]}, "
+                f"now {found.content_hash[:12]})"
+            )
+        return found
+    raise NotThereError(
+        f"the market file {name} is not in the cache folder; run the command of this run again to build it anew"
+    )
+
+
+@lru_cache(maxsize=8)
+def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
+    """Map the file's arrays. The safetensors layout: header length, JSON header, then the arrays one by one."""
+    name = "/".join(parts)
+    with Folder(root).open(*parts) as file:
+        try:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError("its header is too long")
+            table = json.loads(file.read(length))
+            metadata = table.get("__metadata__", {})
+            header = json.loads(metadata.get("header", "{}"))
+            if header.get("format") != FORMAT:
+                raise ValueError("it is no market file of this version")
+            size = signature[1]
+            arrays = {}
+            for key in _ARRAYS:
+                kind = np.dtype(_KINDS[table[key]["dtype"]])
+                shape = tuple(int(edge) for edge in table[key]["shape"])
+                begin, end = (8 + length + int(offset) for offset in table[key]["data_offsets"])
+                if not 8 + length <= begin <= end <= size or end - begin != kind.itemsize * int(np.prod(shape)):
+                    raise ValueError(f"{key} lies outside the file")
+                arrays[key] = (
+                    np.memmap(file, dtype=kind, mode="r", offset=begin, shape=shape)
+                    if end > begin
+                    else np.zeros(shape, kind)
+                )
+            bars, assets = arrays["close"].shape
+            if len(header["symbols"]) != assets or arrays["minutes"].shape != (bars,) or bars == 0:
+                raise ValueError("its parts do not fit together")
+        except (ValueError, KeyError, TypeError, struct.error, RecursionError, AttributeError) as error:
+            raise DamagedFileError(
+                f"the market file {name} is damaged ({error}); delete it and build it again"
+            ) from None
+    return Market(root.joinpath(*parts), str(metadata.get("content_hash", "")), header, arrays)

@@ -1,0 +1,109 @@
+"""Metrics as readers see them: headline cards, the paper's table, and everything with its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app.artifacts import light
+from app.wording import DASH, count, human, number, percent, ratio, usd
+
+HEADLINE = (
+    ("cumulative_return", "Return"),
+    ("annual_return", "Annual return"),
+    ("annual_volatility", "Volatility"),
+    ("sharpe", "Sharpe"),
+    ("max_drawdown", "Max drawdown"),
+    ("calmar", "Calmar"),
+)
+ROLES = {
+    "ensemble": "the agents' ensemble",
+    "best": "the best single pod",
+    "buy_and_hold": "bought at the start, then left alone",
+    "equal_weight": "rebalanced to equal weights",
+    "benchmark": "the index",
+    "oracle": "knows the planted signal",
+}
+
+
+def shown(key: str, value: Any, *, signed: bool = False) -> str:
+    """A metric's value in its own unit; a dash where it is undefined."""
+    known = light("backtest.measures").BY_KEY.get(key)
+    unit = known.unit if known else ""
+    if number(value) is None:
+        return DASH
+    if unit.startswith(("share", "R²")) and key != "stability":
+        return percent(value, signed=signed)
+    if unit == "USD":
+        return usd(value)
+    if unit in {"sessions", "minutes"}:
+        return f"{count(value)} {unit}"
+    if unit == "bps":
+        return f"{ratio(value)} bps"
+    if key in {"trades", "round_trips"}:
+        return count(value)
+    return ratio(value, signed=signed)
+
+
+def cards(metrics: Mapping[str, Any], versus: Mapping[str, Any] | None = None, *, versus_name: str = "") -> None:
+    """The headline numbers of one strategy, each with its difference from another."""
+    with st.container(horizontal=True, gap="small"):
+        for key, title in HEADLINE:
+            difference = _difference(key, metrics, versus)
+            st.metric(
+                title,
+                shown(key, metrics.get(key)),
+                difference,
+                delta_color="inverse" if key == "annual_volatility" else "normal",
+                help=_help(key, versus_name if difference else ""),
+                width="stretch",
+                border=True,
+            )
+
+
+def _difference(key: str, metrics: Mapping[str, Any], versus: Mapping[str, Any] | None) -> str | None:
+    if versus is None:
+        return None
+    mine, other = number(metrics.get(key)), number(versus.get(key))
+    return None if mine is None or other is None else shown(key, mine - other, signed=True)
+
+
+def _help(key: str, versus_name: str) -> str:
+    known = light("backtest.measures").BY_KEY.get(key)
+    text = f"`{known.formula}` from daily returns; {known.source}." if known else ""
+    return text + (f" Below it: the difference from {versus_name}." if versus_name else "")
+
+
+def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
+    """One row a strategy, the paper's columns."""
+    rows = [
+        {"Strategy": human(name), **{title: shown(metric, values.get(metric)) for metric, title in HEADLINE}}
+        for name, values in metrics.items()
+    ]
+    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, column_config=right(HEADLINE))
+
+
+def right(columns: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Column settings that align numbers to the right."""
+    return {
+        "Strategy": st.column_config.TextColumn(pinned=True),
+        **{title: st.column_config.TextColumn(alignment="right") for _, title in columns},
+    }
+
+
+def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
+    """Every stored metric: one row a metric, one column a strategy, with formula and source."""
+    catalogue = light("backtest.measures").BY_KEY
+    keys = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    rows = []
+    for name in keys:
+        known = catalogue.get(name)
+        row = {"Metric": known.title if known else human(name)}
+        row |= {human(strategy): shown(name, values.get(name)) for strategy, values in metrics.items()}
+        rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
+    config = {human(name): st.column_config.TextColumn(alignment="right") for name in metrics}
+    config["Metric"] = st.column_config.TextColumn(pinned=True)
+    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", height=520, key=key, column_config=config)

@@ -1,0 +1,215 @@
+"""What all pages share: the runs folder, the guard against faults, links in the URL, the header with its run picker."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app.folders import DamagedFileError, Folder, NotThereError, RunsFolder
+from app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
+from app.summary import Summary, summaries
+from app.wording import plain, when
+from fintrader.errors import FintraderError
+
+log = logging.getLogger("fintrader.app")
+
+
+@dataclass(frozen=True)
+class View:
+    """A page: its script in `views/`, its title, and its place in the URL."""
+
+    file: str
+    title: str
+    icon: str
+    path: str
+
+
+PAGES = (
+    View("runs.py", "Runs", ":material/list:", "runs"),
+    View("tournament.py", "Tournament", ":material/trophy:", "tournament"),
+    View("pod.py", "Pod", ":material/model_training:", "pod"),
+    View("backtest.py", "Backtest", ":material/show_chart:", "backtest"),
+    View("honesty.py", "Honesty", ":material/balance:", "honesty"),
+    View("compare.py", "Compare", ":material/compare_arrows:", "compare"),
+    View("market.py", "Market", ":material/candlestick_chart:", "market"),
+    View("new_run.py", "New run", ":material/play_circle:", "new"),
+)
+
+STYLE = """<style>
+.stMainBlockContainer {padding: 4.2rem 2rem 3rem; max-width: 1560px;}
+.stMainBlockContainer h1 {font-size: 1.7rem; padding: 0;}
+.stMainBlockContainer h3 {font-size: 1.1rem; padding: .4rem 0 0;}
+[data-testid="stMetricValue"] {font-size: 1.45rem; font-variant-numeric: tabular-nums;}
+[data-testid="stMetricLabel"] {opacity: .75;}
+@media (max-width: 640px) {
+  .stMainBlockContainer {padding: 4rem .9rem 2rem;}
+  [data-testid="stMetricValue"] {font-size: 1.15rem;}
+}
+</style>"""
+
+STATUS = {
+    "running": (":material/progress_activity:", "blue"),
+    "finished": (":material/check_circle:", "green"),
+    "interrupted": (":material/pause_circle:", "orange"),
+    "broken": (":material/error:", "red"),
+}
+
+
+def runs_folder() -> RunsFolder:
+    """The folder that `fintrader app` was told, or `runs` below the working folder."""
+    return RunsFolder.at(os.environ.get(RUNS_DIR_VARIABLE) or "runs")
+
+
+def market_folders(runs: RunsFolder) -> list[Path]:
+    """Folders whose market files the app may read."""
+    told = os.environ.get(CACHE_VARIABLE)
+    return [Path(told).resolve()] if told else [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
+
+
+def config_folders() -> list[Path]:
+    """Folders whose YAML configurations the New run page offers."""
+    told = os.environ.get(CONFIGS_VARIABLE)
+    return [Path(told).resolve()] if told else [Path("configs").resolve()]
+
+
+def page(title: str, render: Callable[[RunsFolder], None], lead: str = "") -> None:
+    """Draw a page. Whatever goes wrong becomes a message, never a traceback."""
+    with guarded():
+        st.title(title, anchor=False)
+        if lead:
+            st.caption(lead)
+        render(runs_folder())
+
+
+class guarded:
+    """Turn a fault inside the block into a message in its place."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False  # also lets streamlit's own rerun and stop signals pass: they are no Exceptions
+        if isinstance(error, NotThereError):
+            st.info(sentence(error), icon=":material/hourglass_empty:")
+        elif isinstance(error, DamagedFileError):
+            st.error(f"Damaged: {sentence(error)}", icon=":material/broken_image:")
+        elif isinstance(error, FintraderError):
+            st.error(sentence(error), icon=":material/error:")
+        else:
+            log.error("page fault", exc_info=(kind, error, trace))  # type: ignore[arg-type]
+            st.error(
+                f"This part of the page could not be drawn ({type(error).__name__}). The stored files were not "
+                "touched; the app's log on the terminal says more.",
+                icon=":material/error:",
+            )
+        return True
+
+
+def sentence(error: Exception) -> str:
+    """An error's message as escaped text that begins with a capital."""
+    text = plain(error)
+    return text[:1].upper() + text[1:]
+
+
+# --- links -----------------------------------------------------------------------------------------------------
+
+
+def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
+    """The widget key under which the choice `key` lives, set from the URL, from another page, or to `default`.
+
+    Draw the widget with that key, then call `remember`. An unknown value in the URL is dropped with a message.
+    """
+    widget, kept, seen = f"widget_{key}", f"kept_{key}", f"url_{key}"
+    state = st.session_state
+    asked = st.query_params.get(key)
+    if asked is not None and asked != state.get(seen):
+        state[seen] = asked
+        if asked in options:
+            state[widget] = state[kept] = asked
+        else:
+            st.warning(f"The link asks for the {key} “{plain(asked, 60)}”, which is not here.")
+    if state.get(widget) not in options:
+        state[widget] = state.get(kept) if state.get(kept) in options else default or options[0]
+    return widget
+
+
+def remember(key: str, value: str | None) -> None:
+    """Keep a choice for other pages, and in the URL."""
+    state = st.session_state
+    state[f"kept_{key}"] = state[f"url_{key}"] = value
+    if value is None:
+        st.query_params.pop(key, None)
+    elif st.query_params.get(key) != value:
+        st.query_params[key] = value
+
+
+def choose(label: str, options: Sequence[str], key: str, **kwargs: Any) -> str:
+    """A selectbox whose choice is part of the page's address and is kept from page to page."""
+    value: str = st.selectbox(label, options, key=linked(key, options), **kwargs)
+    remember(key, value)
+    return value
+
+
+def parts(titles: dict[str, str], key: str) -> str:
+    """The parts of a page, one shown at a time; which one is part of the page's address."""
+    chosen = st.segmented_control(
+        "Part",
+        list(titles),
+        key=linked(key, list(titles)),
+        format_func=lambda name: titles[name],
+        label_visibility="collapsed",
+    )
+    value = chosen or next(iter(titles))
+    remember(key, value)
+    return value
+
+
+def go(file: str, **parameters: str) -> None:
+    """Leave for another page, with its choices made."""
+    for key, value in parameters.items():
+        st.session_state[f"kept_{key}"] = value
+        st.session_state.pop(f"widget_{key}", None)
+        st.session_state.pop(f"url_{key}", None)
+    st.switch_page(f"views/{file}")
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+
+
+def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
+    """The header's run picker with the status beside it. Raises NotThereError when there are no runs at all."""
+    found = summaries(runs)
+    if not found:
+        raise NotThereError("no runs here yet: start one on the New run page, or type `fintrader run CONFIG`")
+    by_name = {run.name: run for run in found}
+    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    with left:
+        name = choose("Run", list(by_name), "run")
+    chosen = by_name[name]
+    with right:
+        status_line(chosen)
+    return chosen, runs.run(name)
+
+
+def status_line(run: Summary) -> None:
+    """Badges: what state a run is in, and what it is made of."""
+    icon, colour = STATUS[run.status]
+    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+        st.badge(run.status, icon=icon, color=colour)  # type: ignore[arg-type]
+        if run.trials is not None:
+            st.badge(f"{run.trials} trials", color="gray")
+        if run.seed is not None:
+            st.badge(f"seed {run.seed}", color="gray")
+        if run.device:
+            st.badge(plain(run.device, 20), color="gray")
+        if run.created:
+            st.caption(when(run.created), width="content")
+    if run.problem:
+        st.error(f"{plain(run.name)}: {plain(run.problem)}", icon=":material/error:")

@@ -1,0 +1,148 @@
+"""What a run says about itself: its manifest, its status, its headline numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from app.folders import Folder, NotThereError, RunsFolder, Signature, is_locked
+from app.wording import moment, number
+from fintrader.errors import FintraderError
+
+FORMAT = "fintrader-run-1"
+Status = Literal["running", "finished", "interrupted", "broken"]
+STAGES = ("data", "tournament", "backtest")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row of the run list. What the manifest does not say (or says wrongly) is None."""
+
+    name: str
+    status: Status
+    problem: str | None = None
+    """Why it is broken, in words."""
+    created: str | None = None
+    finished: str | None = None
+    seed: int | None = None
+    device: str | None = None
+    trials: int | None = None
+    command: str | None = None
+    market: str | None = None
+    data_hash: str | None = None
+    config_hash: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Strategy -> metric -> value, as `backtest/metrics.json` has it; empty before the backtest."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall-clock seconds of all finished stages."""
+        known = [number(stage.get("seconds")) for stage in self.stages.values()]
+        values = [value for value in known if value is not None]
+        return sum(values) if values else None
+
+    def headline(self) -> dict[str, Any]:
+        """Metrics of the ensemble (or of the best pod where there is none)."""
+        for strategy in ("ensemble", "best"):
+            if strategy in self.metrics:
+                return self.metrics[strategy]
+        return {}
+
+
+def summaries(runs: RunsFolder) -> list[Summary]:
+    """All runs, the newest first."""
+    found = [summary(runs, name) for name in runs.names()]
+    return sorted(found, key=lambda run: (run.created or "", run.name), reverse=True)
+
+
+def summary(runs: RunsFolder, name: str) -> Summary:
+    """One run. A damaged manifest makes it `broken`, it raises nothing but UnsafePathError and NotThereError."""
+    folder = runs.run(name)
+    return _summary(folder, name)
+
+
+def _summary(folder: Folder, name: str) -> Summary:
+    try:
+        signature = folder.signature("manifest.json")
+    except NotThereError:
+        if is_locked(folder):
+            return Summary(name, "running")
+        return Summary(name, "broken", "it has no manifest.json, so it is no run of this version, or lost it")
+    except FintraderError as error:
+        return Summary(name, "broken", str(error))
+    try:
+        metrics_signature = folder.signature("backtest", "metrics.json")
+    except FintraderError:
+        metrics_signature = None
+    found = _read(folder.root, name, signature, metrics_signature)
+    if found.status == "interrupted" and is_locked(folder):
+        return _with_status(found, "running")
+    return found
+
+
+def _with_status(found: Summary, status: Status) -> Summary:
+    return Summary(**{**found.__dict__, "status": status})
+
+
+@lru_cache(maxsize=4096)
+def _read(root: Path, name: str, manifest: Signature, metrics: Signature | None) -> Summary:
+    """Both files' contents; cached for as long as neither changes."""
+    folder = Folder(root)
+    try:
+        values = folder.json("manifest.json")
+    except FintraderError as error:
+        return Summary(name, "broken", str(error))
+    if values.get("format") != FORMAT:
+        return Summary(name, "broken", "manifest.json is of another format or version")
+    problem = None
+    strategies: dict[str, dict[str, Any]] = {}
+    if metrics is not None:
+        try:
+            strategies = metric_table(folder)
+        except FintraderError as error:
+            problem = str(error)
+    finished = values.get("finished")
+    done = isinstance(finished, str) and moment(finished) is not None
+    versions = values.get("versions")
+    stages = values.get("stages")
+    return Summary(
+        name=name,
+        status="broken" if problem else "finished" if done else "interrupted",
+        problem=problem,
+        created=_text(values.get("created")),
+        finished=_text(finished),
+        seed=_whole(values.get("seed")),
+        device=_text(values.get("device")),
+        trials=_whole(values.get("trials")),
+        command=_command(values.get("command")),
+        market=_text(values.get("market")),
+        data_hash=_text(values.get("data_hash")),
+        config_hash=_text(values.get("config_hash")),
+        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
+        stages=({str(k): v for k, v in stages.items() if isinstance(v, dict)} if isinstance(stages, dict) else {}),
+        metrics=strategies,
+    )
+
+
+def metric_table(folder: Folder) -> dict[str, dict[str, Any]]:
+    """`backtest/metrics.json`. Raises NotThereError or DamagedFileError."""
+    values = folder.json("backtest", "metrics.json")
+    return {name: row for name, row in values.items() if isinstance(row, dict)}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _command(value: Any) -> str | None:
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return " ".join(value)
+    return _text(value)

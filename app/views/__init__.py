@@ -1,0 +1,1 @@
+"""One script a page; `streamlit_app.py` lists them."""

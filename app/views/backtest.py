@@ -1,0 +1,293 @@
+"""Backtest: the report's content, to play with."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app import analysis, artifacts, charts, markets, metric_table
+from app.artifacts import Backtest
+from app.folders import Folder, NotThereError, RunsFolder
+from app.shell import choose, guarded, market_folders, page, parts, pick_run, runs_folder
+from app.summary import Summary
+from app.wording import count, human, number, percent, plain, usd
+
+TABS = {
+    "curves": "Curves",
+    "risk": "Rolling",
+    "calendar": "Calendar",
+    "weights": "Weights",
+    "trades": "Trades",
+    "metrics": "All metrics",
+}
+REPORT_LIMIT = 16 << 20
+FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
+WHOLE = "whole window"
+MOST_ROWS, MOST_CANDLES, MOST_MARKS = 2000, 900, 400
+
+
+def render(runs: RunsFolder) -> None:
+    run, folder = pick_run(runs)
+    stored = artifacts.backtest(folder)
+    main, others = pick_strategies(stored)
+    context_line(stored, folder)
+    versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
+    metric_table.cards(
+        stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
+    )
+    tab = parts(TABS, "part")
+    with guarded():
+        shown = [main, *others]
+        match tab:
+            case "curves":
+                curves(stored, shown)
+            case "risk":
+                rolling(stored, shown)
+            case "calendar":
+                calendar(stored, main)
+            case "weights":
+                weights(stored, folder, main)
+            case "trades":
+                trades(stored, folder, run, main)
+            case "metrics":
+                table = {name: stored.metrics.get(name, {}) for name in shown}
+                metric_table.full_table(table, "backtest_metrics")
+
+
+def pick_strategies(stored: Backtest) -> tuple[str, list[str]]:
+    """The strategy the page is about, and those beside it."""
+    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    with left:
+        main = choose("Strategy", stored.strategies, "strategy", format_func=human)
+    rest = [name for name in stored.strategies if name != main]
+    with right:
+        others = st.pills(
+            "Beside it",
+            rest,
+            selection_mode="multi",
+            default=[name for name in rest if name in FIRST] or rest[:3],
+            format_func=human,
+            key=f"backtest_others_{main}",
+        )
+    return main, [name for name in rest if name in (others or [])]
+
+
+def context_line(stored: Backtest, folder: Folder) -> None:
+    """What window this is, what it was chosen from, and the report to take away."""
+    context = stored.context
+    times = stored.equity.index
+    facts = [
+        f"{plain(context['window'])} window" if isinstance(context.get("window"), str) else None,
+        f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
+        f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
+        f"chosen from {count(context['trials'])} trials" if number(context.get("trials")) is not None else None,
+        "net of costs, returns daily-resampled (252 days, risk-free rate 0)",
+    ]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.caption(" · ".join(part for part in facts if part), width="stretch")
+        if folder.exists("backtest", "report.html"):
+            with st.popover("Report", icon=":material/description:"), guarded():
+                st.caption("One self-contained HTML file with all of this.")
+                st.download_button(
+                    "Download report.html",
+                    lambda: folder.read("backtest", "report.html", limit=REPORT_LIMIT),
+                    file_name="report.html",
+                    mime="text/html",
+                    icon=":material/download:",
+                    on_click="ignore",
+                )
+    planted = context.get("planted")
+    if isinstance(planted, dict):
+        share = planted.get("share_of_oracle")
+        if isinstance(share, dict) and number(share.get("ensemble")) is not None:
+            st.caption(
+                f"Synthetic market with a planted signal: the ensemble reached {percent(share['ensemble'], 0)} of the "
+                "log growth that an oracle made of this window."
+            )
+
+
+def curves(stored: Backtest, shown: list[str]) -> None:
+    left, middle, _ = st.columns([2, 2, 3])
+    with left:
+        scale = st.segmented_control("Scale", ["USD", "Relative", "Log"], default="USD", key="curves_scale")
+    with middle:
+        grain = st.segmented_control(
+            "Drawdown from", ["session closes", "every bar"], default="session closes", key="curves_grain"
+        )
+    figure = charts.equity(stored.equity[shown], relative=scale == "Relative")
+    if scale == "Log":
+        figure.update_yaxes(type="log", tickformat="~s")
+    st.subheader("Equity", anchor=False)
+    charts.show(figure, "backtest_equity", height=420)
+    by_bar = grain == "every bar"
+    base = stored.equity if by_bar else stored.daily_equity_with_start()
+    st.subheader("Drawdown", anchor=False)
+    charts.show(charts.underwater(base[shown]), "backtest_drawdown", height=300)
+    key = "minute_max_drawdown" if by_bar else "max_drawdown"
+    deepest = ", ".join(f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown)
+    st.caption(f"Deepest: {deepest}. As stored in metrics.json ({'every bar' if by_bar else 'session closes'}).")
+    st.subheader(f"Deepest drawdowns: {human(shown[0])}", anchor=False)
+    rows = analysis.drawdown_rows(stored.daily_equity_with_start()[shown[0]])
+    if rows.empty:
+        st.info("No session closed below an earlier one.", icon=":material/check_circle:")
+        return
+    for column in ("Peak", "Trough", "Recovered"):
+        rows[column] = [("not yet" if pd.isna(time) else f"{time:%Y-%m-%d}") for time in rows[column]]
+    rows["Depth"] = [percent(depth) for depth in rows["Depth"]]
+    config = {"Depth": st.column_config.TextColumn(alignment="right")}
+    st.dataframe(rows, hide_index=True, width="stretch", key="backtest_depths", column_config=config)
+
+
+def rolling(stored: Backtest, shown: list[str]) -> None:
+    returns = stored.daily_returns()
+    sessions = len(returns)
+    if sessions < 6:
+        st.info(f"{sessions} sessions are too few for rolling figures.", icon=":material/hourglass_empty:")
+        return
+    longest = max(5, sessions // 2)
+    window = st.slider("Window, sessions", 5, longest, min(21, longest), key=f"rolling_{longest}") if longest > 5 else 5
+    benchmark = "benchmark" if "benchmark" in returns else None
+    titles = {"sharpe": "Sharpe ratio, annualised", "volatility": "Volatility, annualised", "beta": "Beta to the index"}
+    for kind, title in titles.items():
+        if kind == "beta" and benchmark is None:
+            continue
+        columns = list(dict.fromkeys([*shown, benchmark])) if kind == "beta" and benchmark else shown
+        st.subheader(title, anchor=False)
+        figure = analysis.rolling_figure(returns[columns], kind, window, benchmark)
+        charts.show(figure, f"rolling_{kind}", height=270)
+    st.caption(f"Each point looks back over {window} sessions; there is none before the first full window.")
+
+
+def calendar(stored: Backtest, main: str) -> None:
+    equity = stored.equity[main]
+    st.subheader("Return of each month", anchor=False)
+    charts.show(analysis.monthly_figure(analysis.monthly_table(equity, stored.session)), "calendar_months")
+    st.caption("In per cent, by calendar month (UTC); the first and the last may be partial.")
+    st.subheader("Mean return by weekday and time of day", anchor=False)
+    slot = st.segmented_control("Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots")
+    table = analysis.intraday_table(equity, stored.session, slot or 30)
+    charts.show(analysis.intraday_figure(table), "calendar_slots")
+    st.caption("New York time. What happens between two sessions stands apart as “overnight”.")
+    st.subheader("Distribution of daily returns", anchor=False)
+    var = number(stored.metrics.get(main, {}).get("value_at_risk"))
+    charts.show(analysis.distribution_figure(stored.daily_returns(), main, var), "calendar_distribution")
+
+
+def weights(stored: Backtest, folder: Folder, main: str) -> None:
+    wide = analysis.stored_weights(artifacts.table_of(folder, "positions"), stored, main)
+    if not len(wide.columns):
+        st.info(f"{human(main)} held nothing at any session's close.", icon=":material/inbox:")
+    else:
+        st.subheader("Weights at each session's close", anchor=False)
+        top = st.slider("Symbols shown apart", 3, 12, 8, key="weights_top") if len(wide.columns) > 3 else 12
+        figure = charts.figures.weights_figure(wide.rename(columns=charts.label), top=top)
+        figure.update_layout(hovermode="x unified")
+        highest = float(wide.sum(axis=1).max())
+        if not (wide < 0).any().any():
+            figure.update_yaxes(range=[0, max(1.0, highest)])
+        charts.show(figure, "weights", height=400)
+    st.subheader("Exposure", anchor=False)
+    exposure = stored.curves["exposure"][[main]]
+    figure = charts.equity(exposure)
+    figure.update_traces(hovertemplate="%{y:.1%}  %{customdata}<extra></extra>")
+    figure.update_yaxes(title={"text": "share of equity"}, tickformat=".0%", rangemode="tozero")
+    charts.show(figure, "exposure", height=240)
+    st.subheader("Turnover and costs, session by session", anchor=False)
+    daily = pd.DataFrame(
+        {name: stored.curves[name][main].groupby(stored.session).sum() for name in ("turnover_usd", "cost_usd")}
+    )
+    daily.index = stored.daily().index
+    stamps = daily.index.strftime("%Y-%m-%d")
+    left, right = st.columns(2)
+    with left:
+        figure = charts.lines({"Turnover": (stamps, daily["turnover_usd"].to_numpy())}, y_title="USD", height=240)
+        charts.show(figure, "turnover")
+    with right:
+        total = {"Costs so far": (stamps, daily["cost_usd"].cumsum().to_numpy())}
+        charts.show(charts.lines(total, y_title="USD", height=240), "costs")
+
+
+def trades(stored: Backtest, folder: Folder, run: Summary, main: str) -> None:
+    table = artifacts.table_of(folder, "trades")
+    mine = table[table["strategy"] == main]
+    if mine.empty:
+        st.info(f"{human(main)} made no trade.", icon=":material/inbox:")
+        return
+    counts = mine["symbol"].value_counts()
+    symbols = [str(symbol) for symbol in counts.index if counts[symbol] > 0]
+    local = mine["fill_time"].dt.tz_convert(markets.DAY_ZONE)
+    left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
+    with left:
+        symbol = choose(
+            "Symbol, most traded first", symbols, "symbol", format_func=lambda s: f"{s} · {counts[s]} fills"
+        )
+    of_symbol = mine[mine["symbol"] == symbol].assign(bar=mine["fill_time"])
+    days = sorted(local[of_symbol.index].dt.strftime("%Y-%m-%d").unique())
+    with middle:
+        day = choose("Session", [WHOLE, *days], "day")
+    with right:
+        every = st.segmented_control(
+            "Candle", [1, 5, 15, 60], default=5, format_func=lambda m: f"{m} bars", key="candle"
+        )
+    with guarded():
+        price_chart(stored, run, symbol, day, every or 5, of_symbol, local)
+    shown = of_symbol if day == WHOLE else of_symbol[local[of_symbol.index].dt.strftime("%Y-%m-%d") == day]
+    st.caption(
+        f"{count(len(shown))} fills of {plain(symbol)}: {usd(shown['notional_usd'].sum())} traded, "
+        f"{usd(shown['cost_usd'].sum())} costs"
+    )
+    trade_table(shown)
+
+
+def price_chart(
+    stored: Backtest, run: Summary, symbol: str, day: str, every: int, fills: pd.DataFrame, local: pd.Series
+) -> None:
+    """Candles of the market file with the fills on them."""
+    try:
+        market = markets.find(run.market, run.data_hash, market_folders(runs_folder()))
+    except NotThereError as error:
+        st.info(f"No price chart: {plain(error)}", icon=":material/candlestick_chart:")
+        return
+    if symbol not in market.symbols:
+        st.info("The market file does not hold this symbol.", icon=":material/candlestick_chart:")
+        return
+    times = market.times
+    if day == WHOLE:
+        begin, end = times.searchsorted(stored.equity.index[[0, -1]])
+        rows = slice(int(begin), int(end) + 1)
+        fills_shown = fills
+    else:
+        rows = market.rows(day)
+        fills_shown = fills[local[fills.index].dt.strftime("%Y-%m-%d") == day]
+    length = rows.stop - rows.start
+    every = max(every, -(-length // MOST_CANDLES))
+    bars = market.candles(symbol, rows, every)
+    if bars.empty:
+        st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
+        return
+    place = bars.index.searchsorted(fills_shown["fill_time"].to_numpy(), side="right") - 1
+    shown = fills_shown.assign(bar=bars.index[place.clip(0)])
+    kept = shown if len(shown) <= MOST_MARKS else shown.nlargest(MOST_MARKS, "notional_usd")
+    charts.show(analysis.candles_figure(bars, kept, symbol), "trades_candles")
+    left_out = f" The {MOST_MARKS} largest of {count(len(shown))} fills are marked." if len(shown) > MOST_MARKS else ""
+    st.caption(f"Candles of {every} traded bar(s), made from opens and closes of the market file.{left_out}")
+
+
+def trade_table(rows: pd.DataFrame) -> None:
+    frame = rows[["fill_time", "symbol", "shares", "price_usd", "notional_usd", "cost_usd", "kind"]].head(MOST_ROWS)
+    config = {
+        "fill_time": st.column_config.DatetimeColumn("Filled (UTC)", format="YYYY-MM-DD HH:mm"),
+        "symbol": "Symbol",
+        "shares": st.column_config.NumberColumn("Shares", format="%.4g"),
+        "price_usd": st.column_config.NumberColumn("Price", format="dollar"),
+        "notional_usd": st.column_config.NumberColumn("Notional", format="dollar"),
+        "cost_usd": st.column_config.NumberColumn("Cost", format="dollar"),
+        "kind": "Kind",
+    }
+    frame = frame.assign(symbol=frame["symbol"].astype(str), fill_time=frame["fill_time"].dt.tz_localize(None))
+    st.dataframe(frame, hide_index=True, width="stretch", height=320, key="trades_table", column_config=config)
+    if len(rows) > MOST_ROWS:
+        st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")
+
+
+page("Backtest", render)

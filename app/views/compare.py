@@ -1,0 +1,141 @@
+"""Compare: two to eight strategies, of one run or of several, overlaid."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app import artifacts, charts, metric_table
+from app.artifacts import Backtest
+from app.folders import NotThereError, RunsFolder
+from app.shell import guarded, page
+from app.summary import summaries
+from app.wording import human, label, number, plain
+from fintrader.errors import FintraderError
+
+MOST = 8
+KEYS = (
+    "cumulative_return",
+    "annual_return",
+    "annual_volatility",
+    "sharpe",
+    "sortino",
+    "max_drawdown",
+    "calmar",
+    "turnover",
+    "cost_usd",
+    "exposure_mean",
+    "beta",
+    "information_ratio",
+    "final_equity_usd",
+)
+
+
+def render(runs: RunsFolder) -> None:
+    names = [run.name for run in summaries(runs) if run.metrics]
+    if not names:
+        raise NotThereError("there is no finished backtest to compare yet")
+    chosen = pick(names, "runs", "Runs", names[:2])
+    if not chosen:
+        st.info("Choose at least one run.", icon=":material/compare_arrows:")
+        return
+    stored = load(runs, chosen)
+    if not stored:
+        return
+    options = [f"{run} / {strategy}" for run, backtest in stored.items() for strategy in backtest.strategies]
+    default = [f"{run} / {backtest.strategies[0]}" for run, backtest in stored.items()]
+    if len(stored) == 1:
+        default = options[: min(4, len(options))]
+    lines = pick(options, "lines", "Strategies", default[:MOST])
+    if len(lines) < 2:
+        st.info("Choose at least two strategies.", icon=":material/compare_arrows:")
+        return
+    shown = {line: stored[line.partition(" / ")[0]] for line in lines}
+    overlay(shown)
+    with guarded():
+        differences(shown)
+
+
+def pick(options: list[str], key: str, title: str, default: list[str]) -> list[str]:
+    """A multiselect that is part of the page's address (comma-separated)."""
+    widget, seen, kept = f"widget_{key}", f"url_{key}", f"kept_{key}"
+    state = st.session_state
+    asked = st.query_params.get(key)
+    told = asked if asked is not None and asked != state.get(seen) else None
+    if told is None and widget not in state:
+        told = state.get(kept)
+    if isinstance(told, str):
+        wanted = [name for name in dict.fromkeys(told.split(",")) if name in options][:MOST]
+        if len(wanted) < len(told.split(",")):
+            st.warning(f"Not everything the link asks for is here: “{plain(told, 120)}”.")
+        state[widget] = wanted or default
+    elif widget not in state:
+        state[widget] = default
+    else:
+        state[widget] = [name for name in state[widget] if name in options]
+    value: list[str] = st.multiselect(title, options, max_selections=MOST, key=widget)
+    text = ",".join(value)
+    state[seen] = state[kept] = text
+    if text and st.query_params.get(key) != text:
+        st.query_params[key] = text
+    return value
+
+
+def load(runs: RunsFolder, names: list[str]) -> dict[str, Backtest]:
+    """The backtests that can be read; a message for each that cannot."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = artifacts.backtest(runs.run(name))
+        except FintraderError as error:
+            st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
+    return found
+
+
+def strategy_of(line: str) -> str:
+    return line.partition(" / ")[2]
+
+
+def overlay(shown: dict[str, Backtest]) -> None:
+    """Equity in multiples of the start, and drawdown, over time."""
+    same = len({tuple(backtest.equity.index[[0, -1]]) for backtest in shown.values()}) == 1
+    if not same:
+        st.warning("These backtests cover different windows; their figures are not like for like.")
+    wealth, below = {}, {}
+    for line, backtest in shown.items():
+        strategy = strategy_of(line)
+        curve = backtest.equity[strategy]
+        wealth[line] = (curve.index.tz_localize(None).to_numpy(), (curve / curve.iloc[0]).to_numpy())
+        daily = backtest.daily_equity_with_start()[strategy]
+        below[line] = (daily.index.tz_localize(None).to_numpy(), (daily / daily.cummax() - 1).to_numpy())
+    st.subheader("Wealth, multiples of the start", anchor=False)
+    charts.show(charts.lines(wealth, height=400), "compare_equity")
+    st.subheader("Drawdown, from session closes", anchor=False)
+    charts.show(charts.lines(below, percent=True, height=280), "compare_drawdown")
+
+
+def differences(shown: dict[str, Backtest]) -> None:
+    """Metrics side by side, and their differences from the first."""
+    st.subheader("Metrics", anchor=False)
+    lines = list(shown)
+    base = st.selectbox("Differences from", lines, key=f"compare_base_{len(lines)}")
+    values = {line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in shown.items()}
+    catalogue = artifacts.light("backtest.measures").BY_KEY
+    rows = []
+    for key in KEYS:
+        row = {"Metric": catalogue[key].title if key in catalogue else human(key)}
+        zero = number(values[base].get(key))
+        for line in lines:
+            own = number(values[line].get(key))
+            told = metric_table.shown(key, own)
+            if line != base and own is not None and zero is not None:
+                told += f"  ({metric_table.shown(key, own - zero, signed=True)})"
+            row[line] = told
+        rows.append(row)
+    config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
+    config["Metric"] = st.column_config.TextColumn(pinned=True)
+    frame = pd.DataFrame(rows)
+    st.dataframe(frame, hide_index=True, width="stretch", height="content", key="compare_table", column_config=config)
+
+
+page("Compare", render)

@@ -1,0 +1,345 @@
+"""Honesty: how far the result can be believed, given everything that was tried to get it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from app import artifacts, charts, metric_table
+from app.artifacts import Backtest
+from app.folders import Folder, NotThereError, RunsFolder
+from app.shell import guarded, page, pick_run
+from app.summary import Summary
+from app.wording import DASH, count, human, label, number, percent, plain, ratio, without_secrets
+
+NOTES = {
+    "trials": "Strategies that were tried to get this one",
+    "expected_best": "Sharpe ratio that the best of so many trials without any skill is expected to show",
+    "deflated": "Probability that the true Sharpe ratio exceeds what luck alone would show "
+    "(Bailey and López de Prado 2014); 0.95 is convincing",
+    "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
+}
+LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
+
+
+def render(runs: RunsFolder) -> None:
+    run, folder = pick_run(runs)
+    stored = artifacts.backtest(folder)
+    try:
+        report = folder.json("backtest", "honesty.json")
+    except NotThereError:
+        report = {}
+    verdict(report, stored)
+    if report:
+        numbers(report)
+        left, right = st.columns(2)
+        with left, guarded():
+            intervals(report)
+        with right, guarded():
+            luck(report)
+        with guarded():
+            rivals(report)
+        left, right = st.columns(2)
+        with left, guarded():
+            overfitting(report)
+        with right, guarded():
+            random_portfolios(report)
+        with guarded():
+            control(report, stored)
+    with guarded():
+        costs(stored)
+    with guarded():
+        selection(folder)
+    provenance(run, stored)
+
+
+def verdict(report: dict[str, Any], stored: Backtest) -> None:
+    """The one sentence."""
+    sentence = report.get("verdict")
+    if not isinstance(sentence, str):
+        st.warning(
+            "This backtest was written without an assessment. `fintrader backtest` on the run writes one.",
+            icon=":material/balance:",
+        )
+        trials = stored.context.get("trials")
+        if number(trials) is not None:
+            st.markdown(f"Its result was chosen from **{count(trials)}** trials.")
+        return
+    show = st.success if report.get("likely_skill") is True else st.warning
+    show(f"**{plain(sentence)}**", icon=":material/balance:")
+
+
+def part(report: dict[str, Any], key: str) -> dict[str, Any]:
+    found = report.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def numbers(report: dict[str, Any]) -> None:
+    """The figures behind the sentence."""
+    sharpe = part(report, "sharpe")
+    low, high = sharpe.get("low"), sharpe.get("high")
+    track = count(sharpe.get("minimum_track_record_sessions"))
+    overfit = part(report, "overfitting").get("probability")
+    cells = [
+        ("Trials", count(report.get("trials")), NOTES["trials"]),
+        ("Sharpe", ratio(sharpe.get("sharpe")), "Of the test window, annualised"),
+        (
+            f"{percent(sharpe.get('level'), 0)} interval",
+            DASH if number(low) is None else f"{ratio(low)} to {ratio(high)}",
+            "Of the Sharpe ratio, by its sampling error (Mertens 2002)",
+        ),
+        ("Best by luck", ratio(sharpe.get("expected_best")), NOTES["expected_best"]),
+        ("Deflated Sharpe", ratio(sharpe.get("deflated")), NOTES["deflated"]),
+        ("Overfitting", percent(overfit, 0), NOTES["overfitting"]),
+        ("Sessions", count(report.get("sessions")), f"Of the test window; minimum track record: {track} sessions"),
+    ]
+    with st.container(horizontal=True, gap="small"):
+        for title, value, note in cells:
+            st.metric(title, value, help=note, border=True, width="stretch")
+
+
+def intervals(report: dict[str, Any]) -> None:
+    """Bootstrap intervals."""
+    st.subheader("Bootstrap intervals", anchor=False)
+    bands = {key: band for key, band in part(report, "intervals").items() if isinstance(band, dict)}
+    rows = []
+    for key, band in bands.items():
+        rows.append(
+            {
+                "Metric": LABELS.get(key, human(key)),
+                "Low": metric_table.shown(key, band.get("low")),
+                "Estimate": metric_table.shown(key, band.get("estimate")),
+                "High": metric_table.shown(key, band.get("high")),
+                "Level": percent(band.get("level"), 0),
+            }
+        )
+    if not rows:
+        st.info("No intervals: the window is too short.", icon=":material/hourglass_empty:")
+        return
+    config = {name: st.column_config.TextColumn(alignment="right") for name in ("Low", "Estimate", "High", "Level")}
+    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="honesty_bands", column_config=config)
+    block = ratio(report.get("block_sessions"), 1)
+    st.caption(f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White).")
+
+
+def luck(report: dict[str, Any]) -> None:
+    """The Sharpe ratio with its interval beside what luck would show."""
+    sharpe = part(report, "sharpe")
+    values = {key: number(sharpe.get(key)) for key in ("sharpe", "low", "high", "expected_best")}
+    if values["sharpe"] is None or values["low"] is None or values["high"] is None:
+        return
+    st.subheader("Result beside luck", anchor=False)
+    figure = go.Figure(
+        go.Scatter(
+            x=[values["sharpe"]],
+            y=["Sharpe, test window"],
+            mode="markers",
+            showlegend=False,
+            marker={"size": 13, "color": "#0b4f9e"},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "thickness": 2,
+                "width": 8,
+                "color": "#0b4f9e",
+                "array": [values["high"] - values["sharpe"]],
+                "arrayminus": [values["sharpe"] - values["low"]],
+            },
+            hovertemplate="%{x:.2f}<extra></extra>",
+        )
+    )
+    if values["expected_best"] is not None:
+        trials = count(report.get("trials"))
+        figure.add_trace(
+            go.Scatter(
+                x=[values["expected_best"]],
+                y=[f"best of {trials} by luck"],
+                mode="markers",
+                showlegend=False,
+                marker={"size": 13, "color": "#d9730d", "symbol": "diamond"},
+                hovertemplate="%{x:.2f}<extra></extra>",
+            )
+        )
+    figure.add_vline(x=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
+    charts.framed(figure, x_title="Sharpe ratio, annualised", hover="closest", height=210)
+    charts.show(figure, "honesty_luck")
+    source = sharpe.get("trial_variance_source")
+    if isinstance(source, str):
+        effective = ratio(sharpe.get("effective_trials"), 1)
+        st.caption(f"Spread of the trials: {plain(source)}; effective number of trials {effective}.")
+
+
+def rivals(report: dict[str, Any]) -> None:
+    """Against what needed no search."""
+    excess, tests = part(report, "excess"), part(report, "superiority")
+    rows = []
+    for name in dict.fromkeys([*excess, *tests]):
+        one, two = part(excess, name), part(tests, name)
+        rows.append(
+            {
+                "Against": human(name),
+                "Excess a year": percent(one.get("excess"), signed=True),
+                "Low": percent(one.get("low"), signed=True),
+                "High": percent(one.get("high"), signed=True),
+                "p, paired bootstrap": ratio(one.get("p_value"), 3),
+                "p, reality check": ratio(two.get("reality_check"), 3),
+                "p, SPA": ratio(two.get("spa"), 3),
+            }
+        )
+    if not rows:
+        return
+    st.subheader("Against what needed no search", anchor=False)
+    config = {name: st.column_config.TextColumn(alignment="right") for name in list(rows[0])[1:]}
+    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="honesty_rivals", column_config=config)
+    st.caption("Excess: paired block bootstrap of daily returns. Reality check: White (2000); SPA: Hansen (2005).")
+
+
+def bars(counts: Any, edges: Any, title: str, colour: str, *, tickformat: str = "") -> go.Figure | None:
+    """A stored histogram as bars."""
+    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1 or not counts:
+        return None
+    numbers_ = [number(value) for value in [*counts, *edges]]
+    if any(value is None for value in numbers_):
+        return None
+    ends = np.array(numbers_[len(counts) :], dtype=float)
+    figure = go.Figure(
+        go.Bar(
+            x=(ends[:-1] + ends[1:]) / 2,
+            y=numbers_[: len(counts)],
+            width=np.diff(ends) * 0.94,
+            marker={"color": colour},
+            showlegend=False,
+            hovertemplate="%{x}: %{y}<extra></extra>",
+        )
+    )
+    charts.framed(figure, x_title=title, hover="closest", height=250)
+    figure.update_xaxes(tickformat=tickformat)
+    return figure
+
+
+def overfitting(report: dict[str, Any]) -> None:
+    """Where the in-sample winners ended out of sample."""
+    found = part(report, "overfitting")
+    st.subheader("Probability of backtest overfitting", anchor=False)
+    if not found:
+        st.info(
+            "Not computed: it needs the return series of at least two trials over enough sessions.",
+            icon=":material/hourglass_empty:",
+        )
+        return
+    figure = bars(found.get("logit_counts"), found.get("logit_edges"), "logit of the out-of-sample rank", "#9065b0")
+    if figure is not None:
+        figure.add_vline(x=0, line={"width": 1.5, "dash": "dash", "color": "#b42318"})
+        charts.show(figure, "honesty_pbo")
+    st.caption(
+        f"{percent(found.get('probability'), 0)} of {count(found.get('splits'))} splits lie left of zero: there the "
+        f"best of {count(found.get('trials'))} trials in-sample was below the median out of sample."
+    )
+
+
+def random_portfolios(report: dict[str, Any]) -> None:
+    """What darts would have earned."""
+    found = part(report, "random_portfolios")
+    st.subheader("Random static portfolios over the same window", anchor=False)
+    if not found:
+        st.info("Not computed for this backtest.", icon=":material/hourglass_empty:")
+        return
+    histogram = part(found, "histogram")
+    figure = bars(histogram.get("counts"), histogram.get("edges"), "cumulative return", "#7f6d5f", tickformat=".0%")
+    if figure is not None:
+        charts.show(figure, "honesty_random")
+    above = found.get("share_above")
+    if isinstance(above, dict):
+        told = ", ".join(f"{human(key).lower()} {percent(value, 1)}" for key, value in above.items())
+        st.caption(f"Share of random portfolios that did better: {told}.")
+    elif number(above) is not None:
+        st.caption(f"Share of random portfolios that did better: {percent(above, 1)}.")
+
+
+def control(report: dict[str, Any], stored: Backtest) -> None:
+    """What the same search finds where there is nothing to find."""
+    found = part(report, "control")
+    st.subheader("The same search on features without information", anchor=False)
+    metrics = part(found, "metrics")
+    if not metrics:
+        st.info("This control was not run: the same tournament on time-shifted features.", icon=":material/science:")
+        return
+    name = str(report.get("strategy", ""))
+    metric_table.paper_table({name: stored.metrics.get(name, {}), "control": metrics}, "honesty_control")
+
+
+def costs(stored: Backtest) -> None:
+    """How the result falls with costs, from the stored notional and costs."""
+    st.subheader("Costs", anchor=False)
+    names = [name for name in stored.strategies if (stored.curves["turnover_usd"][name] > 0).any()]
+    if not names:
+        st.info("Nothing was traded.", icon=":material/inbox:")
+        return
+    steps = np.linspace(0, 50, 26)
+    lines = {}
+    for name in names:
+        equity = stored.equity[name].to_numpy()
+        paid, traded = float(stored.curves["cost_usd"][name].sum()), float(stored.curves["turnover_usd"][name].sum())
+        profit = equity[-1] - equity[0] + paid
+        lines[human(name)] = (steps, (profit - traded * steps / 1e4) / equity[0])
+    figure = charts.lines(lines, x_title="proportional cost, bps of notional", percent=True, height=300)
+    for trace, name in zip(figure.data, names, strict=True):
+        trace.line.color = charts.figures.colour_of(name, stored.strategies.index(name))
+    figure.add_hline(y=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
+    charts.show(figure, "honesty_costs")
+    even = ", ".join(
+        f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps" for name in names
+    )
+    st.caption(
+        "First-order: the stored trades at another proportional cost, the money saved or lost not re-invested. "
+        f"Break-even: {even}."
+    )
+
+
+def selection(folder: Folder) -> None:
+    """All trials by their validation score: where the winner was chosen from."""
+    try:
+        pods = artifacts.pods(folder)
+    except NotThereError:
+        return
+    scores = pd.to_numeric(pods["score"], errors="coerce").dropna().sort_values(ascending=False)
+    if scores.empty:
+        return
+    st.subheader("The trials it was chosen from", anchor=False)
+    figure = go.Figure(
+        go.Bar(
+            x=[label(pod) for pod in pods.loc[scores.index, "pod"]],
+            y=scores,
+            showlegend=False,
+            marker={"color": ["#0b4f9e" if k == 0 else "#a0a8b0" for k in range(len(scores))]},
+            hovertemplate="%{x}: %{y:.3f}<extra></extra>",
+        )
+    )
+    charts.framed(figure, y_title="validation score", hover="closest", height=240)
+    figure.update_xaxes(type="category", showticklabels=len(scores) <= 40)
+    charts.show(figure, "honesty_trials")
+    st.caption(f"{count(len(scores))} trials with a score, of {count(len(pods))} pods.")
+
+
+def provenance(run: Summary, stored: Backtest) -> None:
+    """Everything needed to get the numbers again."""
+    st.subheader("To get these numbers again", anchor=False)
+    if run.command:
+        st.code(without_secrets(run.command), language="bash")
+    rows = {
+        "Market (data hash)": run.data_hash,
+        "Settings (config hash)": run.config_hash,
+        "Seed": run.seed,
+        "Device": run.device,
+        "Window": stored.context.get("window"),
+        **{f"Version of {name}": version for name, version in run.versions.items()},
+    }
+    frame = pd.DataFrame([{"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()])
+    st.dataframe(frame, hide_index=True, width="stretch", key="honesty_provenance", height=220)
+
+
+page("Honesty", render)

@@ -1,0 +1,303 @@
+"""Market: the tensors a run was made from, cell by cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from app import analysis, charts, markets
+from app.folders import Folder, NotThereError, RunsFolder
+from app.markets import Market
+from app.shell import choose, guarded, market_folders, page, parts, pick_run
+from app.wording import count, human, label, percent, plain
+
+TABS = {"bars": "Bars", "features": "Features", "coverage": "Coverage", "quality": "Quality", "ties": "Correlations"}
+WINDOWS = ("train", "validation", "test")
+MOST_CELLS = 12_000
+MOST_SYMBOLS = 60
+
+
+def render(runs: RunsFolder) -> None:
+    run, _ = pick_run(runs)
+    market = markets.find(run.market, run.data_hash, market_folders(runs))
+    head(market)
+    tab = parts(TABS, "view")
+    with guarded():
+        match tab:
+            case "bars":
+                bars(market)
+            case "features":
+                features(market)
+            case "coverage":
+                coverage(market)
+            case "quality":
+                quality(market)
+            case "ties":
+                ties(market)
+
+
+def head(market: Market) -> None:
+    """What this market is."""
+    total, assets = market.arrays["close"].shape
+    days = market.days()
+    cells = [
+        ("Symbols", count(assets)),
+        ("Bars", count(total)),
+        ("Sessions", count(len(days))),
+        ("Features", f"{len(market.feature_names)} + {len(market.context_names)}"),
+        ("Traded cells", percent(traded_share(market), 1)),
+        ("Index", plain(market.header.get("benchmark_name", "index"), 40)),
+    ]
+    with st.container(horizontal=True, gap="small"):
+        for title, value in cells:
+            st.metric(title, value, border=True, width="stretch")
+    windows = market.header.get("windows")
+    told = f"{days.index[0]} to {days.index[-1]} (New York)"
+    if isinstance(windows, list) and len(windows) == len(WINDOWS):
+        day_of = market.times.tz_convert(markets.DAY_ZONE)
+        told += " · " + ", ".join(
+            f"{name} {day_of[start]:%Y-%m-%d} to {day_of[stop - 1]:%Y-%m-%d}"
+            for name, (start, stop) in zip(WINDOWS, windows, strict=True)
+        )
+    st.caption(f"{told} · content {plain(market.content_hash[:12])}")
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _traded_share(content: str, _tradable: np.ndarray[Any, Any]) -> float:
+    return float(_tradable.mean())
+
+
+def traded_share(market: Market) -> float:
+    """Share of all cells with a trade."""
+    return _traded_share(f"{market.path}{market.content_hash}", market.arrays["tradable"])
+
+
+def pick_cell(market: Market) -> tuple[str, str]:
+    """A symbol and a session."""
+    left, right = st.columns(2)
+    with left:
+        symbol = choose("Symbol", market.symbols, "symbol")
+    with right:
+        days = list(market.days().index)
+        day = choose("Session", days, "session")
+    return symbol, day
+
+
+def bars(market: Market) -> None:
+    symbol, day = pick_cell(market)
+    rows = market.rows(day)
+    column = market.symbols.index(symbol)
+    every = st.segmented_control("Bars a candle", [1, 5, 15], default=5, key="market_candle") or 5
+    candles = market.candles(symbol, rows, every)
+    if candles.empty:
+        st.info(f"{plain(symbol)} did not trade on {day}.", icon=":material/event_busy:")
+    else:
+        none = pd.DataFrame({"shares": [], "bar": [], "price_usd": [], "cost_usd": []})
+        charts.show(analysis.candles_figure(candles, none, symbol), "market_candles")
+        traded = int(market.arrays["tradable"][rows, column].sum())
+        st.caption(
+            f"{count(traded)} of {count(rows.stop - rows.start)} bars with a trade. Candles are made from the stored "
+            "opens and closes; bars without a trade are left out, not filled in."
+        )
+    st.subheader("All sessions", anchor=False)
+    close = market.arrays["close"][:, column].astype(float)
+    ends = np.append(np.flatnonzero(np.diff(market.arrays["session"]) > 0), len(close) - 1)
+    index = market.arrays["benchmark"][ends]
+    stamps = np.asarray(market.days().index)
+    values = close[ends]
+    known = values[np.isfinite(values)]
+    first = known[0] if len(known) else np.nan
+    lines = {symbol: (stamps, values / first), "index": (stamps, index / index[0])}
+    charts.show(charts.lines(lines, y_title="close, multiples of the first", height=260), "market_closes")
+
+
+def features(market: Market) -> None:
+    symbol, day = pick_cell(market)
+    rows = market.rows(day)
+    column = market.symbols.index(symbol)
+    names = market.feature_names
+    both = [*names, *market.context_names]
+    shown = st.multiselect("Columns", both, default=both[:4], max_selections=8, key="market_features")
+    stamps = market.times[rows].tz_convert(markets.DAY_ZONE).strftime("%H:%M")
+    lines = {}
+    for name in shown:
+        if name in names:
+            values = market.arrays["features"][rows, column, names.index(name)]
+        else:
+            values = market.arrays["context"][rows, market.context_names.index(name)]
+        lines[name] = (stamps, values.astype(float))
+    if lines:
+        charts.show(charts.lines(lines, height=380, x_title="New York time"), "market_feature_lines")
+    st.caption("As the agents see them: standardised with the training window's mean and deviation, then clipped.")
+    statistics = market.meta.get("normalisation")
+    if isinstance(statistics, dict):
+        found = {**part(statistics, "features"), **part(statistics, "context")}
+        table = [
+            {"Column": name, "Mean": values.get("mean"), "Deviation": values.get("std")}
+            for name, values in found.items()
+            if isinstance(values, dict)
+        ]
+        if table:
+            with st.expander("What they were standardised with"):
+                config = {name: st.column_config.NumberColumn(format="%.6g") for name in ("Mean", "Deviation")}
+                frame = pd.DataFrame(table)
+                st.dataframe(frame, hide_index=True, width="stretch", key="market_statistics", column_config=config)
+
+
+def part(values: dict[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _by_session(content: str, what: str, _cells: np.ndarray[Any, Any], _session: np.ndarray[Any, Any]) -> Any:
+    starts = np.flatnonzero(np.append(True, np.diff(_session) > 0))
+    lengths = np.diff(np.append(starts, len(_session)))
+    return np.add.reduceat(np.asarray(_cells, dtype=np.float32), starts, axis=0) / lengths[:, None]
+
+
+def by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
+    """`[sessions, N]`: share of a session's bars in which a flag is set."""
+    key = f"{market.path}{market.content_hash}"
+    return np.asarray(_by_session(key, what, market.arrays[what], market.arrays["session"]))
+
+
+def coverage(market: Market) -> None:
+    st.subheader("Share of each session's bars with a trade", anchor=False)
+    traded = by_session(market, "tradable")
+    days = list(market.days().index)
+    charts.show(share_map(traded, days, market.symbols), "market_coverage")
+    member = by_session(market, "member")
+    st.subheader("Membership of the universe", anchor=False)
+    if bool((member == 1).all()):
+        st.info("Every symbol is a member in every session.", icon=":material/check_circle:")
+    else:
+        charts.show(share_map(member, days, market.symbols, binary=True), "market_members")
+    stamps = np.asarray(days)
+    lines = {"members": (stamps, member.sum(axis=1)), "traded at all": (stamps, (traded > 0).sum(axis=1))}
+    charts.show(charts.lines(lines, y_title="symbols", height=220), "market_counts")
+
+
+def share_map(shares: np.ndarray[Any, Any], days: list[str], symbols: list[str], *, binary: bool = False) -> go.Figure:
+    """Sessions across, symbols down. Many sessions are put together, the lowest share of each stretch shown."""
+    sessions, assets = shares.shape
+    stretch = max(1, -(-sessions * assets // MOST_CELLS))
+    starts = np.arange(0, sessions, stretch)
+    shown = np.minimum.reduceat(shares, starts, axis=0).T
+    colours = [[0, "#b42318"], [0.8, "#e6bd52"], [1, "#2a9d8f"]] if not binary else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.round(shown.astype(float), 3),
+            x=[days[k] for k in starts],
+            y=[label(symbol) for symbol in symbols],
+            zmin=0,
+            zmax=1,
+            colorscale=colours,
+            colorbar={"tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
+            hovertemplate="%{y}, %{x}: %{z:.1%}<extra></extra>",
+        )
+    )
+    charts.framed(figure, hover="closest", height=min(900, 120 + 14 * max(8, assets)))
+    figure.update_yaxes(autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40)
+    figure.update_xaxes(type="category", nticks=10)
+    return figure
+
+
+def quality(market: Market) -> None:
+    """What was repaired, left out and ended, as the market file says, and the quality report beside it."""
+    meta = market.meta
+    repairs = {name: value for name, value in part(meta, "repairs").items() if isinstance(value, int)}
+    st.subheader("Repairs", anchor=False)
+    if not repairs:
+        st.info("The market file names no repairs.", icon=":material/info:")
+    elif not any(repairs.values()):
+        st.success(f"Nothing had to be repaired ({', '.join(human(n).lower() for n in repairs)}: 0).")
+    else:
+        rows = [{"Repair": human(name), "Rows": value} for name, value in repairs.items()]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="market_repairs")
+    left, right = st.columns(2)
+    with left:
+        st.subheader("Left out", anchor=False)
+        out = part(meta, "left_out")
+        if out:
+            rows = [{"Symbol": str(name), "Why": str(why)} for name, why in out.items()]
+            st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="market_left_out")
+        else:
+            st.caption("No symbol was left out.")
+    with right:
+        st.subheader("Ended before the data does", anchor=False)
+        ended = meta.get("ended")
+        st.caption(", ".join(plain(name) for name in ended) if isinstance(ended, list) and ended else "None.")
+        source = part(meta, "source")
+        st.subheader("Source", anchor=False)
+        rows = [{"What": "Kind", "Value": str(source.get("kind", "unknown"))}]
+        for file in source.get("files") or []:
+            if isinstance(file, dict):
+                rows.append({"What": str(file.get("name")), "Value": f"sha256 {file.get('sha256')}"})
+        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="market_source")
+    with guarded():
+        findings(market)
+
+
+def findings(market: Market) -> None:
+    """`quality.json` beside the market file, where there is one."""
+    try:
+        report = Folder(market.path.parent).json("quality.json")
+    except NotThereError:
+        return
+    kinds = {str(name): value for name, value in part(report, "kinds").items() if isinstance(value, int)}
+    st.subheader("Findings", anchor=False)
+    if not kinds:
+        st.success("No fault was found in the bars.")
+        return
+    figure = go.Figure(go.Bar(x=list(kinds.values()), y=[label(human(n)) for n in kinds], orientation="h"))
+    charts.framed(figure, x_title="faults", hover="closest", height=90 + 26 * len(kinds))
+    charts.show(figure, "market_kinds")
+    faults = [fault for fault in report.get("faults") or [] if isinstance(fault, dict)][:2000]
+    frame = pd.DataFrame(faults).astype(str)
+    st.dataframe(frame, hide_index=True, width="stretch", height=320, key="market_faults")
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _ties(content: str, _close: np.ndarray[Any, Any], _session: np.ndarray[Any, Any], most: int) -> Any:
+    ends = np.append(np.flatnonzero(np.diff(_session) > 0), len(_session) - 1)
+    daily = np.log(np.asarray(_close[ends, :most], dtype=float))
+    return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
+
+
+def ties(market: Market) -> None:
+    symbols = market.symbols[:MOST_SYMBOLS]
+    content = f"{market.path}{market.content_hash}"
+    matrix = _ties(content, market.arrays["close"], market.arrays["session"], MOST_SYMBOLS)
+    st.subheader("Correlation of daily returns", anchor=False)
+    off = matrix[~np.eye(len(symbols), dtype=bool)] if len(symbols) > 1 else np.array([])
+    if not np.isfinite(off).any():
+        st.info("Too few sessions or symbols for correlations.", icon=":material/hourglass_empty:")
+        return
+    names = [label(symbol) for symbol in symbols]
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.round(matrix, 3),
+            x=names,
+            y=names,
+            zmin=-1,
+            zmax=1,
+            colorscale=analysis.DIVERGING,
+            colorbar={"thickness": 10, "outlinewidth": 0},
+            hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
+        )
+    )
+    charts.framed(figure, hover="closest", height=min(860, 160 + 14 * max(14, len(symbols))))
+    figure.update_yaxes(autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40)
+    figure.update_xaxes(type="category", nticks=40)
+    charts.show(figure, "market_ties")
+    total = len(market.symbols)
+    left_out = f" The first {MOST_SYMBOLS} of {total} symbols." if total > MOST_SYMBOLS else ""
+    st.caption(f"Close to close over all sessions; mean off the diagonal {np.nanmean(off):.2f}.{left_out}")
+
+
+page("Market", render)

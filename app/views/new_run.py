@@ -1,0 +1,256 @@
+"""New run: choose a configuration, change it in a form, see the YAML, start it, watch it, stop it."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app import forms, jobs
+from app.folders import Folder, NotThereError, RunsFolder
+from app.shell import config_folders, go, guarded, page, parts, sentence
+from app.summary import summaries
+from app.wording import duration, plain, without_secrets
+from fintrader.errors import FintraderError
+
+REFRESH_SECONDS = 2
+SECTIONS = {
+    "run": "Run",
+    "data": "Data",
+    "env": "Environment",
+    "agent": "Agent",
+    "tournament": "Tournament",
+    "backtest": "Backtest",
+    "yaml": "YAML",
+}
+DEFAULTS = "defaults"
+
+
+def render(runs: RunsFolder) -> None:
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.subheader("Settings", anchor=False)
+        with guarded():
+            compose(runs)
+    with right:
+        st.subheader("Started from here", anchor=False)
+        watch(runs)
+
+
+# --- the form --------------------------------------------------------------------------------------------------
+
+
+def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
+    """Title -> where the YAML lies: the configurations, and those of earlier runs."""
+    found: dict[str, tuple[Folder, str] | None] = {}
+    for path in config_folders():
+        folder = Folder(path)
+        try:
+            names = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
+        except OSError:
+            continue
+        for name in names:
+            found[f"configs/{name}"] = (folder, name)
+    for run in summaries(runs)[:50]:
+        found[f"run {run.name}"] = (runs.run(run.name), "config.yaml")
+    found[DEFAULTS] = None
+    return found
+
+
+def compose(runs: RunsFolder) -> None:
+    options = sources(runs)
+    names = list(options)
+    first = next((k for k, name in enumerate(names) if "quickstart" in name), 0)
+    source = st.selectbox("Start from", names, index=first, key="new_source")
+    draft = drafted(runs, source, options[source])
+    section = parts(SECTIONS, "section")
+    with st.container(border=True):
+        edit(section, draft, source)
+    settings = check(runs, draft)
+    if section == "yaml":
+        st.caption("What the form amounts to; the same file works with `fintrader run`.")
+        st.code(without_secrets(text_of(draft)), language="yaml")
+    if st.button("Start", type="primary", icon=":material/play_arrow:", disabled=settings is None, key="new_start"):
+        job = jobs.start(runs, str(draft["name"]), text_of(draft))
+        st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
+
+
+def drafted(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
+    """The draft of this session: read from the source once, then whatever the form made of it."""
+    state = st.session_state
+    if state.get("new_draft_of") != source:
+        with st.spinner("Reading the settings"):
+            state["new_draft"] = load(runs, place)
+        state["new_draft_of"] = source
+    return state["new_draft"]  # type: ignore[no-any-return]
+
+
+def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
+    """A configuration, complete with defaults, as plain data. Raises ConfigError when it is not valid."""
+    import yaml
+
+    from fintrader.config import validate
+    from fintrader.pipeline import RunConfig
+
+    values: Any = {}
+    name = "run"
+    if place is not None:
+        folder, file = place
+        text = folder.text(file)
+        try:
+            values = yaml.safe_load(text) or {}
+        except (yaml.YAMLError, RecursionError) as error:
+            raise NotThereError(f"{file} is not valid YAML ({str(error).splitlines()[0]})") from None
+        name = values.get("name") if isinstance(values, dict) else None
+        name = name if isinstance(name, str) else Path(file).stem
+    if not isinstance(values, dict):
+        raise NotThereError("the configuration is no mapping")
+    values = {**values, "name": unused(runs, name), "runs_dir": shown_path(runs.root)}
+    return copy.deepcopy(validate(RunConfig, values, "this configuration").model_dump(mode="json"))
+
+
+def unused(runs: RunsFolder, name: str) -> str:
+    """`name`, or `name-2` and so on when such a run exists."""
+    taken = set(runs.names())
+    stem = re.sub(r"-\d+$", "", name) if name in taken else name
+    number = 2
+    while name in taken:
+        name = f"{stem}-{number}"
+        number += 1
+    return name
+
+
+def shown_path(path: Path) -> str:
+    """A path relative to the working folder where it lies inside, so that files can move together."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def edit(section: str, draft: dict[str, Any], source: str) -> None:
+    """The widgets of one part of the configuration."""
+    from fintrader.config import models_in
+    from fintrader.pipeline import RunConfig
+
+    key = f"new:{source}"
+    if section == "run":
+        for name in ("name", "seed", "device", "cache"):
+            forms.widget(RunConfig.model_fields[name], name, draft, f"{key}.{name}")
+        st.caption(f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}.")
+    elif section == "yaml":
+        st.caption("Choose a part above to change it.")
+    else:
+        models = models_in(RunConfig.model_fields[section].annotation)
+        forms.group(models, section, draft, f"{key}.{section}")
+
+
+def text_of(draft: dict[str, Any]) -> str:
+    """The draft as YAML."""
+    import yaml
+
+    return yaml.safe_dump(draft, sort_keys=False, allow_unicode=True)
+
+
+def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
+    """The draft as settings, or None and a message that names the field and what to do."""
+    from fintrader.config import validate
+    from fintrader.pipeline import RunConfig
+
+    try:
+        settings = validate(RunConfig, copy.deepcopy(draft), "settings")
+    except FintraderError as error:
+        st.error(sentence(error), icon=":material/rule:")
+        return None
+    name = settings.name
+    if name in runs.names():
+        st.warning(
+            f"A run called {plain(name)} exists: with the same settings it is continued, with others it is refused.",
+            icon=":material/content_copy:",
+        )
+    else:
+        st.success("These settings are valid.", icon=":material/check_circle:")
+    return settings
+
+
+# --- what was started ------------------------------------------------------------------------------------------
+
+
+def watch(runs: RunsFolder) -> None:
+    """Jobs with their status and last words, live."""
+    alive = any(job.alive for job in jobs.jobs(runs))
+
+    @st.fragment(run_every=REFRESH_SECONDS if alive else None)
+    def live() -> None:
+        with guarded():
+            found = jobs.jobs(runs)
+            if not found:
+                st.info(
+                    "Nothing yet. A run started here is a process of its own: it goes on when this app ends, and it "
+                    "can be stopped here or continued with the same command.",
+                    icon=":material/terminal:",
+                )
+            for job in found[:8]:
+                with guarded():
+                    one(runs, job)
+            if alive and not any(job.alive for job in found):
+                st.rerun()
+
+    live()
+
+
+def one(runs: RunsFolder, job: jobs.Job) -> None:
+    """One job."""
+    alive = job.alive
+    with st.container(border=True):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"**{plain(job.name)}**", width="content")
+            if alive:
+                st.badge("running", icon=":material/progress_activity:", color="blue")
+                st.caption(f"process {job.pid}, for {duration(time.time() - job.started)}", width="content")
+            else:
+                st.badge("ended", icon=":material/stop_circle:", color="gray")
+        try:
+            words = jobs.last_words(runs, job.name)
+        except FintraderError:
+            words = ""
+        if words:
+            st.code("\n".join(without_secrets(words).splitlines()[-12:]), language=None)
+        with st.container(horizontal=True):
+            if st.button("Open", key=f"job_open_{job.name}", icon=":material/trophy:"):
+                go("tournament.py", run=job.name)
+            if alive:
+                asked = st.session_state.get(f"job_asked_{job.name}")
+                if st.button("Stop", key=f"job_stop_{job.name}", icon=":material/stop:"):
+                    jobs.stop(job)
+                    st.session_state[f"job_asked_{job.name}"] = time.time()
+                    st.toast(f"Asked {plain(job.name)} to stop; it stores what it has first.")
+                if (
+                    isinstance(asked, float)
+                    and time.time() - asked > 20
+                    and st.button("Kill", key=f"job_kill_{job.name}", icon=":material/dangerous:")
+                ):
+                    jobs.kill(job)
+            elif (
+                runs.exists(job.name, "config.yaml")
+                and not done(runs, job.name)
+                and st.button("Continue", key=f"job_again_{job.name}", icon=":material/resume:")
+            ):
+                jobs.start(runs, job.name, runs.text(jobs.PLACE, f"{job.name}.yaml"))
+                st.rerun()
+
+
+def done(runs: RunsFolder, name: str) -> bool:
+    from app.summary import summary
+
+    try:
+        return summary(runs, name).status == "finished"
+    except FintraderError:
+        return False
+
+
+page("New run", render)

@@ -1,0 +1,183 @@
+"""Pod: how one learned, beside others, and what it was set to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from app import artifacts, charts, metric_table
+from app.folders import Folder, NotThereError, RunsFolder
+from app.shell import choose, guarded, page, pick_run
+from app.wording import DASH, count, duration, human, plain, ratio
+
+AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
+FIRST = ("value_loss", "policy_loss", "entropy", "steps_per_second")
+MOST = 6
+REFRESH_SECONDS = 3
+
+
+def render(runs: RunsFolder) -> None:
+    run, folder = pick_run(runs)
+    pods = artifacts.pods(folder)
+    if pods.empty:
+        raise NotThereError("no pod has been made yet")
+    by_name = pods.set_index("pod", drop=False)
+    order = pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
+    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    with left:
+        name = choose("Pod, the best first", order, "pod", format_func=lambda pod: titled(by_name.loc[pod]))
+    with right:
+        others = st.multiselect(
+            "Beside it", [pod for pod in order if pod != name], max_selections=MOST - 1, key=f"pod_others_{run.name}"
+        )
+    chosen = by_name.loc[name]
+    cards(chosen)
+    live = run.status == "running"
+
+    @st.fragment(run_every=REFRESH_SECONDS if live else None)
+    def curves_of() -> None:
+        with guarded():
+            curves(folder, [name, *others])
+
+    st.subheader("Learning curves", anchor=False)
+    curves_of()
+    left, right = st.columns(2)
+    with left, guarded():
+        st.subheader("Settings", anchor=False)
+        settings(chosen, by_name)
+    with right, guarded():
+        st.subheader("Validation metrics", anchor=False)
+        validation(by_name.loc[[name, *others]])
+
+
+def titled(pod: pd.Series[Any]) -> str:
+    return f"{pod['pod']} · {ratio(pod['score'], 3) if pd.notna(pod['score']) else pod['state']}"
+
+
+def cards(pod: pd.Series[Any]) -> None:
+    """The pod at a glance."""
+    parent = pod["parent"] if isinstance(pod["parent"], str) else None
+    state = str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")
+    cells = [
+        ("Score", ratio(pod["score"], 3)),
+        ("State", plain(state)),
+        ("Origin", plain(f"{pod['origin']} of {parent}" if parent else pod["origin"])),
+        ("Generation", count(int(pod["generation"]))),
+        ("Env-steps", count(pod["env_steps"]) if pd.notna(pod["env_steps"]) else DASH),
+        ("With its line", count(pod["lineage_env_steps"]) if pd.notna(pod["lineage_env_steps"]) else DASH),
+        ("Took", duration(pod["seconds"]) if pd.notna(pod["seconds"]) else DASH),
+    ]
+    with st.container(horizontal=True, gap="small"):
+        for title, value in cells:
+            st.metric(title, value, border=True, width="stretch")
+
+
+def smoothed(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
+    """Exponential moving average; `share` 0 leaves the values as they are, 0.9 keeps nine tenths of the past."""
+    if share <= 0:
+        return values
+    return pd.Series(values).ewm(alpha=1 - share, ignore_na=True).mean().to_numpy()
+
+
+def curves(folder: Folder, names: list[str]) -> None:
+    tables: dict[str, pd.DataFrame] = {}
+    for name in names:
+        try:
+            table = artifacts.learning(folder, name)
+        except NotThereError:
+            continue
+        if len(table):
+            tables[name] = table
+    if not tables:
+        st.info("No learning curve is stored for this pod yet.", icon=":material/hourglass_empty:")
+        return
+    known = dict.fromkeys(column for table in tables.values() for column in table.columns if column not in AXES)
+    metrics = [name for name in known if any(table[name].notna().any() for table in tables.values() if name in table)]
+    axes = [axis for axis in AXES if all(axis in table for table in tables.values())]
+    if not metrics or not axes:
+        st.info("The stored learning curve holds no numbers.", icon=":material/hourglass_empty:")
+        return
+    left, middle, right = st.columns([4, 2, 2], vertical_alignment="bottom")
+    with left:
+        default = [name for name in FIRST if name in metrics] or metrics[:4]
+        shown = st.multiselect("Curves", metrics, default=default, format_func=human, key="pod_curves")
+    with middle:
+        axis = st.segmented_control("Over", axes, default=axes[0], format_func=lambda a: AXES[a], key="pod_axis")
+    with right:
+        share = st.slider("Smoothing", 0.0, 0.98, 0.6, 0.02, key="pod_smoothing")
+    axis = axis or axes[0]
+    for row in range(0, len(shown), 2):
+        for place, metric in zip(st.columns(2), shown[row : row + 2], strict=False):
+            with place:
+                st.caption(human(plain(metric)))
+                raw = {name: (t[axis], t[metric].to_numpy(float)) for name, t in tables.items() if metric in t}
+                lines = {name: (x, smoothed(y, share)) for name, (x, y) in raw.items()}
+                figure = charts.lines(lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260)
+                charts.show(figure, f"pod_{metric}")
+
+
+def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
+    """All settings of the agent; where the parent had another value, both."""
+    mine = flat(pod["agent"])
+    parent = pod["parent"] if isinstance(pod["parent"], str) and pod["parent"] in by_name.index else None
+    theirs = flat(by_name.loc[parent, "agent"]) if parent else {}
+    searched = set(pod["hyper"] or {})
+    rows = []
+    for key, value in mine.items():
+        row = {"Setting": human(key), "Value": text(value), "Searched": key in searched}
+        if parent:
+            row["Parent's"] = text(theirs.get(key))
+            row["Changed"] = change(value, theirs.get(key))
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    if parent:
+        frame = frame.sort_values("Changed", key=lambda c: c == "", kind="stable")
+        changed = int((frame["Changed"] != "").sum())
+        st.caption(f"Child of {plain(parent)}: {changed} setting(s) differ")
+    else:
+        st.caption("A founder: it started from fresh weights")
+    st.dataframe(frame, hide_index=True, width="stretch", height=360, key="pod_settings")
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name."""
+    if isinstance(value, dict) and value:
+        return {k: v for name, below in value.items() for k, v in flat(below, f"{prefix}{name}.").items()}
+    return {prefix.removesuffix("."): value} if prefix else {}
+
+
+def text(value: Any) -> str:
+    if value is None:
+        return DASH
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:120]
+
+
+def change(now: Any, before: Any) -> str:
+    if now == before:
+        return ""
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (now, before))
+    return f"× {now / before:.3g}" if numeric and before else "other"
+
+
+def validation(rows: pd.DataFrame) -> None:
+    """The stored metrics of the validation window, one column a pod."""
+    columns = {str(pod): values for pod, values in zip(rows["pod"], rows["metrics"], strict=True) if values}
+    if not columns:
+        st.info("No validation metrics are stored for this pod.", icon=":material/hourglass_empty:")
+        return
+    st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
+    keys = list(dict.fromkeys(key for values in columns.values() for key in values))
+    frame = pd.DataFrame(
+        [
+            {"Metric": human(key), **{pod: metric_table.shown(key, values.get(key)) for pod, values in columns.items()}}
+            for key in keys
+        ]
+    )
+    config = {pod: st.column_config.TextColumn(alignment="right") for pod in columns}
+    st.dataframe(frame, hide_index=True, width="stretch", height=360, key="pod_metrics", column_config=config)
+
+
+page("Pod", render)

@@ -1,0 +1,169 @@
+"""Runs: what there is, how it went, and how to get it again."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app import artifacts, charts, metric_table
+from app.board import board_table
+from app.folders import NotThereError, RunsFolder
+from app.shell import STATUS, go, guarded, linked, page, remember
+from app.summary import Summary, summaries
+from app.wording import duration, moment, number, plain, without_secrets
+
+COLUMNS = {
+    "status": st.column_config.TextColumn("Status", width=110),
+    "name": st.column_config.TextColumn("Run", pinned=True),
+    "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
+    "took": st.column_config.TextColumn("Took", alignment="right"),
+    "trials": st.column_config.NumberColumn("Trials"),
+    "return": st.column_config.NumberColumn("Return", format="percent", help="Ensemble, test window, net of costs"),
+    "index": st.column_config.NumberColumn("Index", format="percent", help="The benchmark over the same bars"),
+    "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
+    "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
+}
+MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "broken": "✕ broken"}
+
+
+def table(found: list[Summary]) -> pd.DataFrame:
+    """One row a run. A number that is not stored is missing, never zero."""
+    rows = []
+    for run in found:
+        headline = run.headline()
+        created = moment(run.created)
+        rows.append(
+            {
+                "name": run.name,
+                "status": MARK[run.status],
+                "created": None if created is None else created.replace(tzinfo=None),
+                "trials": run.trials,
+                "return": number(headline.get("cumulative_return")),
+                "index": number(run.metrics.get("benchmark", {}).get("cumulative_return")),
+                "sharpe": number(headline.get("sharpe")),
+                "drawdown": number(headline.get("max_drawdown")),
+                "took": duration(run.seconds),
+            }
+        )
+    frame = pd.DataFrame(rows)
+    frame["trials"] = frame["trials"].astype("Int64")
+    return frame
+
+
+def render(runs: RunsFolder) -> None:
+    found = summaries(runs)
+    if not found:
+        st.info(
+            f"No runs in {plain(runs.root)} yet. Start one on the New run page, or type "
+            "`fintrader run configs/quickstart.yaml`.",
+            icon=":material/inbox:",
+        )
+        if st.button("New run", icon=":material/play_circle:", type="primary"):
+            go("new_run.py")
+        return
+    chosen = filtered(found)
+    if not chosen:
+        st.info("No run fits the filter.", icon=":material/filter_alt_off:")
+        return
+    by_name = {run.name: run for run in chosen}
+    event = st.dataframe(
+        table(chosen),
+        hide_index=True,
+        width="stretch",
+        height=min(38 + 35 * len(chosen), 320),
+        column_config=COLUMNS,
+        on_select="rerun",
+        selection_mode="multi-row",
+        key="runs_table",
+        placeholder="–",
+    )
+    picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
+    if picked:
+        remember("run", picked[0])
+        name = picked[0]
+    else:
+        name = st.session_state[linked("run", list(by_name))]
+        remember("run", name)
+    actions(name, picked)
+    with guarded():
+        preview(runs, by_name[name])
+
+
+def filtered(found: list[Summary]) -> list[Summary]:
+    """The filter line: text and status."""
+    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    with left:
+        words = st.text_input("Filter", placeholder="part of a name", key="runs_filter", label_visibility="collapsed")
+    counts = {status: sum(run.status == status for run in found) for status in STATUS}
+    present = [status for status in STATUS if counts[status]]
+    with right:
+        states = st.pills(
+            "Status",
+            present,
+            selection_mode="multi",
+            format_func=lambda status: f"{status} {counts[status]}",
+            key="runs_states",
+            label_visibility="collapsed",
+        )
+    words = words.strip().lower()
+    return [run for run in found if words in run.name.lower() and (not states or run.status in states)]
+
+
+def actions(name: str, picked: list[str]) -> None:
+    """Where to go from here."""
+    with st.container(horizontal=True, gap="small"):
+        if st.button("Backtest", icon=":material/show_chart:", type="primary"):
+            go("backtest.py", run=name)
+        if st.button("Tournament", icon=":material/trophy:"):
+            go("tournament.py", run=name)
+        if st.button("Honesty", icon=":material/balance:"):
+            go("honesty.py", run=name)
+        several = 2 <= len(picked) <= 8
+        if st.button(
+            f"Compare {len(picked)}" if several else "Compare",
+            icon=":material/compare_arrows:",
+            disabled=not several,
+            help="Select 2 to 8 rows",
+        ):
+            go("compare.py", runs=",".join(picked))
+
+
+def preview(runs: RunsFolder, run: Summary) -> None:
+    """The chosen run at a glance."""
+    st.subheader(plain(run.name), anchor=False)
+    if run.problem:
+        st.error(plain(run.problem), icon=":material/error:")
+    folder = runs.run(run.name)
+    try:
+        stored = artifacts.backtest(folder)
+    except NotThereError as waiting:
+        if run.status != "broken":
+            st.info(plain(waiting), icon=":material/hourglass_empty:")
+    else:
+        main = stored.strategies[0]
+        versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
+        metric_table.cards(
+            stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
+        )
+        left, right = st.columns(2)
+        with left:
+            st.caption("Equity, USD")
+            charts.show(charts.equity(stored.equity), "preview_equity", height=300)
+        with right:
+            st.caption("Drawdown, from session closes")
+            charts.show(charts.underwater(stored.daily_equity_with_start()), "preview_drawdown", height=300)
+        metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
+    with guarded():
+        board = artifacts.leaderboard(folder)
+        st.caption(f"Leaderboard: the best {len(board)} pods by their validation score")
+        board_table(board, "preview_board")
+    if run.command:
+        st.caption("The command that makes this run again (or goes on with it)")
+        st.code(without_secrets(run.command), language="bash")
+    with guarded():
+        config = folder.text("config.yaml")
+        with st.expander("Settings", icon=":material/settings:"):
+            st.code(without_secrets(config), language="yaml")
+
+
+page("Runs", render)

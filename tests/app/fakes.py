@@ -1,0 +1,206 @@
+"""Run folders for tests, made by the very writers that make real ones, so that formats cannot drift apart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fintrader.backtest import simulate, simulate_baselines, write_backtest
+from fintrader.config import Settings, dump_yaml
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.runs import Manifest, RunFolder, append_jsonl, write_text
+from fintrader.tournament.events import EventLog
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import Entry
+from tests.factories import make_market
+
+START = 1_790_000_000.0
+"""Moment at which a fake tournament starts, seconds since 1970."""
+
+
+class _Config(Settings):
+    name: str
+    seed: int = 0
+
+
+def save_market(cache: Path, *, bars: int = 900, assets: int = 5, seed: int = 0) -> Path:
+    """A market file with gaps, a late listing and a delisting."""
+    market = make_market(bars, assets, 3, seed=seed, session_bars=30, volatility=0.002)
+    path = cache / f"market-{seed}.safetensors"
+    market.save(path)
+    return path
+
+
+def make_run(
+    runs: Path,
+    name: str = "demo",
+    *,
+    market: Path,
+    pods: int = 8,
+    seed: int = 0,
+    stage: str = "finished",
+    policies: int = 2,
+) -> RunFolder:
+    """A run as it looks when `stage` has been reached: `started`, `racing`, `raced` or `finished`."""
+    folder = RunFolder.named(name, runs)
+    config = dump_yaml(_Config(name=name, seed=seed))
+    write_text(folder.config, config)
+    manifest = Manifest.create(
+        folder.manifest,
+        name=name,
+        seed=seed,
+        device="cpu",
+        config_hash=hashlib.sha256(config.encode()).hexdigest(),
+        command=f"fintrader run {folder.config}",
+    )
+    with manifest.stage("data"):
+        content = MarketTensors.stored_hash(market)
+    manifest.update(market=str(market), data_hash=content)
+    if stage == "started":
+        return folder
+    if stage == "racing":
+        manifest.values["stages"]["tournament"] = {"seconds": 0.0, "done": False}
+        manifest.update()
+        make_tournament(folder, pods=pods, seed=seed, data_hash=content, racing=True)
+        return folder
+    with manifest.stage("tournament"):
+        make_tournament(folder, pods=pods, seed=seed, data_hash=content)
+        manifest.update(trials=pods - 1)
+    if stage == "raced":
+        return folder
+    with manifest.stage("backtest"):
+        make_backtest(folder, MarketTensors.load(market).split().test, seed=seed, trials=pods - 1, policies=policies)
+    manifest.finish()
+    return folder
+
+
+def make_backtest(folder: RunFolder, market: MarketTensors, *, seed: int, trials: int, policies: int = 2) -> None:
+    """Random but fixed policies and all baselines over `market`, at 2 bps, written as a real backtest."""
+    settings = EnvSettings(cost_bps=2.0, initial_cash_usd=1e6)
+    results = {}
+    for k, name in enumerate(("ensemble", "best")[:policies]):
+        weights = torch.randn(market.num_assets, generator=torch.Generator().manual_seed(seed * 2 + k))
+        results[name] = simulate(lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name)
+    results |= simulate_baselines(market, settings)
+    context = {"run": folder.root.name, "window": "test", "trials": trials, "seed": seed, "command": "fintrader run"}
+    write_backtest(folder.backtest, results, context=context)
+
+
+def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str = "", racing: bool = False) -> None:
+    """Specs, results, learning curves, events and leaderboard of `pods` pods; the fourth one dies of NaN.
+
+    While `racing`, the last two pods have not ended: one is at work, one waits.
+    """
+    rng = np.random.default_rng(seed)
+    store, log, board = RunStore(folder), EventLog(folder.events), Leaderboard(folder.leaderboard)
+    log.append({"event": "started", "token": 1, "seed": seed})
+    entries: list[Entry] = []
+    specs: list[PodSpec] = []
+    for index in range(pods):
+        parents = [entry for entry in entries if entry.result.score is not None]
+        parent = parents[int(rng.integers(len(parents)))] if len(parents) > 2 and index % 4 else None
+        rate = float(10 ** rng.uniform(-4, -3))
+        spec = PodSpec(
+            pod=f"p{index:04d}",
+            index=index,
+            seed=int(rng.integers(1 << 30)),
+            origin="exploit" if parent else "fresh",
+            parent=parent.spec.pod if parent else None,
+            snapshot=parent.result.snapshot if parent else None,
+            generation=parent.spec.generation + 1 if parent else 0,
+            seen=len(entries),
+            agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
+            hyper={"learning_rate": rate},
+            budget={"env_steps": 20_000, "seconds": None},
+            data_hash=data_hash,
+        )
+        store.write_spec(spec)
+        specs.append(spec)
+        log.append(
+            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
+        )
+        state = "waiting" if racing and index == pods - 1 else "running" if racing and index == pods - 2 else "done"
+        if state == "waiting":
+            continue
+        log.append({"event": "launched", "pod": spec.pod, "attempt": 1})
+        for update in range(5 if state == "running" else 20):
+            append_jsonl(
+                folder.pod(spec.pod) / "metrics.jsonl",
+                {
+                    "update": update + 1,
+                    "env_steps": (update + 1) * 1000,
+                    "seconds": (update + 1) * 0.5,
+                    "policy_loss": float(rng.normal() / 10),
+                    "value_loss": float(np.exp(-update / 8) + rng.random() / 10),
+                    "entropy": 1.4 - 0.01 * update,
+                    "steps_per_second": 20_000.0 + float(rng.normal() * 500),
+                },
+            )
+        if state == "running":
+            continue
+        failed = index == 3
+        if failed:
+            log.append(
+                {"event": "lost", "pod": spec.pod, "attempt": 1, "reason": "nan", "detail": "loss is not finite"}
+            )
+        begin = START + 12.0 * (index // 2)
+        result = store.write_result(
+            PodResult(
+                pod=spec.pod,
+                status="failed" if failed else "done",
+                reason="nan" if failed else "",
+                detail="loss is not finite" if failed else "",
+                spec=spec.digest,
+                score=None if failed else float(rng.normal() + index / 10),
+                window_scores=() if failed else (0.5,),
+                metrics={} if failed else {"sharpe": 0.5, "cumulative_return": 0.01},
+                returns=tuple(rng.normal(0, 0.01, 12).tolist()),
+                snapshot=None if failed else store.put(spec.pod.encode()),
+                policy=None,
+                env_steps=20_000,
+                updates=20,
+                started=begin,
+                finished=begin + 10.0,
+                seconds=10.0,
+                device="cpu",
+            )
+        )
+        entries.append(Entry(spec, result))
+        log.append(
+            {
+                "event": "applied",
+                "pod": spec.pod,
+                "epoch": 0,
+                "applied": len(entries) - 1,
+                "status": result.status,
+                "reason": result.reason,
+                "score": result.score,
+                "position": 1,
+                "evicted": None,
+            }
+        )
+    board.rebuild(16, specs, entries)
+    if racing:
+        board.set_states([(f"p{pods - 2:04d}", "running", 1, "", "cpu")])
+    board.close()
+
+
+def many_runs(template: RunFolder, runs: Path, count: int) -> None:
+    """`count` runs: copies of what the list reads, the rest hard-linked."""
+    for k in range(count):
+        folder = RunFolder.named(f"run-{k:04d}", runs)
+        folder.backtest.mkdir(parents=True)
+        manifest = Manifest.load(template.manifest)
+        manifest.path = folder.manifest
+        manifest.update(name=folder.root.name, seed=k, created=f"2026-01-01T{k // 60 % 24:02d}:{k % 60:02d}:00+00:00")
+        shutil.copyfile(template.backtest / "metrics.json", folder.backtest / "metrics.json")
+        for part in ("config.yaml", "leaderboard.sqlite", "events.jsonl", "backtest/equity.parquet"):
+            os.link(template.root / part, folder.root / part)
