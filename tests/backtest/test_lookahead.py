@@ -36,7 +36,7 @@ def future(cut: int, mode: str) -> MarketTensors:
 
 
 def leaking(market: MarketTensors, where: str) -> MarketTensors:
-    """Put the next three bars' return into feature f1, the last price into context c0, or the day's last index level."""
+    """Put the next three bars' return into feature f1, the last price into context c0, or a later index level."""
     if where == "feature f1":
         ahead = torch.zeros_like(market.close)
         ahead[:-3] = (market.close[3:] / market.close[:-3] - 1).nan_to_num()
