@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,29 +71,27 @@ class Leaderboard:
             self._insert_pods(specs)
             self._insert_entries(entries, 0)
 
-    def add_pods(self, specs: Sequence[PodSpec]) -> None:
-        """New pods, waiting."""
-        if specs:
-            with self.connection as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                self._insert_pods(specs)
+    def write_turn(
+        self,
+        specs: Sequence[PodSpec],
+        entries: Sequence[Entry],
+        first: int,
+        states: Collection[tuple[str, str, int, str, str]],
+    ) -> None:
+        """New pods; results as they were applied, the first of them the `first`-th in all; states that changed.
 
-    def set_states(self, states: Iterable[tuple[str, str, int, str, str]]) -> None:
-        """(pod, state, attempts, reason, device) of pods that moved."""
-        rows = [(state, attempts, reason, device, pod) for pod, state, attempts, reason, device in states]
-        if rows:
-            with self.connection as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(
-                    "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?", rows
-                )
-
-    def add_entries(self, entries: Sequence[Entry], first: int) -> None:
-        """Results as they were applied, the first of them the `first`-th in all; known ones are passed over."""
-        if entries:
-            with self.connection as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                self._insert_entries(entries, first)
+        A state is (pod, state, attempts, reason, device). Pods and results that are known are passed over.
+        """
+        if not (specs or entries or states):
+            return
+        with self.connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            self._insert_pods(specs)
+            rows = [(state, attempts, reason, device, pod) for pod, state, attempts, reason, device in states]
+            connection.executemany(
+                "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?", rows
+            )
+            self._insert_entries(entries, first)
 
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
         self.connection.executemany(

@@ -42,6 +42,10 @@ CHANGEABLE = frozenset(
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
 HOPELESS = 3
 """Pods that may fail before any succeeds, beyond those under way at once."""
+LAUNCHES = 32
+"""Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
+PACE_SECONDS = 0.05
+"""Turns follow each other no faster; what arrives meanwhile is made durable together."""
 EnsembleBuilder = Callable[[RunFolder, Board, TournamentSettings], dict[str, Any]]
 
 
@@ -79,14 +83,16 @@ def run_tournament(
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
-    `agent` gives the algorithm's base settings, or several algorithms'; `settings.agents` goes before it. `device` narrows `settings.devices` when that is
-    `auto`. `body` and `launcher` say what a pod is and where it runs. `watch` is called at every reconcile.
+    `agent` gives the algorithm's base settings, or several algorithms'; `settings.agents` goes before it. `device`
+    narrows `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs. `watch`
+    is called at every reconcile.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
     stored is lost by any of them.
     """
-    agents = settings.agents or (tuple(agent) if isinstance(agent, Sequence) else (agent,))
+    given: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
+    agents = settings.agents or given
     if not agents:
         raise ConfigError("a tournament needs the settings of at least one agent")
     breeder = Breeder(
@@ -164,6 +170,8 @@ class Orchestrator:
         self._new_specs: list[PodSpec] = []
         self._new_entries: list[Entry] = []
         self._idle_since: float | None = None
+        self._turn_began = 0.0
+        self._more_to_start = False
         if replaced:
             self._events.append({"event": "leaderboard_damaged", "detail": "moved aside and made again"})
 
@@ -172,10 +180,7 @@ class Orchestrator:
     def recover(self) -> None:
         """Derive everything from the store. The database is made again, whatever state it was in."""
         self.store.sweep()
-        stored = self.store.specs()
-        self.specs = list(stored.values())
-        if [spec.index for spec in self.specs] != list(range(len(self.specs))):
-            raise TournamentError(f"{self.store.run.pods}: a pod's folder is missing or renamed; restore it")
+        self.specs = self.store.unbroken_specs()
         for event in self.log.of("lost"):
             self.lost[str(event["pod"])] = self.lost.get(str(event["pod"]), 0) + 1
         results = self._whole_results()
@@ -248,6 +253,7 @@ class Orchestrator:
     def reconcile(self) -> None:
         """One turn: take what arrived, apply what is due, make specs, start and stop pods."""
         self.reconciles += 1
+        self._turn_began = time.monotonic()
         self.lease.check()
         self._rescale()
         self.launcher.tick()
@@ -258,11 +264,12 @@ class Orchestrator:
         self._despair()
 
     def _wait(self, seconds: float) -> None:
-        """Sleep until a pod ends, at most `seconds`."""
+        """Sleep until a pod ends, at most `seconds`; not at all while there are pods to start."""
         if self.finished:
             return
         with contextlib.suppress(queue.Empty):
-            self._ended.append(self._inbox.get(timeout=seconds))
+            self._ended.append(self._inbox.get(timeout=0.001 if self._more_to_start else seconds))
+        time.sleep(max(0.0, self._turn_began + PACE_SECONDS - time.monotonic()))
 
     def _rescale(self) -> None:
         if self.control.changed():
@@ -381,7 +388,9 @@ class Orchestrator:
 
     def _place(self) -> None:
         """Start pods while there is room; by arrival, the next spec is made only now, from the newest board."""
-        room = self._capacity() - len(self.running)
+        vacant = self._capacity() - len(self.running)
+        room = min(vacant, LAUNCHES)
+        self._more_to_start = False
         while room > 0:
             if not self.waiting:
                 index = len(self.specs)
@@ -396,13 +405,13 @@ class Orchestrator:
             self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt})
             self._states[spec.pod] = (spec.pod, "running", attempt, "", "")
             room -= 1
+        self._more_to_start = vacant > LAUNCHES
 
     def _flush(self) -> None:
-        """Make this turn durable: one sync of the log, one transaction of each kind."""
+        """Make this turn durable: one sync of the log, one transaction."""
         self.log.append(*self._events)
-        self.index.add_pods(self._new_specs)
-        self.index.add_entries(self._new_entries, len(self.board.applied) - len(self._new_entries))
-        self.index.set_states(self._states.values())
+        first = len(self.board.applied) - len(self._new_entries)
+        self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())
         self._events, self._new_specs, self._new_entries, self._states = [], [], [], {}
 
     def _despair(self) -> None:

@@ -191,6 +191,7 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
         stored = context.folder / "policy.safetensors"
         policy = file_sha256(stored) if stored.exists() else None
         finished = time.time()
+        store.keep_spec(spec)
         if context.token is not None and current_token(context.run) != context.token:
             raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
         return store.write_result(

@@ -58,9 +58,21 @@ class RunStore:
         return self.run.pod(pod) / "result.json"
 
     def write_spec(self, spec: PodSpec) -> None:
-        """Durable; an equal spec may stand there already. Raises TournamentError when another one does."""
-        if not publish(self.spec_path(spec.pod), spec.to_json()) and self.read_spec(spec.pod) != spec:
+        """Write it whole; an equal spec may stand there already. Raises TournamentError when another one does.
+
+        Not synced: `keep_spec` does that where the pod runs. Until then a power cut may lose it, and nothing else.
+        """
+        if not publish(self.spec_path(spec.pod), spec.to_json(), sync=False) and self.read_spec(spec.pod) != spec:
             raise TournamentError(f"{self.spec_path(spec.pod)} differs from the spec due now; the folder was edited")
+
+    def keep_spec(self, spec: PodSpec) -> None:
+        """Make a spec durable, before its result is."""
+        path = self.spec_path(spec.pod)
+        if path.exists():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            sync_folder(path.parent)
+            sync_folder(self.run.pods)
 
     def read_spec(self, pod: str) -> PodSpec:
         """Raises TournamentError when it is missing or damaged."""
@@ -82,6 +94,28 @@ class RunStore:
     def specs(self) -> dict[str, PodSpec]:
         """All pods made so far, by id, in order."""
         return {path.parent.name: PodSpec.from_json(path) for path in sorted(self.run.pods.glob("*/spec.json"))}
+
+    def unbroken_specs(self) -> list[PodSpec]:
+        """All specs by number, for the orchestrator. One that a power cut damaged or swallowed is dropped, with any
+        after it, as long as no result depends on it.
+
+        Raises TournamentError when a pod that has a result, or one before it, has lost its spec.
+        """
+        specs: list[PodSpec] = []
+        folders = sorted(self.run.pods.glob("p[0-9]*"), key=lambda folder: (len(folder.name), folder.name))
+        for place, folder in enumerate(folders):
+            try:
+                spec = self.read_spec(folder.name)
+                if spec.index != len(specs):
+                    raise TournamentError(f"{self.run.pods}: the folder before {folder.name} is missing; restore it")
+                specs.append(spec)
+            except TournamentError:
+                if any(self.has_result(later.name) for later in folders[place:]):
+                    raise
+                for later in folders[place:]:
+                    self.spec_path(later.name).unlink(missing_ok=True)
+                break
+        return specs
 
     def results(self) -> dict[str, PodResult]:
         """All results, by pod, in order of the pods."""
@@ -128,7 +162,7 @@ class RunStore:
     def sweep(self) -> int:
         """Remove temporaries that killed writers left behind; returns how many."""
         swept = 0
-        for folder in (self.run.root, self.snapshots, *self.run.pods.glob("*")):
+        for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             for path in folder.glob(".*.tmp"):
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
@@ -136,8 +170,8 @@ class RunStore:
         return swept
 
 
-def publish(path: Path, text: str) -> bool:
-    """Write `path` durably unless it exists; True if this call wrote it. Never a half file, never a second version."""
+def publish(path: Path, text: str, *, sync: bool = True) -> bool:
+    """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a second version."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return False
@@ -146,13 +180,15 @@ def publish(path: Path, text: str) -> bool:
         with os.fdopen(handle, "wb") as file:
             file.write(text.encode())
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         try:
             os.link(temporary, path)  # unlike a rename, a link fails where a file stands
         except FileExistsError:
             return False
-        sync_folder(path.parent)
+        if sync:
+            sync_folder(path.parent)
         return True
     finally:
         with contextlib.suppress(FileNotFoundError):
