@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fintrader.agents.on_policy import (
@@ -30,10 +29,6 @@ class A2CSettings(OnPolicySettings):
     """Synchronous advantage actor-critic."""
 
     algo: Literal["a2c"] = "a2c"
-    num_steps: int = Field(default=16, ge=1)
-    """Steps of every account between updates."""
-    learning_rate: float = Field(default=3e-3, gt=0)
-    """Step size of Adam."""
 
 
 class A2C(OnPolicyAgent):

@@ -49,11 +49,11 @@ class OffPolicySettings(Settings):
     """Steps with uniformly random latents before learning begins, summed over all accounts."""
     updates_per_step: float = Field(default=1.0, gt=0)
     """Updates for each step of the vector environment; 0.5 is one every second step."""
-    noise: float = Field(default=0.3, ge=0)
+    noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the exploration noise on the latents."""
     max_grad_norm: float = Field(default=10.0, gt=0)
     """Gradients longer than this are shortened to it."""
-    saturation_coef: float = Field(default=1e-3, ge=0)
+    saturation_coef: float = Field(default=5e-3, ge=0)
     """Weight of the mean square of what goes into the tanh: without it actors drift to ±1 and stop learning."""
     report_every: int = Field(default=50, ge=1)
     """Steps of the vector environment between two lines of metrics."""

@@ -26,9 +26,9 @@ class OnPolicySettings(Settings):
 
     network: NetworkSettings = NetworkSettings()
     head: HeadSettings = HeadSettings()
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of Adam."""
-    num_steps: int = Field(default=64, ge=1)
+    num_steps: int = Field(default=16, ge=1)
     """Steps of every account between updates."""
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per decision."""

@@ -33,9 +33,9 @@ class PPOSettings(OnPolicySettings):
     """Proximal policy optimisation."""
 
     algo: Literal["ppo"] = "ppo"
-    update_epochs: int = Field(default=4, ge=1)
+    update_epochs: int = Field(default=2, ge=1)
     """Passes over each rollout."""
-    num_minibatches: int = Field(default=4, ge=1)
+    num_minibatches: int = Field(default=2, ge=1)
     """Minibatches a pass is cut into."""
     clip_coef: float = Field(default=0.2, gt=0)
     """How far the ratio may move before its gradient is cut."""

@@ -33,7 +33,12 @@ def test_log_density_is_that_of_torch() -> None:
 
 def learned_value(env: TinyEnv) -> float:
     settings = PPOSettings(
-        gamma=0.9, num_steps=16, learning_rate=0.01, normalise_rewards=False, network=NetworkSettings(hidden=(8,))
+        gamma=0.9,
+        update_epochs=4,
+        num_minibatches=4,
+        learning_rate=0.01,
+        normalise_rewards=False,
+        network=NetworkSettings(hidden=(8,)),
     )
     agent = make_agent(settings, env.layout, seed=1)
     train(agent, env, Budget(env_steps=24_000))
@@ -55,7 +60,13 @@ def test_a_time_limit_taken_for_an_end_gives_another_value() -> None:
 def test_learns_the_identity() -> None:
     env = Identity(seed=3)
     settings = PPOSettings(
-        gamma=0.0, num_steps=32, learning_rate=0.003, noise=0.3, learn_noise=True, network=NetworkSettings(hidden=(32,))
+        gamma=0.0,
+        num_steps=32,
+        update_epochs=4,
+        num_minibatches=4,
+        noise=0.3,
+        learn_noise=True,
+        network=NetworkSettings(hidden=(32,)),
     )
     agent = make_agent(settings, env.layout, seed=0)
     train(agent, env, Budget(env_steps=40_000))
@@ -133,7 +144,7 @@ def test_aim_actions_are_refused_by_a_trade_environment() -> None:
 def test_more_minibatches_than_steps_is_refused() -> None:
     env = Identity(num_envs=1)
     with pytest.raises(ConfigError, match="num_minibatches"):
-        train(make_agent(PPOSettings(num_steps=2), env.layout), env, Budget(env_steps=10))
+        train(make_agent(PPOSettings(num_steps=1), env.layout), env, Budget(env_steps=10))
 
 
 @pytest.mark.slow
