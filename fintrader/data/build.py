@@ -159,8 +159,8 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     source = settings.source
     if isinstance(source, SyntheticSettings):
         grid = synthetic_grid(source, settings.calendar, settings.bar_minutes)
-        bars, index = generate(source, grid)
-        return MemoryFeed(bars, {"kind": "synthetic"}, index, grid.minutes)
+        made = generate(source, grid)
+        return MemoryFeed(made.bars, {"kind": "synthetic"}, made.index, grid.minutes, made.actions)
     if cache is None:
         files = list_files(source)
         return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
@@ -179,7 +179,7 @@ def read_source(settings: DataSettings) -> Bars:
     """All bars that the source has, as they are, in memory. Raises DataError."""
     source = settings.source
     if isinstance(source, SyntheticSettings):
-        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes))[0]
+        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes)).bars
     return read_files(source, settings.universe.symbols)
 
 
@@ -256,7 +256,7 @@ class _Reader:
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings, self.feed, self.grid = settings, feed, grid
         self.repairs: Counter[str] = Counter()
-        self.actions = load_actions(settings.adjust)
+        self.actions = (*load_actions(settings.adjust), *feed.actions)
 
     def merged(self, symbol: str) -> Bars:
         """Sorted rows whose `ts` is the number of the grid's bar."""

@@ -10,7 +10,7 @@ import csv
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -113,20 +113,78 @@ def read_membership(path: Path) -> dict[str, list[Interval]]:
     return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
 
 
+_OTHER_NAMES = (("nasdaq100", "TCFCA", "FOXA"), ("nasdaq100", "TCFCB", "FOX"))
+"""Names that index-constitution gives to what traded under another: 21st Century Fox until 2019-03-19."""
+
+
 def index_membership(index: str) -> dict[str, list[Interval]]:
-    """Members of an index by date, as index-constitution has them, under each ticker that was ever theirs."""
+    """Members of an index by date, as index-constitution has them, under every ticker they ever had.
+
+    A company that changed its ticker is a member under the old and the new one alike, because vendors rewrite the past
+    to today's tickers or do not; which of the two a set of bars uses is its own affair.
+    """
     try:
         import index_constitution
     except ImportError:
         raise DataError(
-            "data.universe.index needs the package index-constitution: pip install 'fintrader[index]'"
+            "data.universe.index needs the package index-constitution: pip install index-constitution"
         ) from None
-    history = index_constitution.history(index)
+    history, events = index_constitution.history(index), index_constitution.events(index)
     found: dict[str, list[Interval]] = {}
     for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
         until = None if last != last else last.date()
         found.setdefault(str(symbol), []).append((first.date(), until))
-    return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
+    changed = events[events["event_type"] == "ticker_change"]
+    pairs = [(str(old), str(new)) for old, new in zip(changed["old_symbol"], changed["new_symbol"], strict=True)]
+    pairs += [(theirs, ours) for name, theirs, ours in _OTHER_NAMES if name == index]
+    for old, new in pairs:
+        both = _merge([*found.get(old, []), *found.get(new, [])])
+        if both:
+            found[old] = found[new] = both
+    return {ticker: _merge(intervals) for ticker, intervals in found.items()}
+
+
+def _merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """Intervals in order, those that touch or overlap put together."""
+    merged: list[Interval] = []
+    for first, stop in sorted(intervals, key=lambda pair: pair[0]):
+        if merged and (merged[-1][1] is None or first <= merged[-1][1]):
+            before = merged[-1][1]
+            merged[-1] = (merged[-1][0], None if before is None or stop is None else max(before, stop))
+        else:
+            merged.append((first, stop))
+    return merged
+
+
+class Difference(NamedTuple):
+    """Sessions on which two lists disagree about a ticker."""
+
+    ticker: str
+    first: dt.date
+    last: dt.date
+    only_in: str
+    """Which of the two lists has it."""
+    sessions: int
+
+
+def compare(
+    ours: Mapping[str, Iterable[Interval]],
+    theirs: Mapping[str, Iterable[Interval]],
+    dates: Array,
+    names: tuple[str, str] = ("ours", "theirs"),
+) -> list[Difference]:
+    """Where two membership lists differ on the given sessions `[S]`, by ticker and run of sessions."""
+    tickers = sorted(set(ours) | set(theirs))
+    sides = [member_days(tickers, side, dates, {}) for side in (ours, theirs)]
+    found = []
+    for column, ticker in enumerate(tickers):
+        for number in (0, 1):
+            alone = sides[number][:, column] & ~sides[1 - number][:, column]
+            edges = np.flatnonzero(np.diff(np.concatenate([[0], alone.astype(np.int8), [0]])))
+            for start, stop in zip(edges[::2], edges[1::2], strict=True):
+                first, last = dates[start].item(), dates[stop - 1].item()
+                found.append(Difference(ticker, first, last, names[number], int(stop - start)))
+    return found
 
 
 def member_days(

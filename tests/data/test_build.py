@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from fintrader.config import dump_yaml, validate
-from fintrader.data.build import DataSettings, build_market, load_market, make_market
+from fintrader.data.build import DataSettings, build_market, load_market, make_market, open_feed
+from fintrader.data.clean import clean, to_grid
 from fintrader.data.quality import quality_report
+from fintrader.data.sessions import session_grid
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.windows import WindowSettings
 from fintrader.errors import BarError, ConfigError, DataError
-from tests.data.tables import REAL_2016, minute_table, no_windows, write_csv
+from tests.data.tables import REAL_2016, REAL_FOLDER, minute_table, no_windows, write_csv
 
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
@@ -263,3 +265,37 @@ def _renamed(real: DataSettings) -> DataSettings:
         {"path": str(real.path), "source": {"kind": "files", "columns": {"symbol": "symbol"}}},
         "test",
     )
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+def test_minute_bars_put_together_to_days_agree_with_the_daily_file() -> None:
+    values = {
+        "path": str(REAL_2016),
+        "bar_minutes": 1440,
+        "source": {"kind": "files", "decimals": 4},
+        "features": {"names": [], "context": []},
+    }
+    settings_ = validate(DataSettings, values, "test").effective()
+    feed = open_feed(settings_, None)
+    grid = session_grid("XNAS", dt.date(2015, 10, 12), dt.date(2016, 4, 1), 1440)
+    daily = pd.read_parquet(REAL_FOLDER / "daily_n100_20151001_20180215.parquet")
+    known = set(daily.ticker)
+    gaps: dict[str, list[np.ndarray]] = {"open": [], "high": [], "low": []}
+    compared = 0
+    for symbol in feed.symbols:
+        if symbol not in known:
+            continue
+        bars, _ = clean(feed.bars(symbol))
+        merged, _ = to_grid(bars, grid)
+        ours = pd.DataFrame(
+            {name: getattr(merged, name) for name in gaps}, index=pd.DatetimeIndex(grid.dates[merged.ts])
+        )
+        theirs = daily[daily.ticker == symbol].set_index("date")
+        both = ours.join(theirs, rsuffix="_daily", how="inner").dropna()
+        compared += len(both)
+        for name, differences in gaps.items():
+            differences.append((both[name] / both[f"{name}_daily"] - 1).abs().to_numpy() * 1e4)
+    assert compared > 7_900
+    for name, differences in gaps.items():
+        assert np.median(np.concatenate(differences)) < 0.1, name

@@ -10,10 +10,12 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from fintrader.data.adjust import Action
 from fintrader.data.bars import Array, Bars, concat
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.place import Place
@@ -37,6 +39,11 @@ class Feed(Protocol):
         ...
 
     @property
+    def actions(self) -> tuple[Action, ...]:
+        """Splits and dividends that the source itself announces."""
+        ...
+
+    @property
     def symbols(self) -> list[str]:
         """Symbols that have bars, sorted."""
         ...
@@ -56,6 +63,8 @@ class Feed(Protocol):
 
 class FilesFeed:
     """Bars of files, by way of the store. Nothing is read before `prepare`."""
+
+    actions: tuple[Action, ...] = ()
 
     def __init__(self, settings: FilesSettings, store: Place) -> None:
         self.settings = settings
@@ -109,8 +118,16 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
 class MemoryFeed:
     """Bars that are in memory already (the synthetic market)."""
 
-    def __init__(self, bars: Bars, inputs: Mapping[str, Any], level: Array | None = None, minutes: Array | None = None):
+    def __init__(
+        self,
+        bars: Bars,
+        inputs: Mapping[str, Any],
+        level: Array | None = None,
+        minutes: Array | None = None,
+        actions: tuple[Action, ...] = (),
+    ) -> None:
         self.inputs = inputs
+        self.actions = actions
         self._bars = bars if bars.is_sorted() else bars.sorted()
         self._level, self._minutes = level, minutes
         self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
@@ -125,7 +142,8 @@ class MemoryFeed:
 
     def bars(self, symbol: str) -> Bars:
         code = self._bars.symbols.index(symbol)
-        return self._bars.take(np.arange(self._edges[code], self._edges[code + 1]))
+        rows = self._bars.take(np.arange(self._edges[code], self._edges[code + 1]))
+        return replace(rows, symbol=np.zeros(len(rows), dtype=np.int32), symbols=(symbol,))
 
     def index(self, grid: SessionGrid) -> Array | None:
         if self._level is None or self._minutes is None:
@@ -181,9 +199,7 @@ def _by_symbol_and_month(batch: Bars) -> list[tuple[tuple[str, int], Bars]]:
     for start, stop in itertools.pairwise(edges):
         part = batch.take(np.arange(start, stop))
         name = batch.symbols[int(part.symbol[0])]
-        part = Bars(
-            **{**part.__dict__, "symbol": np.zeros(len(part), dtype=np.int32), "symbols": (name,)},
-        )
+        part = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
         groups.append(((name, int(month[start])), part))
     return groups
 

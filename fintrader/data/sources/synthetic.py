@@ -1,21 +1,25 @@
 """A seeded market of `N` stocks and an index, on the sessions of a real calendar.
 
 Returns are a common factor (the index) times each stock's beta plus noise of its own. Volatility has two regimes and a
-U-shape over the day, volume follows volatility. Every bar opens at the close before it and its noise has mean one, so
+U-shape over the day, volume follows volatility. Jumps, halts, splits, dividends, late listings and delistings happen on
+request (`fintrader.data.sources.events`). Every bar opens at the close before it and its noise has mean one, so
 that the only thing that can be predicted is what is planted: see `fintrader.data.sources.planted`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
 
 from fintrader.config import Settings
+from fintrader.data.adjust import Action
 from fintrader.data.bars import Array, Bars
 from fintrader.data.sessions import SessionGrid, session_grid
+from fintrader.data.sources.events import EventSettings, draw
 from fintrader.errors import DataError
 from fintrader.seeding import numpy_generator
 
@@ -52,6 +56,8 @@ class SyntheticSettings(Settings):
     missing: float = Field(0.0, ge=0, lt=0.9)
     """Share of bars in which a stock does not trade, so that the bar is absent."""
     planted: PlantedSettings = PlantedSettings()
+    events: EventSettings = EventSettings()
+    """Jumps, halts, splits, dividends, delistings and late listings (half days are the calendar's)."""
 
     @field_validator("planted")
     @classmethod
@@ -72,8 +78,20 @@ def synthetic_grid(settings: SyntheticSettings, calendar: str, bar_minutes: int)
     return session_grid(calendar, settings.start, last, bar_minutes)
 
 
-def generate(settings: SyntheticSettings, grid: SessionGrid) -> tuple[Bars, Array]:
-    """Bars on every bar of `grid` (less the missing ones), and the index level at each bar's close, `[T]`."""
+@dataclass(frozen=True, eq=False)
+class SyntheticMarket:
+    """What `generate` makes."""
+
+    bars: Bars
+    """As traded: splits and dividends show."""
+    index: Array
+    """`[T]` level at each bar's close."""
+    actions: tuple[Action, ...]
+    """Splits and dividends, as a vendor would announce them."""
+
+
+def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
+    """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more stocks."""
     num_bars, num_symbols = grid.num_bars, settings.num_symbols
     volatility = _volatility(settings, grid)
 
@@ -90,6 +108,8 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> tuple[Bars, Arra
     own_scale = 1e-4 * settings.volatility_bps * volatility[:, None]
     steps = index_steps[:, None] * beta + own_scale * noise("stocks", num_bars, num_symbols)
     steps -= ((index_scale[:, None] * beta) ** 2 + own_scale**2) / 2
+    happening = draw(settings.events, settings.seed, grid, num_symbols)
+    steps += happening.jumps
     extras: dict[str, Array] = {}
     if settings.planted.enabled:
         state = drift_states(settings, num_bars)
@@ -105,7 +125,10 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> tuple[Bars, Arra
 
     present = numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols)) >= settings.missing
     present[0] = True
+    present &= happening.listed & ~happening.halted[:, None]
     symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
+    prices = {"open": open_, "high": high, "low": low, "close": close}
+    actions = happening.apply(prices, volume, grid, symbols)
     keep = present.T.ravel()  # rows by symbol, then time
 
     def column(values: Array) -> Array:
@@ -123,7 +146,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> tuple[Bars, Arra
         extras={name: column(values) for name, values in extras.items()},
         origin="synthetic market",
     )
-    return bars, index
+    return SyntheticMarket(bars, index, tuple(actions))
 
 
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:

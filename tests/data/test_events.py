@@ -1,0 +1,78 @@
+"""What can happen in the synthetic market, seen through the pipeline and the quality report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.config import validate
+from fintrader.data.build import DataSettings, make_market
+from fintrader.data.quality import quality_report
+from fintrader.errors import DataError
+
+
+def synthetic(*, num_symbols: int = 12, **events: Any) -> DataSettings:
+    source = {"kind": "synthetic", "num_symbols": num_symbols, "num_sessions": 24, "seed": 4, "events": events}
+    return validate(DataSettings, {"source": source}, "test")
+
+
+@pytest.mark.parametrize("event", ["splits", "dividends"])
+def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
+    plain, _ = make_market(synthetic())
+    market, _ = make_market(synthetic(**{event: 3}))
+    returns = [torch.log(one.close[1:] / one.close[:-1]) for one in (plain, market)]
+    torch.testing.assert_close(returns[0], returns[1], rtol=0, atol=2e-6)
+    changed = (market.close[0] / plain.close[0] - 1).abs() > 1e-3
+    assert int(changed.sum()) == 3
+
+
+def test_splits_stand_in_the_raw_bars() -> None:
+    report = quality_report(synthetic(splits=3))
+    assert report["kinds"] == {"split": 3}
+    assert len({fault["symbol"] for fault in report["faults"]}) == 3
+
+
+def test_listings_and_delistings_are_seen() -> None:
+    settings = synthetic(delistings=2, late_listings=3)
+    report = quality_report(settings)
+    assert report["kinds"] == {"ended": 2, "late_listing": 3}
+    market, built = make_market(settings)
+    assert built["ended"] == sorted(fault["symbol"] for fault in report["faults"] if fault["kind"] == "ended")
+    nan = torch.isnan(market.close)
+    assert int(nan[0].sum()) == 3
+    assert int(nan[-1].sum()) == 2
+    assert not built["survivorship"]["survivors_only"]
+
+
+def test_halts_silence_everybody() -> None:
+    settings = synthetic(halts=2, halt_bars=14)
+    assert quality_report(settings)["kinds"] == {"market_hole": 2}
+    market, _ = make_market(settings)
+    assert int((~market.tradable).all(dim=1).sum()) == 28
+    assert not torch.isnan(market.close).any()
+
+
+def test_jumps_come_with_the_open_and_balance() -> None:
+    market, _ = make_market(synthetic(num_symbols=200, jumps=0.5, jump_size=0.1))
+    step = torch.log(market.close[1:] / market.close[:-1]).double().numpy()
+    first = np.flatnonzero(np.diff(market.session.numpy()))
+    inside = np.setdiff1d(np.arange(len(step)), first)
+    large = np.abs(step) > 0.04
+    assert large[first].mean() > 0.2
+    assert large[inside].sum() == 0
+    assert np.exp(step[first]).mean() == pytest.approx(1.0, abs=0.005)
+
+
+def test_half_days_are_the_calendars() -> None:
+    source = {"kind": "synthetic", "start": "2019-11-25", "num_sessions": 10}
+    market, _ = make_market(validate(DataSettings, {"source": source}, "test"))
+    counts = torch.bincount(market.session).tolist()
+    assert counts == [390, 390, 390, 210, 390, 390, 390, 390, 390, 390]
+
+
+def test_more_events_than_stocks_are_refused() -> None:
+    with pytest.raises(DataError, match="need as many stocks"):
+        make_market(synthetic(num_symbols=2, splits=3))

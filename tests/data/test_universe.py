@@ -1,0 +1,132 @@
+"""Membership by date, ticker changes, own lists, survivors."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.config import validate
+from fintrader.data.build import DataSettings, make_market
+from fintrader.data.sessions import session_grid
+from fintrader.data.universe import compare, index_membership, member_days, read_membership, survivorship
+from fintrader.errors import DataError
+from tests.data.tables import REAL_FOLDER, minute_table, write_csv
+
+MEMBERSHIP = REAL_FOLDER / "n100_membership_20151012_20210601.csv"
+PLAIN = {
+    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    "features": {"names": ["return_1"], "context": []},
+}
+
+# Why the list of index-constitution and the one beside the bars differ, ticker by ticker.
+ONE_COMPANY_TWO_TICKERS = {"FI", "HANS", "KFT", "META", "PCLN", "TCFCA", "TCFCB", "TCOM", "CTRP", "WFMI", "WTW", "WLTW"}
+"""index-constitution's list holds each company under its old and its new ticker; the other under one at a time."""
+LEFT_AND_CAME_BACK = {"KLAC", "NTAP", "NXPI", "WYNN"}
+"""Dropped and taken in again: the other list bridges the time between."""
+DAYS_OF_CHANGE = {"BATRA", "BATRK", "CELG", "EXC", "CSX", "LMCA", "LMCK", "XRAY"}
+"""The same change, dated up to six sessions apart."""
+SECOND_CLASSES = {"CMCSK", "NDOI"}
+"""A second share class and a spin-off that only index-constitution keeps."""
+
+
+def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(
+        "ticker,member_from,member_to\nAAA,2015-01-01,2016-01-06\nBBB,2016-01-07,\nDDD,2016-01-04,\nAAA,2016-01-08,2016-01-08\n"
+    )
+    values = {
+        "path": str(write_csv(tmp_path, minute_table(3, 6))),
+        "universe": {"membership": str(tmp_path / "list.csv")},
+        **PLAIN,
+    }
+    market, report = make_market(validate(DataSettings, values, "test"))
+    assert market.symbols == ("AAA", "BBB")
+    assert report["left_out"] == {"CCC": "never a member in the range"}
+    days = market.member.reshape(6, 390, 2)
+    assert (days == days[:, :1]).all()
+    assert days[:, 0].tolist() == [[True, False]] * 3 + [[False, True], [True, True], [False, True]]
+    assert market.tradable.all()
+    assert not torch.isnan(market.close).any()
+    values["universe"] = {"membership": str(tmp_path / "list.csv"), "aliases": {"CCC": "DDD"}}
+    market, _ = make_market(validate(DataSettings, values, "test"))
+    assert market.symbols == ("AAA", "BBB", "CCC")
+    assert market.member[:, 2].all()
+
+
+def test_a_bad_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
+    with pytest.raises(DataError, match=r"list.csv, line 2"):
+        read_membership(tmp_path / "list.csv")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_membership(tmp_path / "nothing.csv")
+
+
+def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
+    members = index_membership("nasdaq100")
+    dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
+    table = member_days(["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {})
+    assert table[:, 0].tolist() == [True, False, False]  # bought by AVGO
+    assert table[:, 1].all()
+    assert not table[:, 2].any()  # joined in July 2020
+    assert (table[:, 3] == table[:, 4]).all()
+    assert (table[:, 5] == table[:, 6]).all()
+    assert table[:, [3, 5]].all()
+    assert table[0, 7]
+    count = member_days(sorted(members), members, dates, {})[0].sum()
+    assert 100 <= count <= 125  # two tickers for some companies
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the membership list is not beside the checkout")
+def test_the_two_lists_differ_only_where_that_is_explained() -> None:
+    dates = session_grid("XNAS", dt.date(2015, 10, 12), dt.date(2021, 5, 28), 390).dates
+    differences = compare(index_membership("nasdaq100"), read_membership(MEMBERSHIP), dates, ("theirs", "file"))
+    explained = ONE_COMPANY_TWO_TICKERS | LEFT_AND_CAME_BACK | DAYS_OF_CHANGE | SECOND_CLASSES
+    assert {difference.ticker for difference in differences} <= explained
+    for difference in differences:
+        if difference.ticker in DAYS_OF_CHANGE:
+            assert difference.sessions <= 6, difference
+        if difference.ticker in LEFT_AND_CAME_BACK:
+            assert difference.only_in == "file", difference
+
+
+def test_compare_lists_runs_of_days() -> None:
+    dates = np.arange("2016-01-04", "2016-01-09", dtype="datetime64[D]")
+    ours = {"AAA": [(dt.date(2016, 1, 4), dt.date(2016, 1, 6))], "BBB": [(dt.date(2016, 1, 1), None)]}
+    theirs = {"AAA": [(dt.date(2016, 1, 5), dt.date(2016, 1, 8))], "BBB": [(dt.date(2016, 1, 1), None)]}
+    assert compare(ours, theirs, dates) == [
+        ("AAA", dt.date(2016, 1, 4), dt.date(2016, 1, 4), "ours", 1),
+        ("AAA", dt.date(2016, 1, 6), dt.date(2016, 1, 7), "theirs", 2),
+    ]
+
+
+def test_a_list_of_survivors_is_noticed_and_its_bias_measured() -> None:
+    random = np.random.default_rng(0)
+    steps = random.normal(0, 0.01, (252, 40))
+    steps[:, 20:] -= 0.004  # these fall, and half of them are delisted half-way
+    close = 50 * np.exp(np.cumsum(steps, axis=0))
+    close[126:, 30:] = np.nan
+    member = np.ones(close.shape, dtype=bool)
+    ended = [f"S{n}" for n in range(30, 40)]
+    whole = survivorship(ended, close, member, 252)
+    assert not whole["survivors_only"]
+    assert whole["bias_per_year"] > 0.02
+    returns = np.diff(np.log(close), axis=0)
+    expected = 252 * (np.nanmean(returns[:, :30]) - np.nanmean(returns))
+    assert whole["bias_per_year"] == pytest.approx(expected, rel=1e-9)
+    survivors = survivorship([], close[:, :30], member[:, :30], 252)
+    assert survivors["survivors_only"]
+    assert not survivorship([], close[:40, :30], member[:40, :30], 40)["survivors_only"]  # too short to tell
+    member[100:, 3] = False
+    assert not survivorship([], close[:, :30], member[:, :30], 252)["survivors_only"]
+
+
+def test_survivors_are_reported_with_the_market(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = {"source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12}, "bar_minutes": 30}
+    market, report = make_market(validate(DataSettings, values, "test"))
+    assert report["survivorship"]["survivors_only"]
+    assert market.meta["survivorship"] == report["survivorship"]
+    assert "a list of survivors?" in caplog.text
