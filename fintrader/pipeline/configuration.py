@@ -44,6 +44,8 @@ class RunConfig(Settings):
     data: DataSettings = DataSettings()
     env: EnvSettings = EnvSettings()
     agent: AgentSettings = PPOSettings()
+    agents: tuple[AgentSettings, ...] = ()
+    """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()
     backtest: BacktestSettings = BacktestSettings()
 

@@ -74,7 +74,7 @@ def replay_run(folder: Path, name: str | None = None) -> list[str]:
             config.tournament,
             market=market,
             env=config.env,
-            agent=config.agent,
+            agent=config.agents or config.agent,
             seed=config.seed,
             device=config.resolved_device(),
             progress=progress,

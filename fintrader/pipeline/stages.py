@@ -170,7 +170,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
             folder=config.folder,
             market=market,
             env=config.env,
-            agent=config.agent,
+            agent=config.agents or config.agent,
             seed=config.seed,
             device=config.resolved_device(),
             progress=progress,
