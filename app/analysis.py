@@ -173,7 +173,10 @@ def drawdown_rows(daily: pd.Series[float], top: int = 5) -> pd.DataFrame:
 
 def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame, symbol: str) -> go.Figure:
     """Candles (`open, high, low, close`, index: time) with the fills on them."""
-    stamps = bars.index.strftime("%Y-%m-%d %H:%M")
+    local = bars.index.tz_convert(EXCHANGE_TIME)
+    one_day = bool((local.normalize() == local[0].normalize()).all())
+    pattern = "%H:%M" if one_day else "%d %b %Y %H:%M"
+    stamps = local.strftime(pattern)
     figure = go.Figure(
         go.Candlestick(
             x=stamps,
@@ -192,7 +195,7 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame, symbol: str) -> go.
         if len(rows):
             figure.add_trace(
                 go.Scatter(
-                    x=rows["bar"].dt.strftime("%Y-%m-%d %H:%M"),
+                    x=rows["bar"].dt.tz_convert(EXCHANGE_TIME).dt.strftime(pattern),
                     y=rows["price_usd"],
                     mode="markers",
                     name=side,
@@ -203,5 +206,6 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame, symbol: str) -> go.
                 )
             )
     framed(figure, y_title="USD", hover="closest", height=440)
-    figure.update_xaxes(type="category", nticks=8, rangeslider={"visible": False})
+    zone = "New York time" if one_day else ""
+    figure.update_xaxes(type="category", nticks=8, rangeslider={"visible": False}, title={"text": zone})
     return figure

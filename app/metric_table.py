@@ -19,14 +19,7 @@ HEADLINE = (
     ("max_drawdown", "Max drawdown"),
     ("calmar", "Calmar"),
 )
-ROLES = {
-    "ensemble": "the agents' ensemble",
-    "best": "the best single pod",
-    "buy_and_hold": "bought at the start, then left alone",
-    "equal_weight": "rebalanced to equal weights",
-    "benchmark": "the index",
-    "oracle": "knows the planted signal",
-}
+FEW_SESSIONS = 63
 
 
 def shown(key: str, value: Any, *, signed: bool = False) -> str:
@@ -48,6 +41,12 @@ def shown(key: str, value: Any, *, signed: bool = False) -> str:
     return ratio(value, signed=signed)
 
 
+def title_of(key: str) -> str:
+    """A metric's name as readers see it."""
+    known = light("backtest.measures").BY_KEY.get(key)
+    return str(known.title) if known else human(key)
+
+
 def cards(metrics: Mapping[str, Any], versus: Mapping[str, Any] | None = None, *, versus_name: str = "") -> None:
     """The headline numbers of one strategy, each with its difference from another."""
     with st.container(horizontal=True, gap="small"):
@@ -60,6 +59,7 @@ def cards(metrics: Mapping[str, Any], versus: Mapping[str, Any] | None = None, *
                 delta_color="inverse" if key == "annual_volatility" else "normal",
                 help=_help(key, versus_name if difference else ""),
                 width="stretch",
+                height="stretch",
                 border=True,
             )
 
@@ -75,6 +75,14 @@ def _help(key: str, versus_name: str) -> str:
     known = light("backtest.measures").BY_KEY.get(key)
     text = f"`{known.formula}` from daily returns; {known.source}." if known else ""
     return text + (f" Below it: the difference from {versus_name}." if versus_name else "")
+
+
+def short_window(sessions: int) -> None:
+    """Say so when annual figures are made from a few weeks."""
+    if sessions < FEW_SESSIONS:
+        st.caption(
+            f":material/warning: Only {sessions} sessions: annual figures and ratios are extrapolated from a few weeks."
+        )
 
 
 def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
@@ -101,7 +109,7 @@ def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     rows = []
     for name in keys:
         known = catalogue.get(name)
-        row = {"Metric": known.title if known else human(name)}
+        row = {"Metric": title_of(name)}
         row |= {human(strategy): shown(name, values.get(name)) for strategy, values in metrics.items()}
         rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
     config = {human(name): st.column_config.TextColumn(alignment="right") for name in metrics}

@@ -80,14 +80,20 @@ def pace(pods: pd.DataFrame, planned: int | None, *, alive: bool, now: float | N
     )
 
 
-def minutes_since_start(pods: pd.DataFrame, column: str) -> pd.Series[float]:
-    return (pd.to_numeric(pods[column], errors="coerce") - float(pods["started"].min())) / 60
+def since_start(pods: pd.DataFrame, end: float) -> tuple[float, float, str]:
+    """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until `end`."""
+    zero = float(pods["started"].min())
+    for size, unit in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if end - zero > 3 * size:
+            return zero, size, unit
+    return zero, 1.0, "seconds"
 
 
 def score_figure(pods: pd.DataFrame) -> go.Figure:
     """Score of each pod when it ended, and the best so far."""
     shown = pods[pods["score"].notna()].sort_values("finished")
-    x = minutes_since_start(pods, "finished").loc[shown.index]
+    zero, size, unit = since_start(shown, float(shown["finished"].max()))
+    x = (shown["finished"] - zero) / size
     figure = go.Figure()
     best = shown["score"].cummax()
     figure.add_trace(
@@ -111,10 +117,10 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
                     name=human(origin),
                     marker={"size": 9, "color": colour},
                     customdata=[label(pod) for pod in rows["pod"]],
-                    hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} min<extra></extra>",
+                    hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
                 )
             )
-    return framed(figure, y_title="validation score", x_title="minutes since the start", hover="closest", height=330)
+    return framed(figure, y_title="validation score", x_title=f"{unit} since the start", hover="closest", height=330)
 
 
 def timeline_figure(pods: pd.DataFrame, launched: dict[str, float], *, now: float | None = None) -> go.Figure:
@@ -125,7 +131,7 @@ def timeline_figure(pods: pd.DataFrame, launched: dict[str, float], *, now: floa
         live = live.assign(started=[launched[pod] for pod in live["pod"]], finished=now)
         rows = pd.concat([rows, live], ignore_index=True)
     rows = rows.sort_values(["started", "pod"])
-    zero = float(rows["started"].min())
+    zero, size, unit = since_start(rows, float(rows["finished"].max()))
     free: list[float] = []
     lanes = []
     for begin, end in zip(rows["started"], rows["finished"], strict=True):
@@ -150,8 +156,8 @@ def timeline_figure(pods: pd.DataFrame, launched: dict[str, float], *, now: floa
         width = part["finished"] - part["started"]
         figure.add_trace(
             go.Bar(
-                x=width / 60,
-                base=(part["started"] - zero) / 60,
+                x=width / size,
+                base=(part["started"] - zero) / size,
                 y=part["lane"],
                 orientation="h",
                 width=0.72,
@@ -163,10 +169,10 @@ def timeline_figure(pods: pd.DataFrame, launched: dict[str, float], *, now: floa
                 textangle=0,
                 constraintext="inside",
                 customdata=told,
-                hovertemplate="%{customdata}<br>%{x:.2f} min<extra></extra>",
+                hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
             )
         )
-    framed(figure, x_title="minutes since the start", hover="closest", height=110 + 34 * max(2, len(free)))
+    framed(figure, x_title=f"{unit} since the start", hover="closest", height=110 + 34 * max(2, len(free)))
     figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
     figure.update_yaxes(
         title={"text": "lane"}, tickmode="array", tickvals=list(range(1, len(free) + 1)), autorange="reversed"
@@ -222,7 +228,7 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
                 "line": {"width": 1, "color": "rgba(128,138,148,0.8)"},
             },
             text=[label(pod) for pod in pods["pod"]] if few else None,
-            textposition="middle right",
+            textposition="top center",
             textfont={"size": 10},
             customdata=said,
             hovertemplate="%{customdata}<extra></extra>",
@@ -232,7 +238,7 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
     framed(figure, x_title="generation", hover="closest", height=min(900, max(280, 60 + 26 * len(set(y)))))
     deepest = int(pods["generation"].max())
     figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
-    figure.update_yaxes(visible=False)
+    figure.update_yaxes(visible=False, range=[min(y) - 0.7, max(y) + 0.9])
     return figure
 
 
@@ -292,7 +298,9 @@ def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.
     )
     inside = values[shown]
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)
-    return framed(figure, y_title=label(human(name)), x_title="pod number", log_y=wide, hover="closest", height=300)
+    framed(figure, y_title=label(human(name)), x_title="pod number", log_y=wide, hover="closest", height=300)
+    figure.update_yaxes(tickformat="~g", dtick=("D2" if inside.max() / inside.min() < 1000 else 1) if wide else None)
+    return figure
 
 
 def at_work(events: list[dict[str, Any]]) -> dict[str, float]:

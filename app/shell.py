@@ -41,6 +41,11 @@ PAGES = (
     View("new_run.py", "New run", ":material/play_circle:", "new"),
 )
 
+ICON = (  # drawn here: a named icon would be fetched from somebody's server
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0f766e"/>'
+    '<path d="M9 7v18M16 5v20M23 9v16" stroke="white" stroke-width="2"/>'
+    '<path d="M9 13v8M16 9v9M23 12v9" stroke="white" stroke-width="5"/></svg>'
+)
 STYLE = """<style>
 .stMainBlockContainer {padding: 4.2rem 2rem 3rem; max-width: 1560px;}
 .stMainBlockContainer h1 {font-size: 1.7rem; padding: 0;}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app.shell import PAGES, STYLE
+from app.shell import ICON, PAGES, STYLE
 
-st.set_page_config(page_title="fintrader", page_icon=":material/candlestick_chart:", layout="wide")
+st.set_page_config(page_title="fintrader", page_icon=ICON, layout="wide")
 st.html(STYLE)
 st.navigation(
     [

@@ -26,15 +26,18 @@ def number(value: Any) -> float | None:
 
 
 def percent(value: Any, digits: int = 2, *, signed: bool = False) -> str:
-    """0.1234 as `12.34 %`."""
+    """0.1234 as `12.34 %`; from 100 upwards (10,000 %) without decimals."""
     found = number(value)
-    return DASH if found is None else f"{100 * found:{'+' if signed else ''}.{digits}f} %"
+    if found is None:
+        return DASH
+    digits = 0 if abs(found) >= 100 else digits
+    return f"{100 * found:{'+' if signed else ''},.{digits}f} %"
 
 
 def ratio(value: Any, digits: int = 2, *, signed: bool = False) -> str:
     """1.2345 as `1.23`."""
     found = number(value)
-    return DASH if found is None else f"{found:{'+' if signed else ''}.{digits}f}"
+    return DASH if found is None else f"{found:{'+' if signed else ''},.{digits}f}"
 
 
 def usd(value: Any) -> str:

@@ -35,6 +35,7 @@ def render(runs: RunsFolder) -> None:
     metric_table.cards(
         stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
     )
+    metric_table.short_window(len(stored.ends))
     tab = parts(TABS, "part")
     with guarded():
         shown = [main, *others]

@@ -10,7 +10,7 @@ from app.artifacts import Backtest
 from app.folders import NotThereError, RunsFolder
 from app.shell import guarded, page
 from app.summary import summaries
-from app.wording import human, label, number, plain
+from app.wording import label, number, plain
 from fintrader.errors import FintraderError
 
 MOST = 8
@@ -120,10 +120,9 @@ def differences(shown: dict[str, Backtest]) -> None:
     lines = list(shown)
     base = st.selectbox("Differences from", lines, key=f"compare_base_{len(lines)}")
     values = {line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in shown.items()}
-    catalogue = artifacts.light("backtest.measures").BY_KEY
     rows = []
     for key in KEYS:
-        row = {"Metric": catalogue[key].title if key in catalogue else human(key)}
+        row = {"Metric": metric_table.title_of(key)}
         zero = number(values[base].get(key))
         for line in lines:
             own = number(values[line].get(key))

@@ -112,7 +112,7 @@ def curves(folder: Folder, names: list[str]) -> None:
     for row in range(0, len(shown), 2):
         for place, metric in zip(st.columns(2), shown[row : row + 2], strict=False):
             with place:
-                st.caption(human(plain(metric)))
+                st.caption(plain(human(metric)))
                 raw = {name: (t[axis], t[metric].to_numpy(float)) for name, t in tables.items() if metric in t}
                 lines = {name: (x, smoothed(y, share)) for name, (x, y) in raw.items()}
                 figure = charts.lines(lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260)
@@ -127,7 +127,7 @@ def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     searched = set(pod["hyper"] or {})
     rows = []
     for key, value in mine.items():
-        row = {"Setting": human(key), "Value": text(value), "Searched": key in searched}
+        row = {"Setting": human(key), "Value": text(value), "Searched": "✓" if key in searched else ""}
         if parent:
             row["Parent's"] = text(theirs.get(key))
             row["Changed"] = change(value, theirs.get(key))
@@ -170,12 +170,11 @@ def validation(rows: pd.DataFrame) -> None:
         return
     st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
     keys = list(dict.fromkeys(key for values in columns.values() for key in values))
-    frame = pd.DataFrame(
-        [
-            {"Metric": human(key), **{pod: metric_table.shown(key, values.get(key)) for pod, values in columns.items()}}
-            for key in keys
-        ]
-    )
+    rows = []
+    for key in keys:
+        told = {pod: metric_table.shown(key, values.get(key)) for pod, values in columns.items()}
+        rows.append({"Metric": metric_table.title_of(key), **told})
+    frame = pd.DataFrame(rows)
     config = {pod: st.column_config.TextColumn(alignment="right") for pod in columns}
     st.dataframe(frame, hide_index=True, width="stretch", height=360, key="pod_metrics", column_config=config)
 

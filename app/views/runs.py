@@ -145,6 +145,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         metric_table.cards(
             stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
         )
+        metric_table.short_window(len(stored.ends))
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")

@@ -12,7 +12,7 @@ from app.board import board_table
 from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import choose, go, guarded, page, pick_run
 from app.summary import Summary, summary
-from app.wording import count, duration, human, ratio, short_count
+from app.wording import count, duration, human, plain, ratio, short_count
 
 REFRESH_SECONDS = 2
 LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What it said"}
@@ -55,6 +55,12 @@ def draw(run: Summary, folder: Folder) -> None:
     with right:
         st.subheader("Leaderboard", anchor=False)
         board_table(artifacts.leaderboard(folder), "race_board", short=True)
+        place, beside = st.columns([3, 2], vertical_alignment="bottom")
+        with place:
+            pod = choose("Look at a pod", list(pods["pod"]), "pod", label_visibility="collapsed")
+        with beside:
+            if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
+                go("pod.py", pod=pod)
     st.subheader("Pods on the time line", anchor=False)
     launched = race.at_work(events) if alive else {}
     if pods["started"].notna().any() or launched:
@@ -116,9 +122,6 @@ def drift(pods: pd.DataFrame) -> None:
     name = choose("Setting", list(values.columns), "setting", label_visibility="collapsed", format_func=human)
     if pods["score"].notna().any():
         charts.show(race.drift_figure(pods, values[name], name), "race_drift")
-    pod = choose("Look at a pod", list(pods["pod"]), "pod")
-    if st.button("Open pod", icon=":material/model_training:"):
-        go("pod.py", pod=pod)
 
 
 def event_table(events: list[dict[str, object]]) -> None:

@@ -189,7 +189,8 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
         )
     board.rebuild(16, specs, entries)
     if racing:
-        board.set_states([(f"p{pods - 2:04d}", "running", 1, "", "cpu")])
+        with board.connection as connection:
+            connection.execute("UPDATE pods SET state = 'running', device = 'cpu' WHERE idx = ?", (pods - 2,))
     board.close()
 
 
