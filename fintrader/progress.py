@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.progress import Task as RichTask
@@ -109,6 +109,9 @@ class Progress:
     def say(self, text: str) -> None:
         """One line worth keeping, whatever is in progress."""
 
+    def show(self, render: Callable[[], RenderableType] | None) -> None:
+        """At a terminal: draw `render()` below the bars at each refresh; None: no more."""
+
     def begun(self, task: Task) -> None:
         """A task begins."""
 
@@ -161,12 +164,23 @@ class _Rate(TaskProgressColumn):
         return Text(f"{_number(task.speed)} {task.fields.get('unit', '')}/s", style="progress.data.speed")
 
 
+class _Bars(RichProgress):
+    """Bars, and below them whatever is to be shown."""
+
+    extra: Callable[[], RenderableType] | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.extra is not None:
+            yield self.extra()
+
+
 class TerminalProgress(Progress):
     """Rich bars: share, count, rate, time left, note. Tasks vanish when they end, leaving one line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bars = RichProgress(
+        self._bars = _Bars(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -187,6 +201,9 @@ class TerminalProgress(Progress):
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
+
+    def show(self, render: Callable[[], RenderableType] | None) -> None:
+        self._bars.extra = render
 
     def begun(self, task: Task) -> None:
         self._ids[task] = self._bars.add_task(task.name, total=task.total, unit=task.unit, note="")

@@ -24,6 +24,7 @@ from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.progress import SILENT, Progress
 from fintrader.runs import RunFolder, file_sha256
 from fintrader.tournament import lease as leases
+from fintrader.tournament import view
 from fintrader.tournament.control import Control
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generational import Scheduler, scheduler_of
@@ -44,6 +45,8 @@ HOPELESS = 3
 """Pods that may fail before any succeeds, beyond those under way at once."""
 LAUNCHES = 32
 """Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
+CHATTY = 100
+"""Tournaments of at most so many pods get a line a result."""
 PACE_SECONDS = 0.05
 """Turns follow each other no faster; what arrives meanwhile is made durable together."""
 EnsembleBuilder = Callable[[RunFolder, Board, TournamentSettings], dict[str, Any]]
@@ -241,14 +244,18 @@ class Orchestrator:
         self.recover()
         if not self.finished and self._capacity() < 1:
             raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
+        told = len(self.log.records)
         with progress.task("tournament", total=self.settings.pods, unit="pods") as task:
+            progress.show(lambda: view.render(self))
             task.resume_at(len(self.board.applied))
             while not self.finished:
                 self.reconcile()
                 if watch is not None:
                     watch(self)
+                told = self._tell(progress, told)
                 task.update(self._done_share(), note=self._note())
                 self._wait(0.5)
+            progress.show(None)
 
     def reconcile(self) -> None:
         """One turn: take what arrived, apply what is due, make specs, start and stop pods."""
@@ -433,6 +440,14 @@ class Orchestrator:
             raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
 
     # --- what can be seen ------------------------------------------------------------------------------
+
+    def _tell(self, progress: Progress, told: int) -> int:
+        """One line for each result (of a small tournament) and each mishap since `told`."""
+        for event in self.log.records[told:]:
+            small = self.settings.pods <= CHATTY and event["event"] == "applied"
+            if small or event["event"] in ("lost", "damaged", "capacity", "no_capacity"):
+                progress.say(f"  {view.describe(event)}")
+        return len(self.log.records)
 
     def _done_share(self) -> float:
         shares = [min(1.0, progress.share) for progress in self.launcher.progress().values()]
