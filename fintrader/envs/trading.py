@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.core import account_keys, advance, begin, market_view, observe, observe_private, select
+from fintrader.envs.fused import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.options import Endowment, check_names, endowment, reset_mask, start_bars
@@ -66,12 +67,21 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         seed: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         record: bool = False,
+        engine: Literal["auto", "torch", "compiled", "fused"] = "auto",
+        copy: bool = True,
         render_mode: None = None,
     ) -> None:
         """`market` may be the path of a market file; `dtype` is the precision of prices and shares (cash is float64
         always); `record` adds the fills to info; there is nothing to render.
 
-        Raises EnvError for a window of one bar, a bad dtype or an unknown turbulence column.
+        `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
+        with the same results, for what training uses (needs numba, the extra `fast`); `auto` takes `fused` where it
+        applies and `torch` elsewhere. With `copy=False` the fused engine overwrites the returned observation in the
+        next step, `final_obs` has rows only for finished accounts, and `account` is overwritten two steps later:
+        copy what must last longer.
+
+        Raises EnvError for a window of one bar, a bad dtype, an unknown turbulence column, or `fused` where the
+        kernel does not apply.
         """
         if dtype not in (torch.float32, torch.float64):
             raise EnvError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
@@ -102,6 +112,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.action_space = batch_space(self.single_action_space, count)
         self.observation_space = batch_space(self.single_observation_space, count)
 
+        self._fused = self._fuse(engine, reuse=not copy)
+        self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
         self._key = self._make_keys(seed)
         self._endowment = self._endow({})
         self._account: Account | None = None
@@ -211,7 +223,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         on_host = self.device.type == "cpu"
         if mode is AutoresetMode.DISABLED and on_host and bool(account.finished.any()):
             raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
-        after, reward, terminated, truncated, record = advance(
+        if self._fused is not None:
+            return self._step_fused(self._fused, account, action)
+        after, reward, terminated, truncated, record = self._advance(
             self._view, account, action, self.settings, self._reward, record=self.record
         )
         info: dict[str, Any] = {} if record is None else record._asdict()
@@ -232,12 +246,37 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     # --- parts -----------------------------------------------------------------------------------------
 
+    def _fuse(self, engine: str, *, reuse: bool) -> FusedStep | None:
+        if engine not in ("auto", "torch", "compiled", "fused"):
+            raise EnvError(f"engine must be auto, torch, compiled or fused, got {engine!r}")
+        obstacle = why_not_fused(self.settings, self.device, self.dtype, record=self.record)
+        if engine == "fused" and obstacle is not None:
+            raise EnvError(f"the fused engine does not apply here: {obstacle}; use engine='auto'")
+        if engine in ("torch", "compiled") or obstacle is not None:
+            return None
+        return FusedStep(self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs, reuse=reuse)
+
+    def _step_fused(
+        self, fused: FusedStep, account: Account, action: Tensor
+    ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+        after, reward, terminated, truncated, obs, final = fused(account, self._endowment, self._key, action)
+        info: dict[str, Any] = {}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            done = terminated | truncated
+            final_obs = self._pack(final, fused.final_bar)
+            info = {"final_obs": final_obs, "_final_obs": done, "final_info": {}, "_final_info": done}
+        self._account = after
+        return self._pack(obs, after.bar), reward.to(torch.float32), terminated, truncated, info
+
+    def _pack(self, obs: Tensor, clock: Tensor) -> Any:
+        return obs if self.settings.observation == "flat" else {"private": obs, "clock": clock}
+
     def _begin_next(self, account: Account) -> Account:
         return begin(self._view, self._key, account.episode, *self._endowment, self.settings)
 
     def _observe(self, account: Account) -> Any:
         if self.settings.observation == "factored":
-            return {"private": observe_private(self._view, account, self._obs_dtype), "clock": account.bar}
+            return self._pack(observe_private(self._view, account, self._obs_dtype), account.bar)
         return observe(self._view, account, self._obs_dtype)
 
     def _single_observation_space(self) -> gymnasium.Space[Any]:

@@ -1,0 +1,99 @@
+"""The fused kernel against the torch core: equal to the last bit, in every mode, with resets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import EnvError
+from tests.envs.strategies import env_settings, random_actions
+from tests.factories import make_market
+
+numba = pytest.importorskip("numba")
+
+PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision_interval": 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    config=env_settings(short=False, fractional=False),
+    seed=st.integers(0, 10_000),
+    mode=st.sampled_from(list(AutoresetMode)),
+    factored=st.booleans(),
+    copy=st.booleans(),
+)
+def test_every_output_and_the_whole_state_are_bit_equal(
+    config: EnvSettings, seed: int, mode: AutoresetMode, factored: bool, copy: bool
+) -> None:
+    config = config.model_copy(update=PLAIN | {"observation": "factored" if factored else "flat"})
+    market = make_market(60, 13, seed=seed % 5, volatility=0.04)
+    count = 9
+    engines = [
+        TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine, copy=copy)
+        for engine in ("torch", "fused")
+    ]
+    for env in engines:
+        env.reset(options={"cash_usd": torch.linspace(2e3, 2e6, count, dtype=torch.float64)})
+    for action in random_actions(seed, 40, count, 13):
+        slow, fast = (env.step(action) for env in engines)
+        for a, b in zip(slow[:4], fast[:4], strict=True):
+            if isinstance(a, dict):
+                assert all(torch.equal(a[name], b[name]) for name in a)
+            else:
+                assert torch.equal(a, b)
+        assert set(slow[4]) == set(fast[4])
+        if mode is AutoresetMode.SAME_STEP:
+            done = slow[4]["_final_obs"]
+            assert torch.equal(done, fast[4]["_final_obs"])
+            rows = done if not copy else torch.ones_like(done)
+            a, b = slow[4]["final_obs"], fast[4]["final_obs"]
+            for name in a if factored else [None]:
+                assert torch.equal((a[name] if name else a)[rows], (b[name] if name else b)[rows])
+        states = [env.state_dict() for env in engines]
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+        finished = engines[0].account.finished
+        if mode is AutoresetMode.DISABLED and bool(finished.any()):
+            for env in engines:
+                env.reset(options={"reset_mask": finished.clone()})
+
+
+def test_threads_change_nothing() -> None:
+    market, config = make_market(80, 20), EnvSettings(episode_bars=9)
+    count, before = 1500, torch.get_num_threads()
+    outputs = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            env = TradingEnv(market, config, num_envs=count, seed=1, engine="fused")
+            env.reset()
+            for action in random_actions(5, 12, count, 20):
+                last = env.step(action)
+            outputs.append((*last[:4], env.account.cash))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+def test_copies_last_and_reused_buffers_do_not() -> None:
+    market, action = make_market(60, 4), torch.full((3, 4), 0.3)
+    for copy in (True, False):
+        env = TradingEnv(market, EnvSettings(), num_envs=3, engine="fused", copy=copy)
+        env.reset(options={"start": 0})
+        first, *_ = env.step(action)
+        kept = first.clone()
+        env.step(action)
+        assert torch.equal(first, kept) == copy
+
+
+def test_auto_falls_back_and_fused_says_why_not() -> None:
+    market = make_market(60, 4)
+    assert TradingEnv(market, num_envs=2)._fused is not None
+    assert TradingEnv(market, num_envs=2, dtype=torch.float64)._fused is None
+    with pytest.raises(EnvError, match="whole shares"):
+        TradingEnv(market, EnvSettings(fractional=True), engine="fused")
+    with pytest.raises(EnvError, match="engine"):
+        TradingEnv(market, engine="warp")  # type: ignore[arg-type]
