@@ -1,0 +1,173 @@
+"""Slots, devices, and worker processes that outlive their pods but not their launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, slots_of
+from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
+from fintrader.tournament.store import RunStore
+from tests.tournament import stubs
+
+
+def which(spec: PodSpec, context: PodContext) -> PodOutput:
+    """A body that tells where it ran."""
+    if spec.hyper.get("print"):
+        print('{"kind": "done", "pod": "' + spec.pod + '"}', flush=True)  # must not be taken for the worker's own words
+    output = stubs.body(spec, context)
+    output.metrics = {"pid": float(os.getpid())}
+    threads, visible = os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+    (context.folder / "where.txt").write_text(f"{threads} {visible} {context.device}")
+    return output
+
+
+def spec(index: int, **hyper: object) -> PodSpec:
+    agent = stubs.StubAgent().model_dump()
+    return PodSpec(
+        pod=f"p{index:04d}", index=index, seed=index, origin="fresh", agent=agent, hyper=hyper, budget={"env_steps": 1}
+    )
+
+
+def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
+    places = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
+    body = "tests.tournament.test_launchers:which"
+    return LocalLauncher(run, run.root / "market", body=body, slots=lambda: places, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("devices", "found", "names"),
+    [
+        (("auto",), ["0", "1"], ["cuda-0-0", "cuda-1-0", "cuda-0-1", "cuda-1-1"]),
+        (("cuda",), [], []),
+        (("cuda:1",), ["0", "1"], ["cuda-1-0", "cuda-1-1"]),
+        (("cuda:0+1",), ["0", "1"], ["cuda-0+1-0", "cuda-0+1-1"]),
+        (("cuda:0", "cuda:7"), ["0"], ["cuda-0-0", "cuda-0-1"]),
+    ],
+)
+def test_slots_follow_the_devices_that_are_there(devices: tuple[str, ...], found: list[str], names: list[str]) -> None:
+    slots = slots_of(devices, 2, lambda: found)
+    assert [slot.name for slot in slots] == names
+    for slot in slots:
+        wanted = slot.name.split("-")[1].replace("+", ",")
+        assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == ("cuda", wanted)
+
+
+def test_the_cpu_has_a_slot_a_core() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert len(slots_of(("cpu",), 1)) == len(slots_of(("auto",), 1, list)) == cores
+    with pytest.raises(ConfigError, match="none of auto"):
+        slots_of(("gpu",), 1)
+
+
+def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    slots = [Slot("a", "cpu", (("CUDA_VISIBLE_DEVICES", "3"),))]
+    local = launcher(run, slots)
+    try:
+        first = local.submit(spec(0)).result(timeout=30)
+        second = local.submit(spec(1, print=1)).result(timeout=30)
+    finally:
+        local.close()
+    assert first.metrics["pid"] == second.metrics["pid"] != os.getpid()
+    assert (run.pod("p0001") / "where.txt").read_text() == "1 3 cpu"
+    assert '"kind": "done"' in (run.root / "logs" / "worker-a.log").read_text()
+    assert RunStore(run).read_result("p0001") == second
+
+
+def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0.8")
+    run = RunFolder(tmp_path)
+    local = launcher(run)
+    try:
+        lost, kept = local.submit(spec(0)), local.submit(spec(1))
+        _until(lambda: bool(local.progress()["p0000"].note))
+        os.kill(local.processes()["p0000"], 9)
+        with pytest.raises(PodFailure) as caught:
+            lost.result(timeout=10)
+        assert caught.value.reason == "killed"
+        again = local.submit(spec(0), attempt=2)
+        assert kept.result(timeout=30).status == "done"
+        assert again.result(timeout=30).attempts == 2
+    finally:
+        local.close()
+
+
+def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0.6")
+    places = [Slot("x"), Slot("y")]
+    local = launcher(RunFolder(tmp_path), places)
+    try:
+        futures = [local.submit(spec(0)), local.submit(spec(1))]
+        _until(lambda: all(at.note for at in local.progress().values()))
+        places.pop()
+        assert local.capacity() == 1
+        local.tick()
+        with pytest.raises(PodFailure, match="drained"):
+            futures[1].result(timeout=10)
+        with pytest.raises(TournamentError, match="no free slot"):
+            local.submit(spec(2))
+        assert futures[0].result(timeout=30).status == "done"
+    finally:
+        local.close()
+
+
+def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
+    local = launcher(RunFolder(tmp_path), [Slot("x"), Slot("y")], workers=5)
+    assert [slot.name for slot in local.places()] == ["x", "y", "x.1", "y.1", "x.2"]
+    local.resize(1)
+    assert local.capacity() == 1
+    assert launcher(RunFolder(tmp_path), []).capacity() == 0
+    local.close()
+
+
+def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;"
+        "from tests.tournament.test_launchers import launcher;"
+        "local = launcher(RunFolder(Path(sys.argv[1]))); local.warm(2); print('warm', flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    children = psutil.Process(parent.pid).children()
+    assert len(children) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+
+
+def test_a_result_that_exists_is_not_made_again(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    local = launcher(run, [Slot("a")])
+    try:
+        results: list[PodResult] = []
+        for _ in range(2):
+            future: Future[PodResult] = local.submit(spec(0))
+            results.append(future.result(timeout=30))
+    finally:
+        local.close()
+    assert results[0] == results[1]  # times and all
+
+
+def _until(condition: object, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
