@@ -49,11 +49,15 @@ class BaseAgent:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue bit-exactly, as flat names and tensors. Call it between updates."""
+        extra = prefixed("extra", self.extra_state())
+        extra["generator"] = self.generator.get_state()
+        return {**self.inheritable_state(), **{name: tensor.detach().clone() for name, tensor in extra.items()}}
+
+    def inheritable_state(self) -> dict[str, Tensor]:
+        """The part of `state_dict()` that a child takes over: networks, normalisers, optimiser moments."""
         state = prefixed("modules", self.modules.state_dict())
         for name, optimiser in self.optimisers.items():
             state |= prefixed(f"optimisers.{name}", optimiser_state(optimiser))
-        state |= prefixed("extra", self.extra_state())
-        state["generator"] = self.generator.get_state()
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -184,7 +184,10 @@ class OffPolicyAgent(BaseAgent):
     def learn_once(self) -> None:
         """One update from one batch."""
         assert self.ring is not None
-        step = self.learn(self.draw(self.ring))
+        self.note(self.learn(self.draw(self.ring)))
+
+    def note(self, step: dict[str, Tensor]) -> None:
+        """Count an update and keep its metrics for the next report."""
         self.learned += 1
         for name, value in step.items():
             self.since_report.setdefault(name, []).append(value)

@@ -235,9 +235,10 @@ class _Training:
                 )
         device = self.agent.device
         self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
-        self.env.reset(seed=self.agent.seed)  # an environment may allocate at its first reset
+        fresh, _ = self.env.reset(seed=self.agent.seed)
         self.env.load_state_dict({name: tensor.to(device) for name, tensor in below("env", tensors).items()})
-        self.obs = tensors["obs"].to(device)
+        # A classic environment cannot be stored: its episodes begin anew.
+        self.obs = tensors["obs"].to(device) if getattr(self.env, "resumable", True) else fresh
         self.env_steps, self.updates = int(header["env_steps"]), int(header["updates"])
         self.seconds = float(header["seconds"])
         self._trim_log()

@@ -1,0 +1,280 @@
+"""Learner fusion, the learner thread, and worker processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file
+
+from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
+from fintrader.agents.fusion import DistributedLearner, LearnerTeam, fuse
+from fintrader.agents.pipelined import PipelinedAgent
+from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, mean_episode_return
+from fintrader.errors import CheckpointError, ConfigError
+from tests.agents.tiny import Identity
+
+SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
+OFF: dict[str, Any] = {
+    "network": {"hidden": [32]},
+    "learning_starts": 256,
+    "batch_size": 128,
+    "report_every": 10,
+    "gamma": 0.0,
+    "learning_rate": 3e-3,
+}
+
+
+def ppo() -> PPOSettings:
+    return PPOSettings.model_validate(SMALL)
+
+
+def agent_settings(algo: str, values: dict[str, Any]) -> Any:
+    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
+
+
+# --- learners ------------------------------------------------------------------------------------------------
+
+
+def trained(seed: int, steps: int = 512) -> Any:
+    env = Identity(seed=seed)
+    agent = make_agent(ppo(), env.layout, seed=seed)
+    train(agent, env, Budget(env_steps=steps))
+    return agent
+
+
+def test_fusing_averages_parameters_moments_and_statistics() -> None:
+    first, second = trained(1), trained(2)
+    a, b = first.state_dict(), second.state_dict()
+    fuse([first, second])
+    fused = first.state_dict()
+    for name, tensor in second.state_dict().items():
+        if name.startswith(("modules.", "optimisers.")):
+            assert torch.equal(tensor, fused[name]), name
+            if not name.endswith(".var"):
+                torch.testing.assert_close(tensor, (a[name] + b[name]) / 2, msg=name)
+    moment = "optimisers.adam.0.exp_avg_sq"
+    assert not torch.equal(a[moment], b[moment])
+    mean, var = (f"modules.policy.normaliser.{name}" for name in ("mean", "var"))
+    pooled = (a[var] + b[var]) / 2 + ((a[mean] - b[mean]) / 2) ** 2  # of two halves of equal size
+    torch.testing.assert_close(fused[var], pooled)
+    # what belongs to one learner stays
+    assert torch.equal(first.state_dict()["generator"], a["generator"])
+    assert not torch.equal(a["generator"], b["generator"])
+
+
+def test_a_team_learns_and_stays_one() -> None:
+    env = Identity(num_envs=16, seed=3)
+    values = {"gamma": 0.0, "num_steps": 32, "update_epochs": 4, "noise": 0.3, "network": {"hidden": [32]}}
+    team = LearnerTeam(agent_settings("ppo", values), env.layout, learners=2, seed=0)
+    train(team, env, Budget(env_steps=30_000))
+    one, other = (learner.inheritable_state() for learner in team.learners)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
+    with torch.no_grad():
+        assert float((team.policy(shown) - shown).abs().mean()) < 0.2
+
+
+def test_learners_of_a_team_see_different_noise_and_their_own_accounts() -> None:
+    env = Identity(num_envs=4)
+    team = LearnerTeam(ppo(), env.layout, learners=2, seed=0)
+    action = team.act(torch.zeros(4, 2))
+    assert not torch.allclose(action[:2], action[2:])
+    with pytest.raises(ConfigError, match="multiple of the 2 learners"):
+        team.act(torch.zeros(3, 2))
+
+
+def test_a_team_resumes_bit_exactly(tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def run(folder: str, stop: int | None) -> dict[str, torch.Tensor]:
+        def on_progress(progress: TrainProgress) -> None:
+            if progress.updates == stop:
+                raise Killed
+
+        env = Identity(seed=3)
+        team = LearnerTeam(ppo(), env.layout, learners=2, seed=0)
+        train(
+            team, env, Budget(env_steps=1024), folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0
+        )
+        return team.state_dict()
+
+    whole = run("whole", None)
+    with pytest.raises(Killed):
+        run("killed", 3)
+    killed = run("killed", None)
+    assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
+
+
+def _distributed_worker(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        env = Identity(num_envs=4, seed=rank)
+        learner = DistributedLearner(make_agent(ppo(), env.layout, seed=rank))
+        save_file(learner.agent.inheritable_state(), f"{folder}/start{rank}")
+        train(learner, env, Budget(env_steps=4 * 8 * 3))
+        save_file(learner.agent.inheritable_state(), f"{folder}/end{rank}")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_learners_of_two_processes_become_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_distributed_worker, args=(port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    for stage in ("start", "end"):
+        one, other = (load_file(tmp_path / f"{stage}{rank}") for rank in (0, 1))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one), stage
+    begun = load_file(tmp_path / "start0")
+    moved = [name for name in begun if not torch.equal(begun[name], one[name])]
+    assert moved
+    # the start is the mean of what two seeds draw
+    own = [make_agent(ppo(), Identity().layout, seed=rank).state_dict() for rank in (0, 1)]
+    name = "modules.critic.mlp.layers.0.weight"
+    torch.testing.assert_close(begun[name], (own[0][name] + own[1][name]) / 2)
+
+
+def test_fusing_without_a_group_is_refused() -> None:
+    with pytest.raises(ConfigError, match="init_process_group"):
+        DistributedLearner(make_agent(ppo(), Identity().layout))
+
+
+# --- pipeline ------------------------------------------------------------------------------------------------
+
+
+def test_a_pipelined_agent_learns_with_bounded_lag() -> None:
+    env = Identity(seed=3)
+    reports: list[dict[str, float]] = []
+    with PipelinedAgent(make_agent(agent_settings("td3", OFF), env.layout, seed=0), max_lag=3) as agent:
+        train(agent, env, Budget(env_steps=10_000), on_progress=lambda progress: reports.append(progress.metrics))
+        done = agent.learned
+    shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
+    with torch.no_grad():
+        assert float((agent.policy(shown) - shown).abs().mean()) < 0.15
+    lags = [report["pipeline_lag_max"] for report in reports if "pipeline_lag_max" in report]
+    assert len(lags) > 10
+    assert min(lags) >= 0
+    assert max(lags) <= 3
+    # a report follows 10 steps: 10,080 env-steps are 630 vector steps, of which the first 15 only warm up
+    assert 630 - 15 - 3 <= done <= 630 - 15 + 1
+
+
+def test_an_error_in_the_learner_reaches_the_worker() -> None:
+    env = Identity(seed=3)
+    inner = make_agent(agent_settings("sac", OFF), env.layout, seed=0)
+
+    def broken(sample: object) -> dict[str, torch.Tensor]:
+        raise RuntimeError("the learner broke")
+
+    inner.learn = broken  # type: ignore[attr-defined]
+    with PipelinedAgent(inner) as agent, pytest.raises(RuntimeError, match="the learner broke"):
+        train(agent, env, Budget(env_steps=10_000))
+
+
+def test_a_pipelined_agent_can_be_stored_and_resumed() -> None:
+    env = Identity(seed=3)
+    settings = agent_settings("ddpg", OFF)
+    with PipelinedAgent(make_agent(settings, env.layout, seed=0)) as agent:
+        train(agent, env, Budget(env_steps=1_600))
+        state = agent.state_dict()
+    with PipelinedAgent(make_agent(settings, env.layout, seed=0)) as again:
+        again.load_state_dict(state)
+        assert again.learned == agent.learned > 0
+        obs = torch.rand(4, 2)
+        with torch.no_grad():
+            assert torch.equal(again.policy(obs), agent.policy(obs))
+
+
+def test_pipelines_that_make_no_sense() -> None:
+    layout = Identity().layout
+    with pytest.raises(ConfigError, match="replay ring"):
+        PipelinedAgent(make_agent(ppo(), layout))
+    with pytest.raises(ConfigError, match="max_lag"):
+        PipelinedAgent(make_agent(agent_settings("td3", OFF), layout), max_lag=0)
+
+
+# --- workers -------------------------------------------------------------------------------------------------
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Counts its steps, shows the count, ends after three; its reward is the action as it arrived."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (1,))
+    action_space = gymnasium.spaces.Box(np.float32(2.0), np.float32(4.0), (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.array([self.np_random.random()], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.array([self.count], np.float32), float(action[0]), False, self.count == 3, {}
+
+
+def counter_env(num_envs: int = 2, seed: int = 0) -> WorkerEnv:
+    return WorkerEnv(SyncVectorEnv([Counter] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed)
+
+
+def test_workers_stretch_actions_and_report_the_true_final_observation() -> None:
+    env = counter_env()
+    first, _ = env.reset(seed=1)
+    assert first[0] != first[1]  # workers' seeds differ
+    assert torch.equal(first, env.reset(seed=1)[0])
+    for k in range(1, 4):
+        obs, reward, terminated, truncated, info = env.step(torch.tensor([[-1.0], [0.5]]))
+        assert reward.tolist() == [2.0, 3.5]
+        assert not terminated.any()
+        assert truncated.tolist() == [k == 3] * 2
+        assert info["final_obs"].flatten().tolist() == [k, k]
+    assert bool((obs < 1).all())  # the next episode's first observation
+
+
+def test_pendulum_in_processes() -> None:
+    env = WorkerEnv.make(GymnasiumSettings(num_envs=2), seed=4)
+    try:
+        agent = make_agent(ppo(), env.layout, seed=0)
+        result = train(agent, env, Budget(env_steps=64))
+        assert result.updates == 4
+        score = mean_episode_return(env, agent.policy, 2, seed=1)
+        assert -2500 < score < 0
+    finally:
+        env.close()
+
+
+def test_environments_that_do_not_fit() -> None:
+    with pytest.raises(ConfigError, match="continuous Box"):
+        WorkerEnv.make(GymnasiumSettings(id="CartPole-v1", workers="sync"))
+    with pytest.raises(ConfigError, match="NoSuch"):
+        WorkerEnv.make(GymnasiumSettings(id="NoSuch-v0"))
+    with pytest.raises(ConfigError, match="SAME_STEP"):
+        WorkerEnv(SyncVectorEnv([Counter]))
+
+
+def test_resuming_a_classic_environment_begins_fresh_episodes(tmp_path: Path) -> None:
+    agent = make_agent(ppo(), counter_env().layout, seed=0)
+    train(agent, counter_env(), Budget(env_steps=32), folder=tmp_path)
+    again = make_agent(ppo(), counter_env().layout, seed=0)
+    result = train(again, counter_env(), Budget(env_steps=64), folder=tmp_path)
+    assert (result.env_steps, result.updates) == (64, 4)
+
+
+def test_a_team_of_another_size_cannot_resume() -> None:
+    layout = Identity().layout
+    small = LearnerTeam(ppo(), layout, learners=1)
+    with pytest.raises(CheckpointError):
+        LearnerTeam(ppo(), layout, learners=2).load_state_dict(small.state_dict())
