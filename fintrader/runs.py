@@ -159,6 +159,11 @@ class RunFolder:
         return self.root / "backtest"
 
     @property
+    def control(self) -> Path:
+        """The same search on information-free features: a run folder of its own."""
+        return self.root / "control"
+
+    @property
     def ensemble(self) -> Path:
         return self.root / "ensemble"
 
@@ -252,7 +257,8 @@ class Manifest:
         for name in stages:
             if name in self.values["stages"]:
                 self.values["stages"][name]["done"] = False
-        self.update(finished=None)
+        if stages:
+            self.update(finished=None)
 
     def finish(self) -> None:
         """Note the time of the first successful end; later repeats keep it."""

@@ -25,6 +25,7 @@ TINY = {
     "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 5},
     "agent": {"algo": "ppo", "num_steps": 16},
     "tournament": {"pods": 3, "pool_size": 2, "workers": 2, "budget": {"env_steps": 1024}, "leaderboard_size": 3},
+    "backtest": {"control": False},
 }
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
 
@@ -141,6 +142,18 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
     )
     assert run(load_config(config)).trials == 4
     assert yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"]["pods"] == 4
+
+
+def test_the_search_is_repeated_without_information(undisturbed: Path, tmp_path: Path):
+    shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
+    config = write_config(tmp_path, backtest={"control": True}, cache=str(undisturbed.parent / "tensors"))
+    run(load_config(config))
+    folder = tmp_path / "runs" / "tiny"
+    honesty = json.loads((folder / "backtest" / "honesty.json").read_text())
+    assert honesty["trials"] == 3
+    assert honesty["control"]["metrics"]["cumulative_return"] is not None
+    assert honesty["overfitting"] is not None or honesty["sharpe"]["deflated"] is not None
+    assert len(list(folder.glob("control/pods/*/result.json"))) == 3
 
 
 def test_choosing_another_union_member_keeps_what_both_share(config: Path):

@@ -26,6 +26,8 @@ class BacktestSettings(Settings):
     """Window of the market to trade; the test window is the one nobody has looked at."""
     cost_bps: float | None = Field(None, ge=0)
     """Proportional cost per trade in basis points; None keeps the environment's."""
+    control: bool = True
+    """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
 
 
 class RunConfig(Settings):

@@ -7,7 +7,6 @@ path: whatever is killed is picked up again by the same command.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,17 @@ from typing import Any
 from rich.console import Console
 
 from fintrader import runs
-from fintrader.agents.policy import load_policy
-from fintrader.backtest import BacktestResult, metrics_table, simulate, simulate_baselines, write_backtest
+from fintrader.backtest import metrics_table
 from fintrader.config import dump_yaml
 from fintrader.data.build import build_market
 from fintrader.data.quality import quality_report
-from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
-from fintrader.progress import Progress, reporter
-from fintrader.runs import Manifest
-from fintrader.tournament.orchestrator import CHANGEABLE
+from fintrader.pipeline.judgement import information_free_market, judge
+from fintrader.progress import reporter
+from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.orchestrator import CHANGEABLE, TournamentResult
 from fintrader.tournament.orchestrator import run_tournament as race
 
 
@@ -51,6 +48,7 @@ def run(config: RunConfig) -> RunOutcome:
         manifest = claim(config)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
+        _control_stage(config, manifest, market)
         return _backtest_stage(config, manifest, market)
 
 
@@ -71,7 +69,9 @@ def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
         manifest = Manifest.load(config.folder.manifest)
         if not manifest.done("tournament"):
             raise RunError(f"{folder}: its tournament has not finished; run `fintrader run {folder}/config.yaml` first")
-        return _backtest_stage(config, manifest, make_market(config, manifest), again=True)
+        market = make_market(config, manifest)
+        _control_stage(config, manifest, market)
+        return _backtest_stage(config, manifest, market, again=True)
 
 
 def build_data(config: RunConfig) -> Path:
@@ -101,23 +101,25 @@ def claim(config: RunConfig) -> Manifest:
     """
     folder = config.folder
     text = dump_yaml(config)
-    extended = False
+    reopened: set[str] = set()
     if folder.config.is_file():
         # Through the model, so that a setting which this version added counts with its default.
         before, now = _flat(load_config(folder.config).model_dump(mode="json")), _flat(config.model_dump(mode="json"))
         for field in sorted(set(before) | set(now)):
             if field in _PLACES or before.get(field) == now.get(field):
                 continue
-            if field.removeprefix("tournament.").split(".")[0] not in CHANGEABLE:
+            if field.startswith("backtest."):
+                reopened |= {"backtest"}
+            elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
+                reopened |= {"tournament", "control", "backtest"}
+            else:
                 raise RunError(
                     f"{folder.root} was made with other settings ({field}: {before.get(field)} there, "
                     f"{now.get(field)} here); choose another --name, or remove the folder"
                 )
-            extended = True
     if folder.manifest.is_file():
         manifest = Manifest.load(folder.manifest)
-        if extended:
-            manifest.reopen("tournament", "backtest")
+        manifest.reopen(*reopened)
     else:
         manifest = Manifest.create(
             folder.manifest,
@@ -127,7 +129,7 @@ def claim(config: RunConfig) -> Manifest:
             config_hash=hashlib.sha256(text.encode()).hexdigest(),
             command=f"fintrader run {folder.config}",
         )
-    if extended or not folder.config.is_file():
+    if reopened or not folder.config.is_file():
         runs.write_text(folder.config, text)
     return manifest
 
@@ -164,26 +166,41 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
 def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
     if manifest.done("tournament"):
         return
-    with manifest.stage("tournament"), reporter() as progress:
-        result = race(
+    with manifest.stage("tournament"):
+        result = search(config, config.folder, market, manifest.values["data_hash"])
+        manifest.update(trials=result.trials, best=result.best)
+
+
+def _control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
+    """The same search on features that hold no information: what it finds there is luck by construction."""
+    if not config.backtest.control or manifest.done("control"):
+        return
+    with manifest.stage("control"):
+        shuffled = information_free_market(market, config.seed)
+        search(config, RunFolder(config.folder.control), shuffled, MarketTensors.stored_hash(shuffled))
+
+
+def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -> TournamentResult:
+    """The configured tournament on a market, in a folder; resumes, or returns at once when it is over."""
+    with reporter() as progress:
+        return race(
             config.tournament,
-            folder=config.folder,
+            folder=folder,
             market=market,
             env=config.env,
             agent=config.agents or config.agent,
             seed=config.seed,
             device=config.resolved_device(),
             progress=progress,
-            data_hash=manifest.values["data_hash"],
+            data_hash=data_hash,
         )
-        manifest.update(trials=result.trials, best=result.best)
 
 
 def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
     folder = config.folder
     if again or not manifest.done("backtest"):
         with manifest.stage("backtest"):
-            _simulate_all(config, manifest, market)
+            judge(config, manifest, market)
     manifest.finish()
     stored = runs.read_json(folder.backtest / "metrics.json")
     metrics = {name: stored[name] for name in sorted(stored, key=_rank)}
@@ -197,58 +214,6 @@ STRATEGIES = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 
 def _rank(strategy: str) -> int:
     return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
-
-
-def _simulate_all(config: RunConfig, manifest: Manifest, path: Path) -> None:
-    """Ensemble, best pod and baselines over the chosen window, written as one backtest."""
-    market: MarketTensors = getattr(MarketTensors.load(path).split(), config.backtest.window)
-    env = config.env
-    if config.backtest.cost_bps is not None:
-        env = env.model_copy(update={"cost_bps": config.backtest.cost_bps})
-    trials = int(manifest.values["trials"])
-    with reporter() as progress:
-        chosen = {"ensemble": config.folder.ensemble, "best": config.folder.pod(manifest.values["best"])}
-        results = {
-            name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
-            for name, home in chosen.items()
-        }
-        results |= simulate_baselines(market, env, progress=progress)
-        planted = _planted(market, env, results, progress)
-    context = {
-        "run": config.name,
-        "window": config.backtest.window,
-        "trials": trials,
-        "seed": config.seed,
-        "data_hash": manifest.values["data_hash"],
-        "config_hash": manifest.values["config_hash"],
-        "versions": manifest.values["versions"],
-        "command": manifest.values["command"],
-    }
-    write_backtest(config.folder.backtest, results, context=context | ({"planted": planted} if planted else {}))
-
-
-def _planted(
-    market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
-) -> dict[str, Any] | None:
-    """What could be earned at best in a synthetic market, and the share of it that was; None in a real one.
-
-    Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
-    """
-    planted = market.meta.get("planted")
-    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps_per_million_usd:
-        return None
-    optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
-    layout = TradingEnv.evaluation(market, env).layout
-    results["oracle"] = simulate(
-        oracle_policy(market, layout, env.cost_bps), market, env, name="oracle", progress=progress
-    )
-    reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
-    best = math.log(reached["oracle"])
-    return {
-        "expected_multiple": optimum.expected_multiple,
-        "share_of_expected": {name: optimum.share(reached[name]) for name in ("ensemble", "best", "oracle")},
-        "share_of_oracle": {name: math.log(reached[name]) / best for name in ("ensemble", "best")} if best > 0 else {},
-    }
 
 
 def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:

@@ -1,0 +1,120 @@
+"""The last stage: what was chosen, on the window nobody has looked at, beside all that could have been luck."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader import runs
+from fintrader.agents.policy import load_policy
+from fintrader.backtest import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtest.controls import information_free
+from fintrader.data.sources.planted import oracle_policy, planted_optimum
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.pipeline.configuration import RunConfig
+from fintrader.progress import Progress, reporter
+from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.leaderboard import read_leaderboard
+
+
+def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
+    """Ensemble, best pod and baselines over the chosen window, with all that tells skill from luck, written down."""
+    market: MarketTensors = getattr(MarketTensors.load(path).split(), config.backtest.window)
+    env = config.env
+    if config.backtest.cost_bps is not None:
+        env = env.model_copy(update={"cost_bps": config.backtest.cost_bps})
+    trials = int(manifest.values["trials"])
+    with reporter() as progress:
+        chosen = {"ensemble": config.folder.ensemble, "best": config.folder.pod(manifest.values["best"])}
+        results = {
+            name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
+            for name, home in chosen.items()
+        }
+        results |= simulate_baselines(market, env, progress=progress, every=True)
+        planted = _planted(market, env, results, progress)
+        control = _control(config, path, env, progress) if config.backtest.control else None
+    context = {
+        "run": config.name,
+        "window": config.backtest.window,
+        "trials": trials,
+        "seed": config.seed,
+        "data_hash": manifest.values["data_hash"],
+        "config_hash": manifest.values["config_hash"],
+        "versions": manifest.values["versions"],
+        "command": manifest.values["command"],
+    }
+    write_backtest(
+        config.folder.backtest,
+        results,
+        context=context | ({"planted": planted} if planted else {}),
+        trial_returns=trial_returns(config.folder),
+        market=market,
+        settings=env,
+        control=control,
+        seed=config.seed,
+    )
+
+
+def trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:
+    """`[S, M]`: daily returns of every scored pod on the validation window, in the order of the pods; None if none."""
+    results = [runs.read_json(path) for path in sorted(folder.pods.glob("*/result.json"))]
+    columns = [result["returns"] for result in results if result.get("score") is not None and result.get("returns")]
+    if not columns or len({len(column) for column in columns}) != 1:
+        return None
+    return np.array(columns, dtype=np.float64).T
+
+
+def information_free_market(path: Path, seed: int) -> Path:
+    """The market with features of other days, beside the true one; made unless it is there already."""
+    target = path.with_name(f"information_free_{seed}.safetensors")
+    if not target.is_file():
+        information_free(MarketTensors.load(path), seed).save(target)
+    return target
+
+
+def _control(config: RunConfig, path: Path, env: EnvSettings, progress: Progress) -> dict[str, Any] | None:
+    """What the same search made of information-free features: in selection, and on the window itself."""
+    folder = RunFolder(config.folder.control)
+    policy = folder.ensemble / "policy.safetensors"
+    if not policy.is_file():
+        return None
+    split = MarketTensors.load(information_free_market(path, config.seed)).split()
+    window: MarketTensors = getattr(split, config.backtest.window)
+    result = simulate(load_policy(policy), window, env, name="control", progress=progress)
+    scores = [entry["score"] for entry in read_leaderboard(folder.leaderboard)]
+    real = [entry["score"] for entry in read_leaderboard(config.folder.leaderboard)]
+    return {
+        "metrics": dict(result.metrics),
+        "selection_metric": config.tournament.metric,
+        "best_selection_score": max((score for score in scores if score is not None), default=None),
+        "real_best_selection_score": max((score for score in real if score is not None), default=None),
+    }
+
+
+def _planted(
+    market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
+) -> dict[str, Any] | None:
+    """What could be earned at best in a synthetic market, and the share of it that was; None in a real one.
+
+    Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
+    """
+    planted = market.meta.get("planted")
+    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps_per_million_usd:
+        return None
+    optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
+    layout = TradingEnv.evaluation(market, env).layout
+    results["oracle"] = simulate(
+        oracle_policy(market, layout, env.cost_bps), market, env, name="oracle", progress=progress
+    )
+    reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
+    best = math.log(reached["oracle"])
+    return {
+        "expected_multiple": optimum.expected_multiple,
+        "share_of_expected": {name: optimum.share(reached[name]) for name in ("ensemble", "best", "oracle")},
+        "share_of_oracle": {name: math.log(reached[name]) / best for name in ("ensemble", "best")} if best > 0 else {},
+    }
