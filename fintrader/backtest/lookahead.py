@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fintrader.backtest.desk import make_desk
+from fintrader.data.adjust import Action
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.build import DataSettings, assemble, open_feed
 from fintrader.data.sessions import SessionGrid, session_date
@@ -256,6 +257,10 @@ class _ChangedFeed:
     @property
     def symbols(self) -> list[str]:
         return self._feed.symbols
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self._feed.actions
 
     def span(self) -> tuple[int, int]:
         return self._feed.span()

@@ -1,27 +1,19 @@
-"""`report.html`: one self-contained page, verdict first. No network, no wall clock: equal inputs, equal bytes.
-
-plotly.js travels inside the page, compressed (about 2 MB); the browser unpacks it with `DecompressionStream`,
-which Chromium 80, Firefox 113 and Safari 16.4 brought.
-"""
+"""`report.html`: one self-contained page, verdict first. No network, no wall clock: equal inputs, equal bytes."""
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html
-import json
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from fintrader.backtest import figures
-from fintrader.backtest.honesty import main_strategy
+from fintrader.backtest.honesty import is_baseline, main_strategy
 from fintrader.backtest.measures import BY_KEY, CATALOGUE
+from fintrader.backtest.page import Page, facts, note, number, side_by_side, table
+from fintrader.backtest.sensitivity import by_kind
 from fintrader.backtest.store import StoredBacktest
-from fintrader.backtest.style import CSS, SCRIPT
 from fintrader.backtest.table import PAPER_COLUMNS, show
 
 KINDS = {
@@ -31,6 +23,14 @@ KINDS = {
     "share of bars": "percent",
     "USD": "usd",
 }
+_EXTRA_COLUMNS = (("turnover", "Turnover a year", "ratio"), ("cost_usd", "Costs, USD", "usd"))
+_KIND_TITLES = {
+    "cost_bps": "Cost, bps",
+    "fill": "Fill",
+    "delay_bars": "Delay, bars",
+    "start_sessions": "Start, sessions later",
+}
+ROLLING = 20
 
 
 def verdict(stored: StoredBacktest) -> str:
@@ -42,10 +42,8 @@ def summary(stored: StoredBacktest) -> str:
     """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest baselines."""
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
-    text = (
-        f"{figures.title_of(name)} returned {_signed(own.get('cumulative_return'))} over {_sessions(stored)} sessions"
-    )
-    text += f" (Sharpe {show(own.get('sharpe'), 'ratio')})"
+    text = f"{figures.title_of(name)} returned {_signed(own.get('cumulative_return'))}"
+    text += f" over {_sessions(stored)} sessions (Sharpe {show(own.get('sharpe'), 'ratio').replace('-', '−')})"
     for rival in ("equal_weight", "benchmark"):
         if rival in stored.metrics and rival != name:
             text += f", {figures.title_of(rival).lower()} {_signed(stored.metrics[rival].get('cumulative_return'))}"
@@ -63,76 +61,205 @@ def _sessions(stored: StoredBacktest) -> int:
 def render_report(stored: StoredBacktest) -> str:
     """The page as text. Pure: equal tables give equal text."""
     main = main_strategy(stored.strategies)
-    curves = stored.curve()
-    charts = [
-        ("equity", "Equity", figures.equity_figure(curves, main=main)),
-        ("drawdown", "Drawdown", figures.drawdown_figure(_main_first(curves, main), main=main)),
-    ]
-    title = figures.title_of(main)
-    weights = stored.weights(main)
-    if weights.shape[1]:
-        charts.append(("weights", f"Weights at session close: {title}", figures.weights_figure(weights)))
-    sections = [
-        _section("Against the baselines", _paper_table(stored, main)),
-        *(_section(title, _chart(key, figure)) for key, title, figure in charts),
-        _section("Every number", _all_metrics(stored)),
-        _section("Where this comes from", _provenance(stored.context)),
-    ]
-    return _page(stored, main, "\n".join(sections), {key: figure for key, _, figure in charts})
+    run = str(stored.context.get("run") or "Backtest")
+    first, last = (pd.Timestamp(stored.equity["minute"].iloc[k]).strftime("%d %b %Y") for k in (0, -1))
+    window = f", {stored.context['window']} window" if stored.context.get("window") else ""
+    page = Page(f"{run}: {figures.title_of(main)}")
+    tone = "good" if stored.honesty.get("likely_skill") else "doubt"
+    about = f"{first} to {last}, {_sessions(stored)} sessions{window}"
+    page.header(run, verdict(stored), summary(stored), about, tone=tone)
+    page.contents()
+    page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
+    _curves(page, stored, main)
+    _luck(page, stored, main)
+    _returns(page, stored, main)
+    _trading(page, stored, main)
+    _sensitivity(page, stored, main)
+    page.section("Every number", _all_metrics(stored), link="Metrics")
+    _quality(page, stored.context.get("quality"))
+    page.section("How to get this again", _provenance(stored.context), link="Provenance")
+    return page.render()
 
 
-def _main_first(curves: pd.DataFrame, main: str) -> pd.DataFrame:
-    return curves[[main, *[name for name in curves.columns if name != main]]]
-
-
-# --- parts -------------------------------------------------------------------------------------------------
-
-
-def _section(title: str, body: str) -> str:
-    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
-    return f"<section>{heading}{body}</section>"
-
-
-def _chart(key: str, figure: go.Figure) -> str:
-    height = int(figure.layout.height or 380)
-    return f'<div class="chart" id="chart-{key}" style="min-height:{height}px"></div>'
-
-
-def _table(head: list[str], rows: Iterable[tuple[str, list[str]]], *, css: str = "") -> str:
-    """`rows`: (class, cells); the first cell of each is its heading."""
-    cells = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
-    body = "".join(
-        f'<tr class="{kind}"><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>"
-        for kind, row in rows
-    )
-    return (
-        f'<div class="scroll"><table class="{css}"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+# --- sections ----------------------------------------------------------------------------------------------
 
 
 def _paper_table(stored: StoredBacktest, main: str) -> str:
-    extra = [("turnover", "Turnover a year", "ratio"), ("cost_usd", "Costs, USD", "usd")]
-    columns = [*PAPER_COLUMNS, *extra]
+    columns = [*PAPER_COLUMNS, *_EXTRA_COLUMNS]
     notes = stored.context.get("strategies", {})
     rows = []
     for name in stored.strategies:
         values = stored.metrics[name]
-        note = notes.get(name, "") if isinstance(notes, Mapping) else ""
-        title = html.escape(figures.title_of(name))
-        label = title + (f'<span class="note">{html.escape(str(note))}</span>' if note else "")
-        cells = [_number(values.get(key), kind) for key, _, kind in columns]
+        said = str(notes.get(name, "")) if isinstance(notes, Mapping) else ""
+        label = html.escape(figures.title_of(name))
+        label += f'<span class="note">{html.escape(said)}</span>' if said else ""
+        cells = [number(values.get(key), kind) for key, _, kind in columns]
         rows.append(("main" if name == main else "", [label, *cells]))
     caption = (
-        '<p class="note">Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max '
-        "drawdown|. An annual return of a window shorter than a year is an extrapolation.</p>"
+        "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. An annual "
+        "return of a window shorter than a year is an extrapolation."
     )
-    return _table(["Strategy", *[heading for _, heading, _ in columns]], rows) + caption
+    return table(["Strategy", *[heading for _, heading, _ in columns]], rows) + note(caption)
 
 
-def _number(value: float | None, kind: str) -> str:
-    negative = value is not None and value < 0
-    text = html.escape(show(value, kind).replace("-", "−"))
-    return f'<span class="neg">{text}</span>' if negative else text
+def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
+    curves = stored.curve()
+    ordered = curves[[main, *[name for name in curves.columns if name != main]]]
+    page.section("", page.chart("equity", figures.equity_figure(ordered, main=main)), link="Equity")
+    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, main=main)))
+
+
+def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
+    found = stored.honesty
+    if not found:
+        return
+    charts = []
+    if found.get("sharpe"):
+        charts.append(page.chart("sharpe", figures.sharpe_figure(found["sharpe"])))
+    if found.get("excess"):
+        charts.append(page.chart("excess", figures.excess_figure(found["excess"])))
+    if found.get("random_portfolios"):
+        returned = stored.metrics[main].get("cumulative_return")
+        charts.append(page.chart("random", figures.random_portfolios_figure(found["random_portfolios"], returned)))
+    if found.get("overfitting"):
+        charts.append(page.chart("overfitting", figures.overfitting_figure(found["overfitting"])))
+    page.section("Can this be luck?", _luck_table(found), side_by_side(*charts), link="Luck")
+
+
+def _luck_table(found: Mapping[str, Any]) -> str:
+    """One row a question: the number, and what it means in words."""
+    rows: list[tuple[str, str, str]] = []
+
+    def add(question: str, answer: str, meaning: str) -> None:
+        rows.append((question, answer, meaning))
+
+    ratios = found.get("sharpe")
+    trials = found.get("trials")
+    add(
+        "Trials this result was selected from", f"{trials:,}" if trials else "unknown", "the more, the luckier the best"
+    )
+    if ratios:
+        interval = f"{ratios['low']:.2f} to {ratios['high']:.2f}".replace("-", "−")
+        add("Sharpe ratio, 95 % interval", interval, "what this window alone can tell")
+        add(
+            "Probabilistic Sharpe ratio", f"{ratios['probabilistic']:.3f}", "P(true Sharpe > 0), had nothing been tried"
+        )
+        if ratios.get("deflated") is not None:
+            best = f"{ratios['expected_best']:.2f}"
+            add(
+                "Best Sharpe ratio expected without skill",
+                best,
+                f"from {trials:,} trials; variance {_variance(ratios)}",
+            )
+            add("Deflated Sharpe ratio", f"{ratios['deflated']:.3f}", "P(true Sharpe > that best); 0.95 is asked for")
+            effective = f"{ratios['effective_trials']:.1f}: {ratios['deflated_effective']:.3f}"
+            add("The same for the effective trials", effective, "trials alike count less than trials that differ")
+        needed = ratios.get("minimum_track_record_sessions")
+        text = f"{needed:,.0f} sessions" if needed else "–"
+        add("Minimum track record", text, f"for P(Sharpe > 0) = 0.95; this window has {found['sessions']}")
+    bands = found.get("intervals", {})
+    for key, title in (("annual_return", "Annual return"), ("max_drawdown", "Max drawdown")):
+        band = bands.get(key)
+        if band and band["low"] is not None:
+            text = f"{show(band['low'], 'percent')} to {show(band['high'], 'percent')}".replace("-", "−")
+            blocks = f"blocks of {found['block_sessions']:.1f} sessions on average"
+            add(f"{title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
+    overfit = found.get("overfitting")
+    if overfit:
+        text = f"{overfit['probability']:.2f}"
+        meaning = f"the selection window's best trial falls into the lower half, {overfit['splits']:,} splits"
+        add("Probability of backtest overfitting", text, meaning)
+    for name, row in found.get("excess", {}).items():
+        text = f"{row['excess']:+.1%} a year, p = {row['p_value']:.3f}".replace("-", "−")
+        add(f"Excess over {figures.title_of(name).lower()}", text, "paired block bootstrap, one-sided")
+    for name, row in found.get("superiority", {}).items():
+        text = f"p = {row['reality_check']:.3f} / {row['spa']:.3f}"
+        add(f"Reality check / SPA against {figures.title_of(name).lower()}", text, "best of the strategies shown")
+    drawn = found.get("random_portfolios")
+    if drawn and drawn["share_above"]["cumulative_return"] is not None:
+        text = f"{drawn['share_above']['cumulative_return']:.1%} did better"
+        add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, bought once")
+    control = found.get("control")
+    if control:
+        text = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in sorted(control.items()))
+        add("The same search without information", text, "features of other days: whatever it found is luck")
+    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
+    return table(["Question", "Answer", "Meaning"], cells, css="left words")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _variance(ratios: Mapping[str, Any]) -> str:
+    return f"{ratios['trial_variance']:.2f} a year ({ratios['trial_variance_source']})"
+
+
+def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
+    daily = stored.daily_returns()
+    benchmark = "benchmark" if "benchmark" in daily.columns and main != "benchmark" else None
+    curve = stored.curve()[main]
+    session = stored.equity.loc[stored.equity["strategy"] == main, "session"]
+    charts = [
+        page.chart("monthly", figures.monthly_figure(daily[main])),
+        page.chart("intraday", figures.intraday_figure(curve, session)),
+        page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
+    ]
+    rolling = []
+    if len(daily) >= 2 * ROLLING:
+        rolling.append(page.chart("rolling", figures.rolling_figure(daily, main=main, window=ROLLING)))
+        if benchmark:
+            moving = daily.loc[:, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]]
+            rolling.append(page.chart("beta", figures.beta_figure(moving, main=main, window=ROLLING)))
+    else:
+        rolling.append(note(f"Rolling ratios need {2 * ROLLING} sessions; this window has {len(daily)}."))
+    page.section(f"Returns of {figures.title_of(main).lower()}", *charts, *rolling, link="Returns")
+
+
+def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
+    weights = stored.weights(main)
+    trades = stored.trades[stored.trades["strategy"] == main]
+    if not weights.shape[1] and not len(trades):
+        page.section("Positions and trades", note("This strategy never held a position."), link="Trading")
+        return
+    parts = []
+    if weights.shape[1]:
+        parts.append(page.chart("weights", figures.weights_figure(weights)))
+    own = stored.equity[stored.equity["strategy"] == main]
+    ends = pd.DatetimeIndex(own.groupby("session")["minute"].last())
+    turnover = own.groupby("session")["turnover_usd"].sum().set_axis(ends)
+    equity = own.groupby("session")["equity_usd"].last().set_axis(ends)
+    parts.append(page.chart("turnover", figures.turnover_figure(turnover, equity, name=main)))
+    traded = trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
+    for symbol in traded.index[:2]:
+        rows = stored.prices[stored.prices["symbol"] == symbol]
+        if len(rows):
+            closes = pd.Series(rows["close_usd"].to_numpy(), index=pd.DatetimeIndex(rows["minute"]))
+            key = f"trades-{len(parts)}"
+            parts.append(page.chart(key, figures.trades_figure(closes, trades, symbol=str(symbol))))
+    page.section("Positions and trades", *parts, link="Trading")
+
+
+def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
+    groups = by_kind(stored.sensitivity)
+    if not groups:
+        return
+    parts = []
+    if "cost_bps" in groups:
+        parts.append(page.chart("costs", figures.cost_figure(groups["cost_bps"])))
+    rows = []
+    for kind, title in _KIND_TITLES.items():
+        for row in groups.get(kind, []):
+            label = f"{html.escape(title)}: {html.escape(str(row['setting']).replace('_', ' '))}"
+            cells = [number(row[key], "percent") for key in ("cumulative_return", "max_drawdown")]
+            css = "main" if row["chosen"] else ""
+            rows.append((css, [label, cells[0], number(row["sharpe"], "ratio"), cells[1]]))
+    if rows:
+        parts.append(table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense"))
+    if "without" in groups:
+        returned = stored.metrics[main].get("cumulative_return")
+        parts.append(page.chart("without", figures.without_figure(groups["without"], returned)))
+    page.section("What if one choice had been another?", *parts, link="Sensitivity")
 
 
 def _all_metrics(stored: StoredBacktest) -> str:
@@ -141,60 +268,24 @@ def _all_metrics(stored: StoredBacktest) -> str:
         rows = []
         for metric in (metric for metric in CATALOGUE if metric.group == group):
             kind = KINDS.get(metric.unit, "ratio")
-            cells = [_number(stored.metrics[name].get(metric.key), kind) for name in stored.strategies]
+            cells = [number(stored.metrics[name].get(metric.key), kind) for name in stored.strategies]
             title = f'<span title="{html.escape(metric.formula)} ({html.escape(metric.source)})">'
             unit = "" if kind == "percent" else f' <span class="unit">{html.escape(metric.unit)}</span>'
             rows.append(("", [f"{title}{html.escape(metric.title)}</span>{unit}", *cells]))
         head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
-        parts.append(_table(head, rows, css="dense"))
-    return f"<details><summary>{len(BY_KEY)} metrics for each strategy</summary>{''.join(parts)}</details>"
+        parts.append(table(head, rows, css="dense"))
+    summary_line = f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"
+    return f"<details><summary>{summary_line}</summary>{''.join(parts)}</details>"
+
+
+def _quality(page: Page, quality: Any) -> None:
+    if isinstance(quality, Mapping) and quality:
+        named = {str(key).replace("_", " "): value for key, value in quality.items()}
+        page.section("The data behind it", facts(named), link="Data")
 
 
 def _provenance(context: Mapping[str, Any]) -> str:
-    hidden = {"strategies", "honesty", "quality"}
-    rows = [
-        ("", [html.escape(str(key).replace("_", " ")), f"<code>{html.escape(_plain(value))}</code>"])
-        for key, value in sorted(context.items())
-        if key not in hidden
-    ]
-    return _table(["What", "Value"], rows, css="left") if rows else '<p class="note">Nothing was recorded.</p>'
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-# --- page --------------------------------------------------------------------------------------------------
-
-
-@cache
-def _plotly_js() -> str:
-    """plotly.js, gzipped and base64-coded (mtime 0: the same bytes every time)."""
-    from plotly.offline import get_plotlyjs
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
-
-
-def _page(stored: StoredBacktest, main: str, body: str, charts: Mapping[str, go.Figure]) -> str:
-    drawn = {key: json.loads(figure.update_layout(title=None, margin_t=36).to_json()) for key, figure in charts.items()}
-    data = json.dumps(drawn, sort_keys=True)
-    data = data.replace("</", "<\\/")  # a label must not be able to close the script element
-    run = str(stored.context.get("run") or "Backtest")
-    first, last = (pd.Timestamp(stored.equity["minute"].iloc[k]).strftime("%d %b %Y") for k in (0, -1))
-    window = str(stored.context.get("window") or "")
-    about = f"{first} to {last}, {_sessions(stored)} sessions" + (f", {window} window" if window else "")
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(run)}: {html.escape(figures.title_of(main))}</title>
-<style>{CSS}</style></head>
-<body><main>
-<header><p class="kicker">{html.escape(run)}</p><h1>{html.escape(verdict(stored))}</h1>
-<p class="lead">{html.escape(summary(stored))}</p>
-<p class="about">{html.escape(about)}</p></header>
-{body}
-</main>
-<script type="application/json" id="charts">{data}</script>
-<script type="text/plain" id="plotly">{_plotly_js()}</script>
-<script>{SCRIPT}</script>
-</body></html>
-"""
+    first = ("command", "run", "window", "seed", "trials")
+    keys = [*(key for key in first if key in context), *sorted(set(context) - {*first, "strategies", "quality"})]
+    values = {str(key).replace("_", " "): context[key] for key in keys}
+    return facts(values) if values else note("Nothing was recorded about the run.")

@@ -5,9 +5,11 @@
                        turnover_usd, exposure; one row a bar and strategy; `benchmark` also stands as a strategy
     positions.parquet  long: strategy, minute, session, symbol, shares, price_usd, weight at each session's close,
                        positions held only
+    prices.parquet     long: minute, session, symbol, close_usd at each session's close, where there is a price
     trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
+    sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
     report.html        the same, to read
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
@@ -17,7 +19,7 @@ metrics.json is a whole backtest.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from numpy.typing import ArrayLike
 
 from fintrader import metrics as m
 from fintrader.backtest.honesty import assess
-from fintrader.backtest.result import BacktestResult, empty_trades
+from fintrader.backtest.result import TRADE_COLUMNS, BacktestResult, empty_trades
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
@@ -47,6 +49,7 @@ EQUITY_COLUMNS = (
     "turnover_usd",
     "exposure",
 )
+PRICE_COLUMNS = ("minute", "session", "symbol", "close_usd")
 POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
 
 
@@ -63,7 +66,11 @@ class StoredBacktest:
     """`strategy` and the columns of `result.TRADE_COLUMNS`."""
     context: dict[str, Any] = field(default_factory=dict)
     honesty: dict[str, Any] = field(default_factory=dict)
-    """What `honesty.assess` said; empty for a backtest of an earlier version."""
+    """What `honesty.assess` said."""
+    prices: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(PRICE_COLUMNS)), repr=False)
+    """Columns PRICE_COLUMNS."""
+    sensitivity: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Rows of `sensitivity.sensitivity`."""
 
     @property
     def strategies(self) -> list[str]:
@@ -103,6 +110,7 @@ def tabulate(
     results: Mapping[str, BacktestResult],
     context: Mapping[str, Any] | None = None,
     honesty: Mapping[str, Any] | None = None,
+    sensitivity: Sequence[Mapping[str, Any]] = (),
 ) -> StoredBacktest:
     """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
     if not results:
@@ -118,6 +126,8 @@ def tabulate(
         trades=_trade_rows(results),
         context={"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
         honesty=dict(honesty or {}),
+        prices=_price_rows(results),
+        sensitivity=[dict(row) for row in sensitivity],
     )
 
 
@@ -159,6 +169,25 @@ def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
     )
 
 
+def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+    """Session closes of the market that the strategies traded in."""
+    traded = [result for result in results.values() if result.has_positions]
+    if not traded:
+        return pd.DataFrame(columns=list(PRICE_COLUMNS))
+    result = traded[0]
+    ends = m.session_ends(result.session)
+    close = result.mark[ends]
+    rows, assets = np.nonzero(close)
+    return pd.DataFrame(
+        {
+            "minute": _times(result.minutes[ends[rows]]),
+            "session": result.session[ends[rows]],
+            "symbol": pd.Series(np.array(result.symbols, dtype=object)[assets], dtype="str"),
+            "close_usd": close[rows, assets],
+        }
+    )
+
+
 def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     parts = []
     for name, result in results.items():
@@ -178,6 +207,7 @@ def write_backtest(
     market: MarketTensors | None = None,
     settings: EnvSettings | None = None,
     control: Mapping[str, Any] | None = None,
+    sensitivity: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
 ) -> StoredBacktest:
     """Write all files of a backtest below `folder`; returns what was written.
@@ -200,12 +230,13 @@ def write_backtest(
         control=control,
         seed=seed,
     )
-    stored = tabulate(results, context, honesty)
+    stored = tabulate(results, context, honesty, sensitivity)
     folder = Path(folder)
-    for name in ("equity", "positions", "trades"):
+    for name in ("equity", "positions", "prices", "trades"):
         write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
+    write_json(folder / "sensitivity.json", stored.sensitivity)
     write_bytes(folder / "report.html", render_report(stored).encode())
     write_json(folder / "metrics.json", stored.metrics)
     return stored
@@ -223,7 +254,13 @@ def read_backtest(folder: Path | str) -> StoredBacktest:
     folder = Path(folder)
     metrics = read_json(folder / "metrics.json")
     frames = {}
-    for name, columns in (("equity", EQUITY_COLUMNS), ("positions", POSITION_COLUMNS), ("trades", ("strategy",))):
+    tables = {
+        "equity": EQUITY_COLUMNS,
+        "positions": POSITION_COLUMNS,
+        "prices": PRICE_COLUMNS,
+        "trades": ("strategy", *TRADE_COLUMNS),
+    }
+    for name, columns in tables.items():
         path = folder / f"{name}.parquet"
         try:
             frames[name] = pd.read_parquet(path)
@@ -236,10 +273,10 @@ def read_backtest(folder: Path | str) -> StoredBacktest:
             raise RunError(f"{path} has no column {missing[0]!r}; it was written by another version")
     if not isinstance(metrics, dict) or not all(isinstance(value, dict) for value in metrics.values()):
         raise RunError(f"{folder / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again")
-    honesty = folder / "honesty.json"
     return StoredBacktest(
         metrics=metrics,
         context=read_json(folder / "context.json"),
-        honesty=read_json(honesty) if honesty.exists() else {},
+        honesty=read_json(folder / "honesty.json"),
+        sensitivity=read_json(folder / "sensitivity.json"),
         **frames,
     )

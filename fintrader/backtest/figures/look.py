@@ -1,4 +1,4 @@
-"""Charts as `plotly.graph_objects.Figure`: pure functions of tables, shared by the report, the app and notebooks.
+"""The look of all charts, and the drawing of curves over time.
 
 Curves come as wide tables (index: start of the bar, UTC; one column a strategy). The horizontal axis counts bars,
 so that nights and weekends take no room; ticks and hovers show the time. Long curves are thinned to what a screen
@@ -6,8 +6,6 @@ can show, with the extremes of every stretch kept exactly.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,8 +25,21 @@ COLOURS = {
     "equal_weight": "#9065b0",
     "benchmark": "#616e7c",
     "cash": "#a0a8b0",
+    "inverse_volatility": "#b35900",
+    "minimum_variance": "#7f6d5f",
+    "momentum": "#c14c8a",
+    "oracle": "#448361",
 }
-DASHES = {"benchmark": "dot", "buy_and_hold": "dash", "equal_weight": "dash", "cash": "dot"}
+DASHES = {
+    "benchmark": "dot",
+    "cash": "dot",
+    "buy_and_hold": "dash",
+    "equal_weight": "dash",
+    "inverse_volatility": "dash",
+    "minimum_variance": "dash",
+    "momentum": "dash",
+    "oracle": "dashdot",
+}
 
 
 def title_of(strategy: str) -> str:
@@ -53,7 +64,7 @@ def thin(values: NDArray[np.float64], points: int = POINTS) -> NDArray[np.int64]
     return np.unique(np.minimum(kept, size - 1))
 
 
-def _layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = False, height: int = 380) -> go.Figure:
+def layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = False, height: int = 380) -> go.Figure:
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16, "color": INK}},
         font={"family": "Inter, 'Segoe UI', system-ui, sans-serif", "size": 12, "color": INK},
@@ -70,7 +81,7 @@ def _layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = Fals
     return figure
 
 
-def _time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
+def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
     """Ticks at about seven bars, labelled with their day (and time, inside a few days)."""
     span = times[-1] - times[0]
     pattern = "%d %b<br>%Y" if span.days > 4 else "%d %b %H:%M"
@@ -80,11 +91,11 @@ def _time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
     figure.update_xaxes(tickangle=0)
 
 
-def _stamp(times: pd.DatetimeIndex) -> list[str]:
+def stamps(times: pd.DatetimeIndex) -> list[str]:
     return list(times.strftime("%Y-%m-%d %H:%M UTC"))
 
 
-def _lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None = None) -> None:
+def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None = None) -> None:
     times = pd.DatetimeIndex(curves.index)
     for position, name in enumerate(curves.columns):
         values = curves[name].to_numpy(dtype=np.float64)
@@ -100,70 +111,8 @@ def _lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None
                     "width": 2.4 if name == main else 1.5,
                     "dash": DASHES.get(str(name), "solid"),
                 },
-                customdata=_stamp(times[at]),
+                customdata=stamps(times[at]),
                 hovertemplate=f"{hover}  %{{customdata}}<extra>{title_of(str(name))}</extra>",
             )
         )
-    _time_axis(figure, times)
-
-
-def equity_figure(curves: pd.DataFrame, *, main: str | None = None) -> go.Figure:
-    """Wealth of every strategy, USD. `curves`: wide equity."""
-    figure = go.Figure()
-    _lines(figure, curves, "%{y:$,.0f}", main or str(curves.columns[0]))
-    return _layout(figure, "Equity", "USD", height=420)
-
-
-def drawdown_figure(curves: pd.DataFrame, *, main: str | None = None) -> go.Figure:
-    """Distance of every strategy below its running peak. `curves`: wide equity."""
-    peak = curves.cummax()
-    below = (curves / peak.where(peak > 0) - 1).fillna(0.0)
-    figure = go.Figure()
-    _lines(figure, below, "%{y:.2%}", main or str(curves.columns[0]))
-    figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
-    return _layout(figure, "Drawdown", "below peak", percent=True, height=320)
-
-
-def weights_figure(
-    weights: pd.DataFrame, *, title: str = "Weights at each session's close", top: int = 12
-) -> go.Figure:
-    """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is cash."""
-    order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
-    shown = weights[order[:top]].copy()
-    if len(order) > top:
-        shown[f"{len(order) - top} others"] = weights[order[top:]].sum(axis=1)
-    figure = go.Figure()
-    times = pd.DatetimeIndex(weights.index)
-    steps = np.arange(len(shown))
-    mixed = bool((weights < 0).any().any())
-    for position, name in enumerate(shown.columns):
-        figure.add_trace(
-            go.Scatter(
-                x=steps,
-                y=shown[name].to_numpy(),
-                name=str(name),
-                mode="lines",
-                line={"width": 1.2 if mixed else 0.4, "color": _shade(position)},
-                stackgroup=None if mixed else "weights",
-                hovertemplate="%{y:.1%}<extra>" + str(name) + "</extra>",
-            )
-        )
-    if len(shown):
-        _time_axis(figure, times)
-    figure = _layout(figure, title, "share of equity", percent=True, height=400)
-    if not mixed:
-        figure.update_yaxes(range=[0, 1.0])
-    return figure
-
-
-def _shade(position: int) -> str:
-    shades = (
-        "#0b4f9e", "#2a9d8f", "#d9730d", "#9065b0", "#c14c8a", "#6b8e23", "#b8860b",
-        "#4682b4", "#cd5c5c", "#20b2aa", "#8b6f9c", "#708090", "#a9a9a9",
-    )  # fmt: skip
-    return shades[position % len(shades)]
-
-
-def to_plain(figure: go.Figure) -> dict[str, Any]:
-    """A figure as plain JSON."""
-    return dict(figure.to_plotly_json())
+    time_axis(figure, times)
