@@ -61,6 +61,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": work.run,
     "data build": work.data_build,
     "data quality": work.data_quality,
+    "data verify": work.data_verify,
+    "lookahead": work.lookahead,
     "train": work.train,
     "tournament": work.tournament,
     "backtest": work.backtest,
@@ -77,7 +79,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
 def _overview() -> str:
     lines = ["usage: fintrader COMMAND ...", "", "Train trading agents in a tournament, and believe the result.", ""]
     for name, command in _COMMANDS.items():
-        lines.append(f"  {name:<14} {command.__doc__}")
+        lines.append(f"  {name:<19} {command.__doc__}")
     lines += ["", "`fintrader COMMAND --help` lists every setting, its type and its default."]
     return "\n".join(lines)
 

@@ -60,6 +60,20 @@ def data_quality(argv: list[str]) -> None:
     pipeline.report_quality(parse_config("data quality", argv))
 
 
+def data_verify(argv: list[str]) -> None:
+    """CONFIG [--overrides]: check every stored file against its hash; exit status 1 when one differs."""
+    from fintrader import pipeline
+
+    sys.exit(0 if pipeline.verify_data(parse_config("data verify", argv)) else 1)
+
+
+def lookahead(argv: list[str]) -> None:
+    """CONFIG [--overrides]: change the future at random minutes and see whether the past notices (then status 1)."""
+    from fintrader import pipeline
+
+    sys.exit(0 if pipeline.check_lookahead(parse_config("lookahead", argv), cuts=3) else 1)
+
+
 def backtest(argv: list[str]) -> None:
     """RUN_DIR [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
     from fintrader import pipeline

@@ -2,7 +2,16 @@
 
 from fintrader.pipeline.configuration import CHOICES, BacktestSettings, RunConfig, load_config
 from fintrader.pipeline.single import replay_run, train_one
-from fintrader.pipeline.stages import RunOutcome, backtest_run, build_data, report_quality, run, run_tournament
+from fintrader.pipeline.stages import (
+    RunOutcome,
+    backtest_run,
+    build_data,
+    check_lookahead,
+    report_quality,
+    run,
+    run_tournament,
+    verify_data,
+)
 
 __all__ = [
     "CHOICES",
@@ -11,10 +20,12 @@ __all__ = [
     "RunOutcome",
     "backtest_run",
     "build_data",
+    "check_lookahead",
     "load_config",
     "replay_run",
     "report_quality",
     "run",
     "run_tournament",
     "train_one",
+    "verify_data",
 ]

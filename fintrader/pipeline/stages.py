@@ -15,11 +15,13 @@ from rich.console import Console
 
 from fintrader import runs
 from fintrader.backtest import metrics_table
+from fintrader.backtest.lookahead import lookahead
 from fintrader.config import dump_yaml
 from fintrader.data.build import build_market
-from fintrader.data.quality import quality_report
+from fintrader.data.quality import quality_report, write_quality
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import RunError
+from fintrader.data.verify import verify
+from fintrader.errors import DataError, RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
 from fintrader.pipeline.judgement import information_free_market, judge
 from fintrader.progress import reporter
@@ -87,10 +89,46 @@ def build_data(config: RunConfig) -> Path:
 
 
 def report_quality(config: RunConfig) -> dict[str, Any]:
-    """Print what is missing or was repaired in a configuration's bars, as JSON; also returned."""
-    report = quality_report(config.data)
-    print(runs.dump_json(report), end="")
+    """Every fault and hole of a configuration's bars: JSON and a page beside the market file; prints a summary.
+
+    Bars too broken to make a market of are reported below `cache/quality/<name>`.
+    """
+    with reporter() as progress:
+        report = quality_report(config.data, progress=progress)
+        try:
+            home = build_market(config.data, cache=config.cache, progress=progress).parent
+        except DataError as error:
+            print(f"no market can be built of these bars: {error}")
+            home = config.cache / "quality" / config.name
+    written = write_quality(report, home)
+    cells = [share for row in report["coverage"] for share in row if share is not None]
+    print(
+        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over {len(report['sessions'])} sessions "
+        f"({len(report['early_closes'])} early closes); {sum(cells) / max(len(cells), 1):.2%} of minutes traded"
+    )
+    for kind, count in report["kinds"].items():
+        print(f"  {kind}: {count:,}")
+    for path in written:
+        print(f"  {path}")
     return report
+
+
+def verify_data(config: RunConfig) -> bool:
+    """Check every stored chunk of bars and every market against its hash; prints what differs; True: all is well."""
+    with reporter() as progress:
+        problems = verify(config.data, cache=config.cache, progress=progress)
+    for problem in problems:
+        print(problem)
+    print("every stored byte is as it was written" if not problems else f"{len(problems)} damaged or missing files")
+    return not problems
+
+
+def check_lookahead(config: RunConfig, cuts: int) -> bool:
+    """Change the future from random minutes on, build and trade again; prints what differs; True: nothing does."""
+    with reporter() as progress:
+        report = lookahead(config.data, config.env, cuts=cuts, seed=config.seed, progress=progress)
+    print(report)
+    return report.clean
 
 
 def claim(config: RunConfig) -> Manifest:
