@@ -98,6 +98,8 @@ class APG(BaseAgent):
         """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
         from fintrader.envs.trading import TradingEnv
 
+        if getattr(env, "differentiable", False):
+            return env
         if not isinstance(env, TradingEnv):
             raise ConfigError(f"agent.algo apg cannot differentiate {type(env).__name__}; choose another algorithm")
         if env.settings.fractional:

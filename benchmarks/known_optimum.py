@@ -1,0 +1,275 @@
+"""How near the algorithms come to optima that are known in closed form.
+
+    python benchmarks/known_optimum.py [--problem quadratic|kelly] [--algo ppo ...] [--seeds 5] [--seconds 60] [--save]
+
+*quadratic*: the market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction costs"
+(Journal of Finance, 2013). Each of N assets has a factor f (mean reversion φ, variance 1) and
+
+    return r = 0.1 σ f + σ u,   utility per step = x r − γ/2 σ² x² − λ/2 σ² Δx²
+
+Without discounting the best policy trades x ← x + (a/λ)(aim − x) with a = (√(γ² + 4γλ) − γ)/2 and
+aim = 0.1 f / (γ σ) / (1 + φ a/γ) (their equations 8 to 15 with ρ → 0). The reward is either the utility as realised,
+whose noise is about 6 times its mean, or its expectation.
+
+*kelly*: independent geometric Brownian motions, log utility, no costs, in the trading environment; the optimal
+weights are (μ − r)/σ² of the simple returns, held constantly, and cash.
+
+Seconds are CPU seconds of this process with one thread, evaluations left out. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
+from fintrader.envs.observation import ObservationLayout  # noqa: E402
+
+REVERSION, SIGMA, RISK_AVERSION, COST, STRENGTH = 0.02, 0.001, 5.0, 50.0, 0.1
+A = ((RISK_AVERSION**2 + 4 * RISK_AVERSION * COST) ** 0.5 - RISK_AVERSION) / 2
+TRUE_RATE = A / COST
+UNIT = STRENGTH / (RISK_AVERSION * SIGMA)
+"""Position that one deviation of the factor asks for without costs; the unit of holdings in observations."""
+
+
+class QuadraticMarket:
+    """B accounts in a market of their own each; `x ← x + action · UNIT / 2`. Differentiable in the action."""
+
+    differentiable = True
+
+    def __init__(self, num_envs: int, num_assets: int = 10, *, realised: bool = True, seed: int = 0) -> None:
+        self.num_envs, self.num_assets, self.realised = num_envs, num_assets, realised
+        self.layout = ObservationLayout(num_assets, 1, 0, account_width=0)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.factor = self.position = torch.zeros(num_envs, num_assets)
+        self.never = torch.zeros(num_envs, dtype=torch.bool)
+
+    def _normal(self) -> Tensor:
+        return torch.randn(self.num_envs, self.num_assets, generator=self.generator)
+
+    def _observe(self) -> Tensor:
+        return torch.cat([self.position / UNIT, self.factor, torch.ones_like(self.factor)], dim=1)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """Factors from their stationary law, positions near their aims, so that no one starts far out."""
+        if seed is not None:
+            self.generator.manual_seed(seed % (1 << 62))
+        self.factor = self._normal()
+        self.position = optimal_aim(self.factor) + 0.3 * UNIT * self._normal()
+        return self._observe(), {}
+
+    def utility(self, position: Tensor, trade: Tensor) -> Tensor:
+        """`[B]`: expected utility of one step."""
+        gain = STRENGTH * SIGMA * self.factor * position
+        return (gain - SIGMA**2 * (RISK_AVERSION * position**2 + COST * trade**2) / 2).sum(dim=1)
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Trade, earn, and let the factors move; episodes never end."""
+        trade = action.clamp(-1, 1) * UNIT / 2
+        self.position = self.position + trade
+        reward = self.utility(self.position, trade)
+        shock = self._normal()
+        if self.realised:
+            reward = reward + (self.position * SIGMA * shock).sum(dim=1)
+        self.factor = (1 - REVERSION) * self.factor + (1 - (1 - REVERSION) ** 2) ** 0.5 * self._normal()
+        return self._observe(), reward, self.never, self.never, {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """For the training loop."""
+        return {"factor": self.factor, "position": self.position, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """For the training loop."""
+        self.factor, self.position = state["factor"], state["position"]
+        self.generator.set_state(state["generator"])
+
+
+def optimal_aim(factor: Tensor) -> Tensor:
+    """The portfolio that the optimal policy moves towards."""
+    return UNIT * factor / (1 + REVERSION * A / RISK_AVERSION)
+
+
+def optimal_policy(obs: Tensor, rate: float = TRUE_RATE) -> Tensor:
+    """The closed form as a policy."""
+    held, factor, _ = obs.chunk(3, dim=1)
+    return rate * (optimal_aim(factor) - held * UNIT) / (UNIT / 2)
+
+
+@torch.no_grad()
+def evaluate(policy: Any, *, steps: int = 600, num_envs: int = 64, seed: int = 12345) -> tuple[float, float]:
+    """Mean expected utility per step, and the regression slope of trades on (aim − x), on fixed factor paths."""
+    env = QuadraticMarket(num_envs, realised=False, seed=seed)
+    obs, _ = env.reset(seed=seed)
+    total, cross, square = 0.0, 0.0, 0.0
+    for t in range(steps):
+        held, factor, _ = obs.chunk(3, dim=1)
+        gap = optimal_aim(factor) - held * UNIT
+        action = policy(obs).clamp(-1, 1)
+        if t >= 100:  # what is left of the start would favour whoever trades it away fastest
+            cross += float((action * UNIT / 2 * gap).sum())
+            square += float((gap * gap).sum())
+        obs, reward, *_ = env.step(action)
+        if t >= 100:
+            total += float(reward.mean())
+    return total / (steps - 100), cross / square
+
+
+DIRECT = {"kind": "direct"}
+COMMON: dict[str, Any] = {"head": DIRECT, "gamma": 0.9}
+ON: dict[str, Any] = {**COMMON, "noise": 0.2, "network": {"hidden": [32, 32], "activation": "tanh"}}
+OFF: dict[str, Any] = {
+    **COMMON,
+    "network": {"hidden": [32, 32], "layer_norm": True},
+    "batch_size": 1024,
+    "buffer_size": 500_000,
+    "learning_starts": 20_000,
+    "saturation_coef": 0.01,
+    "learning_rate": 1e-3,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo": {**ON, "num_steps": 16, "update_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-3},
+    "a2c": {**ON, "num_steps": 8, "learning_rate": 1e-3},
+    "apg": {**COMMON, "noise": 0.0, "num_steps": 16, "network": {"hidden": [32, 32], "activation": "tanh"}},
+    "ddpg": {**OFF, "noise": 0.2},
+    "td3": {**OFF, "noise": 0.2},
+    "sac": {**OFF, "initial_noise": 0.2, "alpha": 0.02, "target_entropy": -1.5},
+    "redq": {**OFF, "initial_noise": 0.2, "alpha": 0.02, "target_entropy": -1.5, "updates_per_step": 1.0},
+}
+
+
+class OutOfTime(Exception):
+    """The CPU seconds are used up."""
+
+
+def learn(algo: str, *, realised: bool, seed: int, seconds: float, num_envs: int, marks: list[float]) -> dict[str, Any]:
+    """Train one agent; share of the optimal utility and relative trade rate at each mark of CPU seconds."""
+    best, _ = evaluate(optimal_policy)
+    env = QuadraticMarket(num_envs, realised=realised, seed=seed)
+    settings = TypeAdapter(AgentSettings).validate_python({"algo": algo, **SETTINGS[algo]})
+    agent = make_agent(settings, env.layout, seed=seed)
+    curve: list[dict[str, float]] = []
+    spent_outside = 0.0
+    begun = time.process_time()
+    left = list(marks)
+
+    def on_progress(progress: TrainProgress) -> None:
+        nonlocal spent_outside
+        used = time.process_time() - begun - spent_outside
+        if used >= left[0]:
+            before = time.process_time()
+            utility, slope = evaluate(agent.policy)
+            left.pop(0)
+            curve.append(
+                {
+                    "cpu_seconds": round(used, 1),
+                    "env_steps": progress.env_steps,
+                    "share": round(utility / best, 4),
+                    "rate_ratio": round(slope / TRUE_RATE, 3),
+                }
+            )
+            spent_outside += time.process_time() - before
+        if not left:
+            raise OutOfTime
+
+    try:
+        train(agent, env, Budget(seconds=100 * seconds), on_progress=on_progress)
+    except OutOfTime:
+        pass
+    return {"algo": algo, "reward": "realised" if realised else "expected", "seed": seed, "curve": curve}
+
+
+def summary(runs: list[dict[str, Any]], marks: list[float]) -> dict[str, Any]:
+    """Mean and smallest share over the seeds at each mark."""
+    figures: dict[str, Any] = {}
+    for run in runs:
+        entry = figures.setdefault(f"{run['algo']}_{run['reward']}", {})
+        for mark, point in zip(marks, run["curve"], strict=False):
+            entry.setdefault(f"share_{mark:g}s", []).append(point["share"])
+        entry.setdefault("rate_ratio", []).append(run["curve"][-1]["rate_ratio"])
+        entry.setdefault("env_steps", []).append(run["curve"][-1]["env_steps"])
+    for entry in figures.values():
+        for name, values in list(entry.items()):
+            entry[name] = {"mean": round(sum(values) / len(values), 4), "min": min(values), "max": max(values)}
+    return figures
+
+
+def machine() -> str:
+    """What it ran on."""
+    return f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}"
+
+
+def commit() -> str:
+    """The checkout's commit."""
+    try:
+        command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main() -> None:
+    """Run, print a line for each training, end with one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--reward", nargs="+", default=["realised", "expected"], choices=["realised", "expected"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--num-envs", type=int, default=256)
+    parser.add_argument("--set", default="{}", help="JSON laid over the algorithms' settings")
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for algo in options.algo:
+        SETTINGS[algo] |= json.loads(options.set)
+    marks = [mark for mark in (5.0, 10.0, 20.0, 40.0, 60.0) if mark < options.seconds] + [options.seconds]
+    runs = []
+    for seed in range(options.seeds):
+        for reward in options.reward:
+            for algo in options.algo:
+                run = learn(
+                    algo,
+                    realised=reward == "realised",
+                    seed=seed,
+                    seconds=options.seconds,
+                    num_envs=options.num_envs,
+                    marks=marks,
+                )
+                runs.append(run)
+                points = "  ".join(f"{p['cpu_seconds']:g}s {p['share']:.3f}" for p in run["curve"])
+                last = run["curve"][-1]
+                print(
+                    f"{algo:5} {reward:8} seed {seed}: {points}  rate x{last['rate_ratio']:.2f} "
+                    f"{last['env_steps']:,} steps",
+                    flush=True,
+                )
+    result = {
+        "benchmark": "known_optimum",
+        "problem": "quadratic",
+        "figures": summary(runs, marks),
+        "runs": runs,
+        "machine": machine(),
+        "commit": commit(),
+        "seed": list(range(options.seeds)),
+    }
+    if options.save:
+        folder = ROOT / "benchmarks" / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "known_optimum.json").write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    print(json.dumps({name: value for name, value in result.items() if name != "runs"}, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main()
