@@ -29,9 +29,12 @@ from fintrader.data.benchmark import EQUAL_WEIGHT, BenchmarkSettings, equal_weig
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.place import Place
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
+from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.feed import Feed, FilesFeed, MemoryFeed, file_inputs
 from fintrader.data.sources.files import FilesSettings, PathText, list_files, read_files
 from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
+from fintrader.data.sources.vendor import VendorFeed, VendorSettings
+from fintrader.data.sources.yahoo import Yahoo, YahooSettings
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.data.universe import (
     Coverage,
@@ -54,7 +57,9 @@ log = logging.getLogger("fintrader.data")
 BUILD_VERSION = 2
 """Goes into every address; raised when the same settings would give other numbers."""
 
-SourceSettings = Annotated[FilesSettings | SyntheticSettings, Field(discriminator="kind")]
+SourceSettings = Annotated[
+    FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
+]
 
 
 class DataSettings(Settings):
@@ -116,6 +121,8 @@ def build_market(settings: DataSettings, *, cache: Path, progress: Progress | No
     """
     settings = settings.effective()
     feed = open_feed(settings, cache)
+    if feed.inputs_need_bars:
+        feed.prepare(progress)  # what a vendor has is only known once it was asked
     inputs = _inputs(settings, feed)
     address = _address(settings, inputs)
     folder = Place(Path(cache) / address)
@@ -161,10 +168,29 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
         grid = synthetic_grid(source, settings.calendar, settings.bar_minutes)
         made = generate(source, grid)
         return MemoryFeed(made.bars, {"kind": "synthetic"}, made.index, grid.minutes, made.actions)
+    if isinstance(source, YahooSettings | AlpacaSettings):
+        vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
+        if cache is None:
+            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+        return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, store_place(settings, cache))
     if cache is None:
         files = list_files(source)
         return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
     return FilesFeed(source, store_place(settings, cache))
+
+
+def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:
+    """What to ask a vendor for: its own list, else the universe's, else all members of the index in the range."""
+    explicit = source.symbols or settings.universe.symbols
+    if explicit:
+        return list(explicit)
+    members = load_membership(settings.universe) or {}
+    end = source.end or dt.date.today()
+    return sorted(
+        name
+        for name, intervals in members.items()
+        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
+    )
 
 
 def store_place(settings: DataSettings, cache: Path) -> Place:
@@ -180,6 +206,8 @@ def read_source(settings: DataSettings) -> Bars:
     source = settings.source
     if isinstance(source, SyntheticSettings):
         return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes)).bars
+    if not isinstance(source, FilesSettings):
+        raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
     return read_files(source, settings.universe.symbols)
 
 
@@ -193,8 +221,7 @@ def assemble(
     settings: DataSettings, feed: Feed, *, progress: Progress | None = None
 ) -> tuple[MarketTensors, dict[str, Any]]:
     """Bars to a market, symbol by symbol. Deterministic: equal inputs give equal tensors, to the bit."""
-    if isinstance(feed, FilesFeed):
-        feed.prepare(progress)
+    feed.prepare(progress)
     grid = _grid(settings, feed)
     reader = _Reader(settings, feed, grid)
     reader.merged(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else

@@ -49,6 +49,8 @@ class Collection:
     identity: Mapping[str, Any]
     chunks: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     """symbol -> month -> pieces (several when a month came in more than one go)."""
+    through: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """symbol -> month -> [first, last] day that a vendor was asked for."""
     complete: bool = False
     """Whether everything the identity names has been stored (a file's whole content)."""
 
@@ -62,6 +64,7 @@ class Collection:
         if stored is not None:
             manifest = read_manifest(stored, str(collection.place))
             collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
+            collection.through = manifest["through"]
         return collection
 
     @property
@@ -93,13 +96,10 @@ class Collection:
         if all(other["sha256"] != digest for other in pieces):
             pieces.append(piece)
 
-    def mark_empty(self, symbol: str, month: str) -> None:
-        """The source has no bar of this month; it need not be asked again."""
-        self.chunks.setdefault(symbol, {}).setdefault(month, [])
-
     def save(self) -> None:
         """Write the manifest: what was added up to here now counts."""
-        body = {"format": FORMAT, "identity": self.identity, "complete": self.complete, "chunks": self.chunks}
+        body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
+        body |= {"chunks": self.chunks, "through": self.through}
         self.place.write("manifest.json", seal(body))
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
@@ -164,7 +164,7 @@ def verify_store(root: Place) -> list[str]:
         except DataError as error:
             found.append(str(error))
             continue
-        found += Collection(place, body["identity"], body["chunks"], body["complete"]).problems()
+        found += Collection(place, body["identity"], body["chunks"]).problems()
     return found
 
 

@@ -33,6 +33,13 @@ _RACY_NS = 2_000_000_000
 class Feed(Protocol):
     """Bars by symbol."""
 
+    inputs_need_bars: bool
+    """Whether `inputs` is known only once `prepare` has run."""
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Do what takes long: read files, ask vendors. Raises DataError."""
+        ...
+
     @property
     def inputs(self) -> Mapping[str, Any]:
         """What identifies the bars, as plain JSON without any path."""
@@ -65,6 +72,7 @@ class FilesFeed:
     """Bars of files, by way of the store. Nothing is read before `prepare`."""
 
     actions: tuple[Action, ...] = ()
+    inputs_need_bars = False
 
     def __init__(self, settings: FilesSettings, store: Place) -> None:
         self.settings = settings
@@ -118,6 +126,8 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
 class MemoryFeed:
     """Bars that are in memory already (the synthetic market)."""
 
+    inputs_need_bars = False
+
     def __init__(
         self,
         bars: Bars,
@@ -131,6 +141,9 @@ class MemoryFeed:
         self._bars = bars if bars.is_sorted() else bars.sorted()
         self._level, self._minutes = level, minutes
         self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Nothing is left to do."""
 
     @property
     def symbols(self) -> list[str]:

@@ -1,0 +1,138 @@
+"""Bars from Alpaca, through alpaca-py (extra `alpaca`).
+
+Minute bars since 2016. The feed `sip` (all exchanges) needs a subscription for the last 15 minutes only; `iex` is one
+exchange with a few per cent of the volume, so most of its minutes are silent. Adjustment is raw unless asked for. The
+free plan allows 200 requests a minute; pages of 10,000 bars are followed to the end. Bars outside the exchange's
+session are left out.
+
+Keys come from the environment and from nowhere else: APCA_API_KEY_ID and APCA_API_SECRET_KEY. They are in no message,
+no manifest and no configuration.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from pydantic import Field
+
+from fintrader.data.bars import Array, Bars
+from fintrader.data.sources.vendor import Busy, VendorSettings
+from fintrader.errors import DataError
+
+_NEW_YORK = ZoneInfo("America/New_York")
+_RETRY = {408, 429, 500, 502, 503, 504}
+
+
+class AlpacaSettings(VendorSettings):
+    """Bars from Alpaca; see the module for its limits."""
+
+    kind: Literal["alpaca"] = "alpaca"
+    interval: Literal["1m", "5m", "1d"] = "1m"
+    """Alpaca's hours begin on the hour and not with the session, so they are not on offer."""
+    feed: Literal["sip", "iex", "otc", "boats", "delayed_sip"] = "sip"
+    adjustment: Literal["raw", "split", "dividend", "all"] = "raw"
+    batch: int = Field(20, ge=1, le=100)
+    """Tickers per request."""
+    endpoint: str | None = None
+    """Another address of the data service (a proxy, a test)."""
+
+
+class Alpaca:
+    """Asks Alpaca. Raises DataError when the package or the keys are missing."""
+
+    name = "alpaca"
+
+    def __init__(self, settings: AlpacaSettings) -> None:
+        self.settings = settings
+        self.batch, self.daily = settings.batch, settings.interval == "1d"
+        self._client: Any = None
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        settings = self.settings
+        return {"interval": settings.interval, "feed": settings.feed, "adjustment": settings.adjustment}
+
+    def earliest(self, today: dt.date) -> dt.date | None:
+        return dt.date(2016, 1, 1)
+
+    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+        client = self._connect()
+        from alpaca.common.exceptions import APIError
+        from alpaca.data.enums import Adjustment, DataFeed
+        from alpaca.data.requests import StockBarsRequest
+        from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
+
+        number, unit = {
+            "1m": (1, TimeFrameUnit.Minute),
+            "5m": (5, TimeFrameUnit.Minute),
+            "1d": (1, TimeFrameUnit.Day),
+        }[self.settings.interval]
+        midnight = dt.time(tzinfo=_NEW_YORK)
+        request = StockBarsRequest(
+            symbol_or_symbols=list(symbols),
+            timeframe=TimeFrame(number, unit),
+            start=dt.datetime.combine(first, midnight),
+            end=dt.datetime.combine(last + dt.timedelta(days=1), midnight) - dt.timedelta(seconds=1),
+            adjustment=Adjustment(self.settings.adjustment),
+            feed=DataFeed(self.settings.feed),
+        )
+        try:
+            answer = client.get_stock_bars(request)
+        except APIError as error:
+            raise self._explain(error, symbols) from None
+        except (OSError, ValueError) as error:  # requests' errors are OSErrors; they quote the URL, so only the kind
+            raise Busy(type(error).__name__) from None
+        return {name: self._bars(name, rows) for name, rows in (answer or {}).items() if rows}
+
+    def _connect(self) -> Any:
+        if self._client is None:
+            try:
+                from alpaca.data.historical.stock import StockHistoricalDataClient
+            except ImportError:
+                raise DataError("the source alpaca needs alpaca-py: pip install 'fintrader[alpaca]'") from None
+            key, secret = os.environ.get("APCA_API_KEY_ID"), os.environ.get("APCA_API_SECRET_KEY")
+            if not key or not secret:
+                raise DataError("alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment")
+            self._client = StockHistoricalDataClient(key, secret, raw_data=True, url_override=self.settings.endpoint)
+            self._client._retry = 0  # repetitions are ours: they double their wait and are counted
+        return self._client
+
+    def _explain(self, error: Any, symbols: Sequence[str]) -> Exception:
+        status = getattr(error, "status_code", None)
+        if status in _RETRY:
+            return Busy("too many requests" if status == 429 else f"status {status}")
+        if status in (401, 403):
+            return DataError(
+                f"alpaca refuses the keys or the feed {self.settings.feed!r} (status {status}); check "
+                "APCA_API_KEY_ID and APCA_API_SECRET_KEY, and whether the plan includes the feed"
+            )
+        if status == 422 or status == 400:
+            return DataError(
+                f"alpaca does not accept the request for {', '.join(symbols)}; check the tickers and dates"
+            )
+        return DataError(f"alpaca answers with status {status}; try again later")
+
+    def _bars(self, symbol: str, rows: list[dict[str, Any]]) -> Bars:
+        ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
+        if self.daily:  # a day's bar carries midnight of New York in UTC
+            ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
+
+        def column(key: str) -> Array:
+            return np.array([row[key] for row in rows], dtype=np.float64)
+
+        return Bars(
+            ts=ts.astype(np.int64),
+            symbol=np.zeros(len(rows), dtype=np.int32),
+            symbols=(symbol,),
+            open=column("o"),
+            high=column("h"),
+            low=column("l"),
+            close=column("c"),
+            volume=column("v"),
+            origin="alpaca",
+        )

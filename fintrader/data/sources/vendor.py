@@ -1,0 +1,236 @@
+"""Bars from a vendor's servers: asked for once, month by month, and kept in the store.
+
+Only days that are over are asked for, so that what is stored does not change any more. A killed download continues
+where it was; a second one asks for nothing; a new month adds only itself. Only the exchange's own sessions are kept.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from fintrader.config import Settings
+from fintrader.data.adjust import Action
+from fintrader.data.bars import Array, Bars
+from fintrader.data.place import Place
+from fintrader.data.sessions import SessionGrid, session_grid
+from fintrader.data.store import Collection
+from fintrader.errors import DataError
+from fintrader.progress import SILENT, Progress
+
+ResultT = TypeVar("ResultT")
+
+
+class VendorSettings(Settings):
+    """What all vendors share."""
+
+    symbols: tuple[str, ...] = ()
+    """Tickers to ask for; those of `data.universe` (its list, or its index) when empty."""
+    start: dt.date
+    """First day."""
+    end: dt.date | None = None
+    """Last day, included; yesterday by default (today's bars are not over)."""
+    retries: int = Field(4, ge=0)
+    """How often a request that failed for a passing reason is made again."""
+    backoff_seconds: float = Field(2.0, gt=0)
+    """Wait before the first repetition; doubles with each one."""
+
+
+class Busy(Exception):
+    """The vendor failed for a reason that may pass: a rate limit, a server's fault, a broken line."""
+
+
+class Vendor(Protocol):
+    """How to ask one vendor."""
+
+    name: str
+    batch: int
+    """Tickers per request."""
+    daily: bool
+    """Whether bars are whole days."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the bars besides ticker and day: interval, feed, adjustment."""
+        ...
+
+    def earliest(self, today: dt.date) -> dt.date | None:
+        """First day that the vendor still has, None when it is not known."""
+        ...
+
+    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+        """Bars of the days `first` to `last` by ticker; a ticker without bars may be absent.
+
+        Raises Busy for what may pass and DataError for what will not.
+        """
+        ...
+
+
+class VendorFeed:
+    """Bars of a vendor, by way of the store."""
+
+    actions: tuple[Action, ...] = ()
+    inputs_need_bars = True
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        settings: VendorSettings,
+        symbols: Sequence[str],
+        calendar: str,
+        store: Place,
+        *,
+        today: dt.date | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not symbols:
+            raise DataError("no tickers to ask for; list them under data.source.symbols or set data.universe.index")
+        self.vendor, self.settings, self.calendar = vendor, settings, calendar
+        self.wanted = sorted(set(symbols))
+        self._today = today or dt.datetime.now(dt.UTC).date()
+        self._sleep = sleep
+        self._store = store
+        yesterday = self._today - dt.timedelta(days=1)
+        self.end = min(settings.end or yesterday, yesterday)
+        self._grid = session_grid(calendar, settings.start, self.end)
+        self._collection: Collection | None = None
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Ask for what the store lacks. Raises DataError: no network, wrong keys, a rate limit, an unknown ticker."""
+        collection = Collection.open(
+            self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity}
+        )
+        with collection.place.lock():
+            collection = Collection.open(self._store, self.vendor.name, collection.identity)
+            requests = self._missing(collection)
+            if requests:
+                self._check_age(min(first for _, first, _ in requests))
+            with (progress or SILENT).task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
+                for symbols, first, last in requests:
+                    self._ask(collection, symbols, first, last)
+                    task.advance(note=f"{symbols[0]} {first:%Y-%m}")
+        self._collection = collection
+        unknown = [
+            name for name in self.wanted if not any(collection.chunks.get(name, {}).get(m) for m in self._months())
+        ]
+        if unknown:
+            raise DataError(
+                f"{self.vendor.name} has no bars of {', '.join(unknown)} from {self.settings.start} to {self.end}; "
+                "check the spelling, or whether it was listed then"
+            )
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The vendor, the request, and a hash over all chunks in the range."""
+        collection = self._ready()
+        hashes = [
+            piece["sha256"]
+            for name in self.wanted
+            for month in self._months()
+            for piece in collection.chunks.get(name, {}).get(month, [])
+        ]
+        digest = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        return {"kind": self.vendor.name, **self.vendor.identity, "end": str(self.end), "sha256": digest}
+
+    @property
+    def symbols(self) -> list[str]:
+        return self.wanted
+
+    def span(self) -> tuple[int, int]:
+        return int(self._grid.exchange_minutes[0]), int(self._grid.exchange_minutes[-1])
+
+    def bars(self, symbol: str) -> Bars:
+        bars = self._ready().bars(symbol, self._months())
+        first, last = self.span()
+        inside = (bars.ts >= first) & (bars.ts <= last)
+        return replace(bars.take(inside), row=None)
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        return None
+
+    def _ready(self) -> Collection:
+        if self._collection is None:
+            self.prepare()
+        assert self._collection is not None
+        return self._collection
+
+    def _months(self) -> list[str]:
+        return sorted({str(day)[:7] for day in self._grid.dates})
+
+    def _missing(self, collection: Collection) -> list[tuple[list[str], dt.date, dt.date]]:
+        """(tickers, first day, last day) of each request to make, within one month each."""
+        dates = self._grid.dates
+        months = dates.astype("datetime64[M]")
+        requests = []
+        for month in np.unique(months):
+            first, last = dates[months == month][0].item(), dates[months == month][-1].item()
+            groups: dict[dt.date, list[str]] = {}
+            for name in self.wanted:
+                known = collection.through.get(name, {}).get(str(month))
+                done = known and dt.date.fromisoformat(known[0]) <= first
+                begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1) if known and done else first
+                if begin <= last:
+                    groups.setdefault(begin, []).append(name)
+            for begin, names in sorted(groups.items()):
+                size = self.vendor.batch
+                requests += [(names[at : at + size], begin, last) for at in range(0, len(names), size)]
+        return requests
+
+    def _ask(self, collection: Collection, symbols: list[str], first: dt.date, last: dt.date) -> None:
+        found = with_retries(
+            lambda: self.vendor.fetch(symbols, first, last),
+            self.vendor.name,
+            self.settings.retries,
+            self.settings.backoff_seconds,
+            self._sleep,
+        )
+        month = f"{first:%Y-%m}"
+        request = {"symbols": symbols, "first": str(first), "last": str(last), **self.vendor.identity}
+        for name in symbols:
+            bars = self._inside(found[name]) if name in found else None
+            if bars is not None and len(bars):
+                collection.add(name, month, bars, request)
+            known = collection.through.setdefault(name, {}).get(month)
+            since = known[0] if known and dt.date.fromisoformat(known[1]) < first else str(first)
+            collection.through[name][month] = [since, str(last)]
+        collection.save()
+
+    def _inside(self, bars: Bars) -> Bars:
+        """Bars of the exchange's sessions; a day's bar is moved to its session's first minute."""
+        if self.vendor.daily:
+            days = bars.ts.astype("datetime64[ns]").astype("datetime64[D]")
+            at = np.searchsorted(self._grid.dates, days)
+            known = np.isin(days, self._grid.dates)
+            starts = self._grid.minutes[self._grid.first_bar[:-1]]
+            return replace(bars.take(known), ts=starts[at[known]])
+        return bars.take(self._grid.locate(bars.ts) >= 0)
+
+    def _check_age(self, first: dt.date) -> None:
+        earliest = self.vendor.earliest(self._today)
+        if earliest is not None and first < earliest:
+            raise DataError(
+                f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {first}); "
+                "set data.source.start later, or choose longer bars"
+            )
+
+
+def with_retries(
+    call: Callable[[], ResultT], name: str, retries: int, backoff_seconds: float, sleep: Callable[[float], None]
+) -> ResultT:
+    """`call()`, again after each Busy with doubling waits. Raises DataError when it stays busy."""
+    for attempt in range(retries + 1):
+        try:
+            return call()
+        except Busy as busy:
+            reason = busy
+            if attempt < retries:
+                sleep(backoff_seconds * 2**attempt)
+    raise DataError(f"{name} does not answer: {reason}; check the network, or try again later (it continues from here)")

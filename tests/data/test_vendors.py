@@ -1,0 +1,286 @@
+"""Yahoo and Alpaca against fake servers on loopback: limits, paging, retries, keys, and what stays stored."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.config import validate
+from fintrader.data import build as build_module
+from fintrader.data.build import DataSettings, build_market, make_market
+from fintrader.data.place import Place
+from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
+from fintrader.data.sources.yahoo import Yahoo, YahooSettings
+from fintrader.data.store import verify_store
+from fintrader.data.tensors import MarketTensors
+from fintrader.errors import DataError
+from tests.data.servers import Fake, alpaca, serve, session_to, yahoo
+from tests.data.tables import minute_table, write_csv
+
+TODAY = dt.date(2016, 1, 29)
+KEY, SECRET = "PKTESTKEY123", "very-secret-value-456"
+
+
+@pytest.fixture(autouse=True)
+def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yfinance = pytest.importorskip("yfinance")
+    yfinance.set_tz_cache_location(str(tmp_path / "yfinance"))
+    yfinance.data.YfData.cache_get.cache_clear()  # it remembers answers by URL for the whole process
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    logging.getLogger("yfinance").setLevel(logging.CRITICAL)
+
+
+@pytest.fixture
+def bars() -> pd.DataFrame:
+    return minute_table(symbols=2, sessions=15)  # to 2016-01-25
+
+
+@pytest.fixture
+def fake_yahoo(bars: pd.DataFrame) -> Iterator[Fake]:
+    with serve(Fake(bars), yahoo) as fake:
+        yield fake
+
+
+@pytest.fixture
+def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    pytest.importorskip("alpaca")
+    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
+    monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
+    with serve(Fake(bars), alpaca) as fake:
+        yield fake
+
+
+def yahoo_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
+    settings = validate(YahooSettings, {"start": "2016-01-04", "end": "2016-01-22", "retries": 2} | values, "test")
+    vendor = Yahoo(settings, session_to(fake.url))
+    return VendorFeed(vendor, settings, symbols, "XNAS", Place(store), today=TODAY, sleep=lambda _: None)
+
+
+def alpaca_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
+    base = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2, "endpoint": fake.url}
+    settings = validate(AlpacaSettings, base | values, "test")
+    return VendorFeed(Alpaca(settings), settings, symbols, "XNAS", Place(store), today=TODAY, sleep=lambda _: None)
+
+
+def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
+    return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
+
+
+@pytest.mark.parametrize("kind", ["yahoo", "alpaca"])
+def test_bars_come_as_they_are_and_once(
+    kind: str, tmp_path: Path, bars: pd.DataFrame, request: pytest.FixtureRequest
+) -> None:
+    fake = request.getfixturevalue(f"fake_{kind}")
+    make = {"yahoo": yahoo_feed, "alpaca": alpaca_feed}[kind]
+    feed = make(fake, tmp_path / "store")
+    feed.prepare()
+    for symbol in ("AAA", "BBB"):
+        mine, got = expected(bars, symbol, "2016-01-22"), feed.bars(symbol).sorted()
+        for name in ("open", "high", "low", "close", "volume"):
+            np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
+        stamps = mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
+        np.testing.assert_array_equal(got.ts, stamps)
+    assert verify_store(Place(tmp_path / "store")) == []
+    asked = len(fake.requests)
+    again = make(fake, tmp_path / "store")
+    again.prepare()
+    assert len(fake.requests) == asked
+    assert again.inputs == feed.inputs
+    longer = make(fake, tmp_path / "store", end="2016-01-25")
+    longer.prepare()
+    new = fake.requests[asked:]
+    assert new
+    first = [
+        item.get("start", "")[:10] or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
+        for item in new
+    ]
+    assert all(day >= "2016-01-23" for day in first), first
+    assert len(longer.bars("AAA")) == len(expected(bars, "AAA", "2016-01-25"))
+    assert longer.inputs != feed.inputs
+    assert feed.bars("AAA").ts.max() < longer.bars("AAA").ts.max()
+
+
+def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo: Fake, tmp_path: Path) -> None:
+    yahoo_feed(fake_yahoo, tmp_path).prepare()
+    spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]
+    assert max(spans) <= 7 * 86_400
+    assert len(spans) == 2 * 3  # two tickers, nineteen days
+
+
+def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo: Fake, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)"):
+        yahoo_feed(fake_yahoo, tmp_path, start="2015-12-01").prepare()
+    assert fake_yahoo.requests == []
+
+
+def test_an_unknown_ticker_is_named(fake_yahoo: Fake, fake_alpaca: Fake, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="yahoo has no bars of NOPE"):
+        yahoo_feed(fake_yahoo, tmp_path / "y", symbols=("AAA", "NOPE")).prepare()
+    with pytest.raises(DataError, match="alpaca has no bars of NOPE"):
+        alpaca_feed(fake_alpaca, tmp_path / "a", symbols=("AAA", "NOPE")).prepare()
+
+
+@pytest.mark.parametrize("fault", [429, 500, 503])
+def test_passing_faults_are_tried_again(fake_yahoo: Fake, fake_alpaca: Fake, tmp_path: Path, fault: int) -> None:
+    fake_alpaca.faults = [fault, fault]
+    feed = alpaca_feed(fake_alpaca, tmp_path / "a")
+    feed.prepare()
+    assert len(feed.bars("AAA")) == 14 * 390
+    fake_alpaca.faults = [fault] * 50
+    with pytest.raises(DataError, match=r"alpaca does not answer: .*continues from here"):
+        alpaca_feed(fake_alpaca, tmp_path / "b").prepare()
+
+
+def test_yahoos_rate_limit_is_tried_again_and_then_told(fake_yahoo: Fake, tmp_path: Path) -> None:
+    fake_yahoo.faults = [429] * 2
+    feed = yahoo_feed(fake_yahoo, tmp_path / "a")
+    feed.prepare()
+    assert len(feed.bars("AAA")) == 14 * 390
+    fake_yahoo.faults = [429] * 99
+    pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
+    with pytest.raises(DataError, match="yahoo does not answer: too many requests"):
+        yahoo_feed(fake_yahoo, tmp_path / "b").prepare()
+
+
+def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: Path) -> None:
+    values = {"batch": 1, "retries": 0}
+    real = fake_alpaca.rows
+    calls = {"n": 0}
+
+    def once(*args: Any) -> pd.DataFrame:
+        calls["n"] += 1
+        if calls["n"] > 12:  # the first ticker's pages, then the line breaks
+            fake_alpaca.faults = [500]
+        return real(*args)
+
+    fake_alpaca.rows = once  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="does not answer"):
+        alpaca_feed(fake_alpaca, tmp_path, **values).prepare()
+    fake_alpaca.rows, fake_alpaca.faults = real, []  # type: ignore[method-assign]
+    asked = len(fake_alpaca.requests)
+    feed = alpaca_feed(fake_alpaca, tmp_path, **values)
+    feed.prepare()
+    assert {item["symbols"] for item in fake_alpaca.requests[asked:]} == {"BBB"}
+    assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
+
+
+def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_path: Path) -> None:
+    alpaca_feed(fake_alpaca, tmp_path, feed="iex", adjustment="split").prepare()
+    assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {("iex", "split")}
+    assert len(fake_alpaca.requests) == -(-2 * 14 * 390 // 500)
+    assert len([item for item in fake_alpaca.requests if "page_token" in item]) == len(fake_alpaca.requests) - 1
+    assert set(fake_alpaca.keys) == {(KEY, SECRET)}
+
+
+def test_alpaca_hours_outside_the_session_are_left_out(bars: pd.DataFrame, tmp_path: Path, fake_alpaca: Fake) -> None:
+    early = bars[bars.ts.dt.strftime("%H") == "10"].assign(ts=lambda rows: rows.ts - pd.Timedelta("3h"))
+    extra = Fake(pd.concat([bars, early]).sort_values(["ticker", "ts"]))
+    fake_alpaca.table = extra.table
+    feed = alpaca_feed(fake_alpaca, tmp_path)
+    feed.prepare()
+    assert len(feed.bars("AAA")) == 14 * 390
+
+
+def test_no_key_is_told_or_written_anywhere(
+    fake_alpaca: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = []
+    for faults in ([401], [403], [422], [404], [500] * 9):
+        fake_alpaca.faults = list(faults)
+        with pytest.raises(DataError) as caught:
+            alpaca_feed(fake_alpaca, tmp_path / "store").prepare()
+        messages.append(str(caught.value))
+    assert "refuses the keys" in messages[0]
+    fake_alpaca.faults = []
+    alpaca_feed(fake_alpaca, tmp_path / "store").prepare()
+    texts = [*messages, caplog.text]
+    texts += [file.read_bytes().decode("latin1") for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(texts) > 7
+    for text in texts:
+        assert KEY not in text
+        assert SECRET not in text
+    monkeypatch.delenv("APCA_API_SECRET_KEY")
+    with pytest.raises(DataError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
+        alpaca_feed(fake_alpaca, tmp_path / "other").prepare()
+
+
+@pytest.mark.parametrize("kind", ["yahoo", "alpaca"])
+def test_no_network_is_told(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    fake = request.getfixturevalue(f"fake_{kind}")
+    fake.url = "http://127.0.0.1:9"  # nobody listens there
+    with pytest.raises(DataError, match=f"{kind} does not answer: .*check the network"):
+        {"yahoo": yahoo_feed, "alpaca": alpaca_feed}[kind](fake, tmp_path).prepare()
+
+
+def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
+    days = pd.bdate_range("2016-01-04", "2016-01-15")
+    table = pd.DataFrame({"ts": days, "ticker": "AAA", "open": 1.0, "high": 2.0, "low": 0.5, "close": 1.5, "volume": 9})
+    with serve(Fake(table), yahoo) as fake:
+        feed = yahoo_feed(fake, tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
+        feed.prepare()
+        stamps = feed.bars("AAA").ts.astype("datetime64[ns]")
+    assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == ["2016-01-04T14:30", "2016-01-15T14:30"]
+    assert len(stamps) == 10
+
+
+def test_a_vendors_market_is_the_files_market(
+    fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = build_module.VendorFeed
+
+    def then(*args: Any, **values: Any) -> VendorFeed:
+        return real(*args, **values, today=TODAY, sleep=lambda _: None)
+
+    monkeypatch.setattr(build_module, "VendorFeed", then)
+    source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": fake_alpaca.url}
+    features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
+    settings = validate(
+        DataSettings, {"source": source, "universe": {"symbols": ["AAA", "BBB"]}, "features": features}, "test"
+    )
+    path = build_market(settings, cache=tmp_path / "cache")
+    asked = len(fake_alpaca.requests)
+    assert build_market(settings, cache=tmp_path / "cache") == path
+    assert len(fake_alpaca.requests) == asked
+    built = MarketTensors.load(path, verify=True)
+    table = bars[bars.ts < pd.Timestamp("2016-01-23")]
+    files, _ = make_market(
+        validate(DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test")
+    )
+    for name, tensor in files.arrays():
+        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+
+
+def test_retries_wait_twice_as_long_each_time() -> None:
+    waits: list[float] = []
+
+    def busy() -> None:
+        raise Busy("no luck")
+
+    with pytest.raises(DataError, match="somebody does not answer: no luck"):
+        with_retries(busy, "somebody", 3, 0.5, waits.append)
+    assert waits == [0.5, 1.0, 2.0]
+    answers = iter([Busy("wait"), "here"])
+
+    def second() -> str:
+        answer = next(answers)
+        if isinstance(answer, Busy):
+            raise answer
+        return answer
+
+    assert with_retries(second, "somebody", 1, 0.1, waits.append) == "here"
+
+
+def test_without_tickers_there_is_nothing_to_ask(tmp_path: Path) -> None:
+    settings = YahooSettings(start=dt.date(2016, 1, 4))
+    with pytest.raises(DataError, match="no tickers to ask for"):
+        VendorFeed(Yahoo(settings), settings, [], "XNAS", Place(tmp_path), today=TODAY)
