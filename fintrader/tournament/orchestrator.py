@@ -86,16 +86,15 @@ def run_tournament(
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
-    `agent` gives the algorithm's base settings, or several algorithms'; `settings.agents` goes before it. `device`
-    narrows `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs. `watch`
-    is called at every reconcile.
+    `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
+    `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs. `watch` is
+    called at every reconcile.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
     stored is lost by any of them.
     """
-    given: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
-    agents = settings.agents or given
+    agents: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
     if not agents:
         raise ConfigError("a tournament needs the settings of at least one agent")
     breeder = Breeder(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fintrader.agents import AgentSettings, Budget
+from fintrader.agents import Budget
 from fintrader.config import Settings
 
 Metric = Literal["sharpe", "return", "calmar", "utility"]
@@ -79,8 +79,6 @@ class TournamentSettings(Settings):
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     perturb: float = Field(1.25, gt=1)
     """Factor by which a child's hyper-parameter is multiplied or divided."""
-    agents: tuple[AgentSettings, ...] = ()
-    """Algorithms that take part; none: only the one of the `agent` section."""
     search: dict[str, Range] = Field(default_factory=lambda: {"learning_rate": Range(low=3e-5, high=3e-3, log=True)})
     """Dotted field of the agent's settings -> its range. Algorithms without the field pass it over."""
 

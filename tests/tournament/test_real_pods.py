@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fintrader.agents import Budget, NetworkSettings, PPOSettings, load_policy, make_agent
+from fintrader.agents import A2CSettings, Budget, NetworkSettings, PPOSettings, load_policy, make_agent
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
 from fintrader.runs import RunFolder, read_json
@@ -138,6 +138,56 @@ def test_a_foreign_or_damaged_snapshot_is_refused(finished: TournamentResult, tm
     digest = RunStore(run).put(b"no tensors")
     with pytest.raises(CheckpointError, match="holds no tensors"):
         run_pod(spec.model_copy(update={"snapshot": digest}), PodContext(run, market))
+
+
+def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> None:
+    """Two algorithms, halving, parts of the validation window with a penalty, seconds on the clock."""
+    settings = SETTINGS.model_copy(
+        update={
+            "pods": 8,
+            "founders": 2,
+            "fresh": 1.0,
+            "halving": 0.9,
+            "halving_rungs": (0.5,),
+            "validation_windows": 2,
+            "spread_penalty": 0.5,
+            "order": "arrival",
+        }
+    )
+    result = run_tournament(
+        settings,
+        folder=RunFolder(tmp_path / "run"),
+        market=market_file(tmp_path),
+        env=ENV,
+        agent=(AGENT, A2CSettings(num_steps=8)),
+        seed=1,
+    )
+    store = RunStore(result.folder)
+    specs, results = store.specs(), store.results()
+    assert {spec.agent["algo"] for spec in specs.values()} == {"ppo", "a2c"}
+    stopped = [pod for pod, one in results.items() if one.status == "stopped"]
+    assert stopped
+    for pod in stopped:
+        assert results[pod].env_steps < 128
+        assert results[pod].score is not None
+        assert results[pod].score < specs[pod].stops[0].score
+        assert results[pod].reason == "stopped_early"
+    for one in results.values():
+        first, second = one.window_scores
+        assert first is not None
+        assert second is not None
+        mean, spread = (first + second) / 2, abs(first - second) / 2
+        assert one.score == pytest.approx(mean - 0.5 * spread)
+
+
+def test_budgets_in_seconds_end_in_time(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"pods": 2, "budget": Budget(seconds=0.5)})
+    result = run_tournament(
+        settings, folder=RunFolder(tmp_path / "run"), market=market_file(tmp_path), env=ENV, agent=AGENT, seed=1
+    )
+    for one in RunStore(result.folder).results().values():
+        assert one.env_steps > 0
+        assert 0.4 < one.seconds < 3
 
 
 def test_the_evaluator_agrees_with_the_backtest(finished: TournamentResult) -> None:
