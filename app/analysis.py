@@ -64,7 +64,7 @@ def intraday_table(equity: pd.Series[float], session: np.ndarray[Any, Any], minu
     slot = (local.hour * 60 + local.minute) // minutes * minutes
     names = np.array([f"{k // 60:02d}:{k % 60:02d}" for k in slot], dtype=object)
     names[start] = "overnight"
-    frame = pd.DataFrame({"day": local.dayofweek, "slot": names, "session": session, "r": np.log1p(returns)})
+    frame = pd.DataFrame({"day": local.day_of_week, "slot": names, "session": session, "r": np.log1p(returns)})
     frame = frame.iloc[1:]
     sums = frame.groupby(["session", "day", "slot"], sort=False)["r"].sum().reset_index()
     table = np.expm1(sums.groupby(["day", "slot"])["r"].mean()).unstack("slot")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sqlite3
 import sys
+import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,23 +28,26 @@ MAX_PODS = 20_000
 _JSON_COLUMNS = {"window_scores", "metrics", "hyper", "budget", "agent"}
 
 
-def light(module: str) -> ModuleType:
-    """A module of fintrader that itself needs no torch, without running its package, which does.
+_LIGHT = threading.Lock()
 
-    Importing torch takes longer than drawing any page; the app needs only figures and the metrics' catalogue.
+
+def light(module: str) -> ModuleType:
+    """A module of `fintrader.backtest` that itself needs no torch, without running the package, which does.
+
+    Importing torch takes longer than drawing any page; the app needs only figures and the metrics' catalogue. While
+    such a module is imported, an empty stand-in takes the package's place; a later import of the package runs it.
     """
-    name = f"fintrader.{module}"
-    known = sys.modules.get(name) or sys.modules.get(f"app.light.{module}")
-    if known is not None:
-        return known
-    path = Path(fintrader.__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
-    spec = importlib.util.spec_from_file_location(f"app.light.{module}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded
-    spec.loader.exec_module(loaded)
-    return loaded
+    name, parent = f"fintrader.backtest.{module}", "fintrader.backtest"
+    with _LIGHT:
+        if name in sys.modules or parent in sys.modules:
+            return importlib.import_module(name)
+        stand_in = ModuleType(parent)
+        stand_in.__path__ = [str(Path(fintrader.__file__).parent / "backtest")]
+        sys.modules[parent] = stand_in
+        try:
+            return importlib.import_module(name)
+        finally:
+            del sys.modules[parent]
 
 
 # --- backtest --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from app import decimation
 from app.artifacts import light
 from app.wording import label
 
-figures = light("backtest.figures")
+figures = light("figures")
 
 CONFIG = {
     "displaylogo": False,

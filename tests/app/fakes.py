@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fintrader.backtest import simulate, simulate_baselines, write_backtest
+from fintrader.backtest import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtest.result import empty_trades
 from fintrader.config import Settings, dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
@@ -205,3 +206,31 @@ def many_runs(template: RunFolder, runs: Path, count: int) -> None:
         shutil.copyfile(template.backtest / "metrics.json", folder.backtest / "metrics.json")
         for part in ("config.yaml", "leaderboard.sqlite", "events.jsonl", "backtest/equity.parquet"):
             os.link(template.root / part, folder.root / part)
+
+
+def long_backtest(folder: RunFolder, *, bars: int) -> int:
+    """Put a backtest of two strategies over `bars` minute bars in the place of the run's; returns its rows."""
+    rng = np.random.default_rng(3)
+    session = np.arange(bars) // 390
+    minutes = np.datetime64("2015-01-02T14:30", "ns").astype(np.int64) + 60_000_000_000 * (
+        session * 1440 + np.arange(bars) % 390
+    )
+    results = {}
+    for name in ("ensemble", "benchmark"):
+        equity = 1e6 * np.exp(np.cumsum(rng.normal(0, 1e-4, bars)))
+        equity[0] = 1e6
+        results[name] = BacktestResult(
+            name=name,
+            symbols=("S",),
+            minutes=minutes,
+            session=session,
+            equity=equity,
+            shares=np.zeros((bars, 1)),
+            mark=np.ones((bars, 1)),
+            costs_usd=np.zeros(bars),
+            turnover_usd=np.zeros(bars),
+            trades=empty_trades(),
+            benchmark=equity,
+            has_positions=name != "benchmark",
+        )
+    return len(write_backtest(folder.backtest, results, context={"trials": 7}).equity)

@@ -1,0 +1,76 @@
+"""A folder of fake runs, made once, and a way to open a page on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
+import app
+from app import launch
+from tests.app import fakes
+
+SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
+PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market", "new_run")
+Open = Callable[..., AppTest]
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`, `racing`, `raced`."""
+    root = tmp_path_factory.mktemp("site")
+    market = fakes.save_market(root / "data" / "tensors")
+    fakes.make_run(root / "runs", "demo", market=market)
+    fakes.make_run(root / "runs", "second", market=market, seed=2)
+    for stage in ("started", "racing", "raced"):
+        fakes.make_run(root / "runs", stage, market=market, stage=stage, seed=1)
+    return root
+
+
+@pytest.fixture
+def site(template: Path, tmp_path: Path) -> Path:
+    """A copy of the template that a test may damage."""
+    shutil.copytree(template, tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
+    """`open_page(site, "backtest", run="demo")`: that page as a reader would see it."""
+
+    def opened(site: Path, page: str, *, times: int = 1, **query: str) -> AppTest:
+        monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
+        monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
+        monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(Path(__file__).parents[2] / "configs"))
+        test = AppTest.from_file(str(SCRIPT), default_timeout=60)
+        test.run()
+        for key, value in query.items():
+            test.query_params[key] = value
+        if page != "runs" or query:
+            test.switch_page(f"views/{page}.py")
+        for _ in range(times):
+            test.run()
+        return test
+
+    return opened
+
+
+def said(test: AppTest) -> str:
+    """Everything that the page says in words."""
+    kinds = ("title", "subheader", "markdown", "caption", "info", "warning", "error", "success", "code", "text")
+    return "\n".join(str(element.value) for kind in kinds for element in getattr(test, kind))
+
+
+def healthy(test: AppTest) -> None:
+    """No traceback, no fault that was merely caught, and something to look at."""
+    assert not test.exception, [element.value for element in test.exception]
+    assert "could not be drawn" not in said(test), said(test)
+    assert test.title
+    drawn = len(test.metric) + len(test.dataframe) + len(test.get("plotly_chart")) + len(test.get("text_input"))
+    assert drawn or test.info or test.error or test.warning

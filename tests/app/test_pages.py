@@ -1,0 +1,185 @@
+"""Every page in every state: data or a clear message, never a traceback, never an invented value."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fintrader.runs import RunFolder
+from tests.app import fakes
+from tests.app.conftest import PAGES, Open, healthy, said
+
+NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
+
+
+@contextmanager
+def held(site: Path, name: str) -> Iterator[None]:
+    """The run as a living process holds it."""
+    with RunFolder.named(name, site / "runs").lock():
+        yield
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_runs(open_page: Open, tmp_path: Path, page: str) -> None:
+    test = open_page(tmp_path, page)
+    healthy(test)
+    assert not test.metric
+    assert not test.get("plotly_chart")
+    if page != "new_run":
+        assert test.info
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_running(open_page: Open, site: Path, page: str) -> None:
+    with held(site, "racing"):
+        test = open_page(site, page, run="racing")
+        healthy(test)
+        if page in {"tournament", "pod", "market"}:
+            assert any("running" in str(badge.value) for badge in test.markdown)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", ["demo", "second"])
+def test_finished(open_page: Open, site: Path, page: str, name: str) -> None:
+    test = open_page(site, page, run=name, times=2)
+    healthy(test)
+    assert not test.error
+    if page in NEEDS_RUN:
+        assert test.get("plotly_chart"), said(test)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", ["started", "racing", "raced"])
+def test_killed_half_way(open_page: Open, site: Path, page: str, name: str) -> None:
+    with (site / "runs" / name / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "laun')
+    if (site / "runs" / name / "pods").exists():
+        with (site / "runs" / name / "pods" / "p0000" / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"update": 99, "polic')
+    test = open_page(site, page, run=name)
+    healthy(test)
+    if page in {"backtest", "honesty"}:
+        assert "no backtest yet" in said(test)
+        assert not test.metric
+
+
+ARTIFACTS = (
+    "manifest.json",
+    "config.yaml",
+    "leaderboard.sqlite",
+    "events.jsonl",
+    "backtest/metrics.json",
+    "backtest/equity.parquet",
+    "backtest/positions.parquet",
+    "backtest/trades.parquet",
+    "backtest/context.json",
+    "backtest/honesty.json",
+    "pods/p0001/metrics.jsonl",
+)
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "noise": lambda path: path.write_bytes(bytes(range(256)) * 8),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "other": lambda path: path.write_bytes(b'{"format": "something else", "strategies": [1, 2, {"a": null}]}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("artifact", ARTIFACTS)
+def test_corrupt_file(open_page: Open, site: Path, artifact: str, damage: str) -> None:
+    DAMAGE[damage](site / "runs" / "demo" / artifact)
+    readers = {
+        "manifest.json": ("runs", "tournament", "market"),
+        "config.yaml": ("runs", "tournament"),
+        "leaderboard.sqlite": ("runs", "tournament", "pod", "honesty"),
+        "events.jsonl": ("tournament",),
+        "pods/p0001/metrics.jsonl": ("pod",),
+    }.get(artifact, ("runs", "backtest", "honesty", "compare"))
+    for page in readers:
+        test = open_page(site, page, run="demo", pod="p0001", part="trades" if "trades" in artifact else "curves")
+        healthy(test)
+
+
+def test_a_damaged_file_is_named_and_shows_no_number(open_page: Open, site: Path) -> None:
+    (site / "runs" / "demo" / "backtest" / "equity.parquet").write_bytes(b"PAR1 no")
+    test = open_page(site, "backtest", run="demo")
+    assert "equity" in said(test)
+    assert "damaged" in said(test).lower()
+    assert not test.metric
+
+
+def test_parts_of_the_backtest(open_page: Open, site: Path) -> None:
+    for part in ("curves", "risk", "calendar", "weights", "trades", "metrics"):
+        test = open_page(site, "backtest", run="demo", part=part)
+        healthy(test)
+        assert not test.error, part
+        assert test.get("plotly_chart") or test.dataframe, part
+
+
+def test_parts_of_the_market(open_page: Open, site: Path) -> None:
+    for view in ("bars", "features", "coverage", "quality", "ties"):
+        test = open_page(site, "market", run="demo", view=view)
+        healthy(test)
+        assert not test.error, view
+
+
+def test_trades_of_one_day(open_page: Open, site: Path) -> None:
+    test = open_page(site, "backtest", run="demo", part="trades")
+    days = next(box for box in test.selectbox if box.label == "Session").options
+    test = open_page(site, "backtest", run="demo", part="trades", day=days[1])
+    healthy(test)
+    assert test.get("plotly_chart")
+
+
+def test_market_of_another_run_is_refused(open_page: Open, site: Path) -> None:
+    market = site / "data" / "tensors" / "market-0.safetensors"
+    fakes.save_market(site / "other", bars=600, seed=5)
+    shutil.copyfile(site / "other" / "market-5.safetensors", market)
+    test = open_page(site, "market", run="demo")
+    assert "no longer the one" in said(test)
+    assert not test.metric
+
+
+@pytest.mark.parametrize("damage", ["empty", "noise", "half", "other"])
+def test_corrupt_market(open_page: Open, site: Path, damage: str) -> None:
+    DAMAGE[damage](site / "data" / "tensors" / "market-0.safetensors")
+    for page, query in (("market", {}), ("backtest", {"part": "trades"})):
+        test = open_page(site, page, run="demo", **query)
+        healthy(test)
+        assert "market file" in said(test)
+
+
+def test_a_thousand_runs(open_page: Open, site: Path, tmp_path: Path) -> None:
+    fakes.many_runs(RunFolder.named("demo", site / "runs"), tmp_path / "many" / "runs", 1000)
+    for page in ("runs", "tournament", "compare"):
+        test = open_page(tmp_path / "many", page, run="run-0500")
+        healthy(test)
+    test = open_page(tmp_path / "many", "runs")
+    assert len(test.dataframe[0].value) == 1000
+
+
+def test_a_million_rows(open_page: Open, site: Path) -> None:
+    rows = fakes.long_backtest(RunFolder.named("demo", site / "runs"), bars=500_000)
+    assert rows >= 1_000_000
+    for page in ("backtest", "runs", "compare"):
+        test = open_page(site, page, run="demo", runs="demo")
+        healthy(test)
+        assert not test.error
+        for chart in test.get("plotly_chart"):
+            assert len(chart.proto.spec.encode()) <= 300_000
+
+
+def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Path) -> None:
+    folder = RunFolder.named("fresh", tmp_path / "runs")
+    with folder.lock():
+        test = open_page(tmp_path, "runs")
+        assert "running" in test.dataframe[0].value["status"][0]
+    assert "broken" in open_page(tmp_path, "runs").dataframe[0].value["status"][0]
+    with (folder.root / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "running" in open_page(tmp_path, "runs").dataframe[0].value["status"][0]
