@@ -7,7 +7,9 @@ Everything else goes through the torch core, with the same results where both ap
 from __future__ import annotations
 
 import importlib.util
-import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,9 @@ from fintrader.envs.ledger import Account
 from fintrader.envs.options import Endowment
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
+from fintrader.errors import EnvError
 
-SERIAL_BELOW = 512
+SERIAL_BELOW = 1024
 """Accounts under which threads cost more than they bring."""
 
 
@@ -96,7 +99,12 @@ class FusedStep:
         self.final_bar = torch.zeros(num_envs, dtype=torch.int64)
         """`[B]`: the bar each account stood at before it was reset."""
         self._reuse = reuse
+        self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
+        self._pool: ThreadPoolExecutor | None = None
         self._accounts = [self._new_account(), self._new_account()] if reuse else []
+        # The arrays behind the tensors of the step before: making them anew would be most of a single account's step.
+        self._known: tuple[Account | None, tuple[Any, ...]] = (None, ())
+        self._given: tuple[Endowment | None, Tensor | None, tuple[Any, ...]] = (None, None, ())
         self._obs = torch.empty(num_envs, self._width)
         # Only the rows of accounts that finish are written.
         self._final = torch.zeros(num_envs if self._mode == kernel.SAME_STEP else 1, self._width)
@@ -117,24 +125,31 @@ class FusedStep:
         """Account, reward `[B]` float64, terminated, truncated, observation, final observation.
 
         Without `reuse` the final observation's other rows hold the observation. Observations are `[B, D]`, or
-        `[B, A + N]` where they are factored.
+        `[B, A + N]` where they are factored. Raises EnvError for an action that is not finite; the account that was
+        passed in is unharmed, but with `reuse` the last observation is not (see `restore`).
         """
         self._accounts.reverse()
         ints, floats, flags, shares = self._accounts[0] if self._reuse else self._new_account()
         obs = self._obs if self._reuse else torch.empty_like(self._obs)
         i, f, g = ints.numpy(), floats.numpy(), flags.numpy()
         action = action.detach().to(torch.float32).contiguous()
-        old = tuple(
-            _array(value)
-            for value in (
-                action, key, account.bar, account.cash, account.shares, account.equity, account.peak_equity,
-                account.first_equity, account.start_bar, account.end_bar, account.episode, account.finished,
-                *endow,
-            )
-        )  # fmt: skip
+        known, arrays = self._known
+        if account is not known:
+            arrays = tuple(
+                _array(value)
+                for value in (
+                    account.bar, account.cash, account.shares, account.equity, account.peak_equity,
+                    account.first_equity, account.start_bar, account.end_bar, account.episode, account.finished,
+                )
+            )  # fmt: skip
+        if endow is not self._given[0] or key is not self._given[1]:
+            self._given = (endow, key, (_array(key), *(_array(value) for value in endow)))
+        old = (_array(action), *self._given[2], *arrays)
         new = (i[0], f[0], shares.numpy(), f[1], f[2], f[3], i[1], i[2], i[3], g[2])
         out = (f[4], f[5], f[6], f[7], g[0], g[1], i[4], obs.numpy(), self._final.numpy())
-        self._run(old, new, out)
+        if not self._run(old, new, out):
+            self._accounts.reverse()
+            raise EnvError("actions contain NaN or infinity; check the policy's output")
         self.final_bar = ints[4]
         outcome = Outcome(
             account.equity, floats[4], account.peak_equity, floats[5], account.first_equity, floats[6], floats[7],
@@ -164,22 +179,36 @@ class FusedStep:
             memory=memory,
             finished=flags[2],
         )
+        self._known = (after, new)
         return after, reward, flags[0], flags[1], obs, self._final_obs(flags[0] | flags[1], obs)
+
+    def restore(self, obs: Any) -> None:
+        """Put the last observation back where it was given out, after a step that failed."""
+        if self._reuse:
+            self._obs.copy_(obs if self._flat else obs["private"])
 
     def _final_obs(self, done: Tensor, obs: Tensor) -> Tensor:
         if self._mode != self._kernel.SAME_STEP or not bool(done.any()):
             return obs
         return self._final if self._reuse else torch.where(done.unsqueeze(1), self._final, obs)
 
-    def _run(self, old: tuple[Any, ...], new: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-        threads = torch.get_num_threads()
-        if threads == 1 or self._count < SERIAL_BELOW:
-            self._kernel.step_range(0, self._count, self._mode, self._flat, self._market, self._rules, old, new, out)
-            return
-        import numba
+    def _run(self, old: tuple[Any, ...], new: tuple[Any, ...], out: tuple[Any, ...]) -> bool:
+        """All accounts, in as many equal parts as torch had threads at the start (the kernel lets go of the interpreter's lock).
 
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS, math.ceil(self._count / self._kernel.BLOCK)))
-        self._kernel.step_parallel(self._count, self._mode, self._flat, self._market, self._rules, old, new, out)
+        Returns whether all actions were finite.
+        """
+        threads = self._threads
+        step: Callable[..., bool] = self._kernel.step_range
+        common = (self._mode, self._flat, self._market, self._rules, old, new, out)
+        if threads == 1:
+            return bool(step(0, self._count, *common))
+        # Plain threads: OpenMP's spin while they wait, and take the cores from whoever computes next.
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(threads - 1)
+        edges = [self._count * part // threads for part in range(threads + 1)]
+        others = [self._pool.submit(step, low, high, *common) for low, high in pairwise(edges[1:])]
+        finite = step(edges[0], edges[1], *common)
+        return all([finite, *(other.result() for other in others)])
 
 
 def _array(value: Tensor) -> np.ndarray[Any, Any]:

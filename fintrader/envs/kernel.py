@@ -8,11 +8,10 @@ done in the same order with the same roundings. Only the sums are compiled with 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -21,13 +20,11 @@ from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
 _GRID = WEIGHT_GRID
 _INVERSE_GRID = 1.0 / WEIGHT_GRID
 _MOST = MAX_WHOLE_SHARES
+_LARGEST = float(np.finfo(np.float32).max)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ACCOUNT_WIDTH = 4
-BLOCK = 64
-"""Accounts a thread takes at a time."""
-
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
 
 
@@ -79,15 +76,17 @@ def _mix(x: Any) -> Any:
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy", cache=True)
-def _clean(action: Any, b: int, cleaned: Any) -> float:
-    """Actions on the grid in [-1, 1]; returns the sum of the positive ones, which is exact."""
-    total = 0.0
+def _clean(action: Any, b: int, cleaned: Any) -> tuple[float, float]:
+    """Actions on the grid in [-1, 1]; returns the sum of the positive ones, which is exact, and how many are odd."""
+    total, odd = 0.0, 0.0
     for n in range(cleaned.shape[0]):
-        a = min(max(np.float64(action[b, n]), -1.0), 1.0)
+        given = np.float64(action[b, n])
+        odd += 0.0 if abs(given) <= _LARGEST else 1.0
+        a = min(max(given, -1.0), 1.0)
         a = np.rint(a * _GRID) * _INVERSE_GRID
         cleaned[n] = a
         total += max(a, 0.0)
-    return total
+    return total, odd
 
 
 @njit(error_model="numpy", cache=True)
@@ -221,15 +220,18 @@ def _write_private(
         obs[b, _ACCOUNT_WIDTH + n] = shares[b, n] * mark[t, n] / divisor
 
 
-@njit(error_model="numpy", cache=True)
+@njit(nogil=True, error_model="numpy", cache=True)
 def step_range(
     low: int, high: int, mode: int, flat: bool, market: Any, rules: Any, old: Any, new: Any, out: Any
-) -> None:
-    """Step accounts [low, high). The tuples are packed in `fused.FusedStep`, which names their parts."""
+) -> bool:
+    """Step accounts [low, high). The tuples are packed in `fused.FusedStep`, which names their parts.
+
+    Returns whether all actions were finite; if not, what was written means nothing.
+    """
     mark, price, rows, last_bar, ends, risk_off = market
     target, same_bar, random_start, rate, ruin, max_shares, dead_band, band, turbulent = rules
-    (action, key, bar_0, cash_0, shares_0, equity_0, peak_0, first_0, start_0, end_0, episode_0, finished_0,
-     give_cash, give_shares, give_bars) = old  # fmt: skip
+    (action, key, give_cash, give_shares, give_bars, bar_0, cash_0, shares_0, equity_0, peak_0, first_0, start_0,
+     end_0, episode_0, finished_0) = old  # fmt: skip
     bar_1, cash_1, shares_1, equity_1, peak_1, first_1, start_1, end_1, episode_1, finished_1 = new
     equity_out, peak_out, cost_out, turnover_out, terminated_out, truncated_out, final_bar, obs, final_obs = out
     num_bars, num_assets = mark.shape
@@ -237,6 +239,7 @@ def step_range(
     obs_width, row_bytes = obs.shape[1], rows.shape[1] * 4
     cleaned, want = np.empty(num_assets), np.empty(num_assets)
     kept, addition = np.empty(num_assets), np.empty(num_assets)
+    strange = 0.0
     for b in range(low, high):
         if b + 1 < high:  # the next account's rows lie anywhere in the market: ask for them now
             ahead = min(bar_0[b + 1] + 1, num_bars - 1)
@@ -249,7 +252,8 @@ def step_range(
         terminated = truncated = False
         cost = turnover = 0.0
         if not begins:
-            total = _clean(action, b, cleaned)
+            total, odd = _clean(action, b, cleaned)
+            strange += odd
             fill_bar = bar if same_bar else min(bar + 1, end)
             value = max(equity, 0.0)
             calm = not (turbulent and risk_off[bar])
@@ -314,11 +318,4 @@ def step_range(
         _write_private(obs, b, cash, equity, peak, first, left, shares_1, mark, bar)
         if flat:
             _copy_bytes(obs, (b * obs_width + width) * 4, rows, bar * row_bytes, row_bytes)
-
-
-@njit(parallel=True, cache=True)
-def step_parallel(count: int, mode: int, flat: bool, market: Any, rules: Any, old: Any, new: Any, out: Any) -> None:
-    """As `step_range` for all accounts, in blocks on numba's threads."""
-    blocks = math.ceil(count / BLOCK)
-    for block in prange(blocks):
-        step_range(block * BLOCK, min(block * BLOCK + BLOCK, count), mode, flat, market, rules, old, new, out)
+    return strange == 0.0

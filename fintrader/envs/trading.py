@@ -259,7 +259,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _step_fused(
         self, fused: FusedStep, account: Account, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        after, reward, terminated, truncated, obs, final = fused(account, self._endowment, self._key, action)
+        try:
+            after, reward, terminated, truncated, obs, final = fused(account, self._endowment, self._key, action)
+        except EnvError:
+            fused.restore(self._observe(account))
+            raise
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             done = terminated | truncated
@@ -322,7 +326,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if actions.device != self.device:
             raise EnvError(f"actions lie on {actions.device}, the environment on {self.device}; move them there")
         if self.device.type == "cpu":
-            if not bool(actions.isfinite().all()):
+            if self._fused is None and not bool(actions.isfinite().all()):  # the kernel looks for itself
                 raise EnvError("actions contain NaN or infinity; check the policy's output")
             return actions
         return torch.nan_to_num(actions, nan=0.0)

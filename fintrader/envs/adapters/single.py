@@ -58,6 +58,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
             seed=seed,
             autoreset_mode=AutoresetMode.DISABLED,
             record=record,
+            copy=False,
         )
         self.render_mode = render_mode
         self.action_space = self.vector_env.single_action_space
@@ -90,4 +91,4 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
 def _first(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _first(item) for name, item in value.items()}
-    return to_numpy(value[0])
+    return to_numpy(value[0].clone())  # the environment writes over its observation in the next step
