@@ -67,6 +67,7 @@ class Book:
             benchmark_name=market.benchmark_name,
             bar_minutes=market.bar_minutes,
             ruined=self.ruined,
+            last_bar=market.last_bar.cpu().numpy(),
             note=note,
         )
 

@@ -114,7 +114,7 @@ class FastDesk:
     """A long-only account in numpy."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
-        market = market.to("cpu")
+        market = market if market.device.type == "cpu" else market.to("cpu")
         view = market_view(market, settings, torch.float64)
         self.market, self.settings = market, settings
         self.layout = ObservationLayout(market.num_assets, market.num_features, market.num_context)

@@ -7,16 +7,14 @@ prices, flags, features, context, index, observations, fills and equity. What di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fintrader.backtest.desk import make_desk
-from fintrader.data.adjust import Action
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.build import DataSettings, assemble, open_feed
 from fintrader.data.sessions import SessionGrid, session_date
@@ -101,7 +99,7 @@ def lookahead(
 
     def rebuild(cut: int, mode: Mode) -> MarketTensors:
         start = int(market.minutes[cut])
-        return assemble(settings, _ChangedFeed(feed, start, mode, seed), progress=None)[0]
+        return assemble(settings, cast(Feed, _ChangedFeed(feed, start, mode, seed)), progress=None)[0]
 
     return find_leaks(market, rebuild, env, policy=policy, cuts=cuts, seed=seed, progress=progress)
 
@@ -250,20 +248,9 @@ class _ChangedFeed:
     def __init__(self, feed: Feed, start: int, mode: Mode, seed: int) -> None:
         self._feed, self._start, self._mode, self._seed = feed, start, mode, seed
 
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        return self._feed.inputs
-
-    @property
-    def symbols(self) -> list[str]:
-        return self._feed.symbols
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return self._feed.actions
-
-    def span(self) -> tuple[int, int]:
-        return self._feed.span()
+    def __getattr__(self, name: str) -> Any:
+        """Everything but the bars is the other feed's: symbols, span, actions, identity."""
+        return getattr(self._feed, name)
 
     def bars(self, symbol: str) -> Bars:
         bars = self._feed.bars(symbol)

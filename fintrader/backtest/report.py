@@ -123,7 +123,7 @@ def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
         charts.append(page.chart("random", figures.random_portfolios_figure(found["random_portfolios"], returned)))
     if found.get("overfitting"):
         charts.append(page.chart("overfitting", figures.overfitting_figure(found["overfitting"])))
-    page.section("Can this be luck?", _luck_table(found), side_by_side(*charts), link="Luck")
+    page.section("Can this be luck?", _luck_table(found), _rivals_table(found), side_by_side(*charts), link="Luck")
 
 
 def _luck_table(found: Mapping[str, Any]) -> str:
@@ -169,12 +169,6 @@ def _luck_table(found: Mapping[str, Any]) -> str:
         text = f"{overfit['probability']:.2f}"
         meaning = f"the selection window's best trial falls into the lower half, {overfit['splits']:,} splits"
         add("Probability of backtest overfitting", text, meaning)
-    for name, row in found.get("excess", {}).items():
-        text = f"{row['excess']:+.1%} a year, p = {row['p_value']:.3f}".replace("-", "−")
-        add(f"Excess over {figures.title_of(name).lower()}", text, "paired block bootstrap, one-sided")
-    for name, row in found.get("superiority", {}).items():
-        text = f"p = {row['reality_check']:.3f} / {row['spa']:.3f}"
-        add(f"Reality check / SPA against {figures.title_of(name).lower()}", text, "best of the strategies shown")
     drawn = found.get("random_portfolios")
     if drawn and drawn["share_above"]["cumulative_return"] is not None:
         text = f"{drawn['share_above']['cumulative_return']:.1%} did better"
@@ -185,6 +179,25 @@ def _luck_table(found: Mapping[str, Any]) -> str:
         add("The same search without information", text, "features of other days: whatever it found is luck")
     cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
     return table(["Question", "Answer", "Meaning"], cells, css="left words")
+
+
+def _rivals_table(found: Mapping[str, Any]) -> str:
+    """Every baseline: the excess over it and its p-values."""
+    rows = []
+    for name, row in found.get("excess", {}).items():
+        tests = found.get("superiority", {}).get(name)
+        band = f"{number(row['low'], 'percent')} to {number(row['high'], 'percent')}"
+        cells = [number(row["excess"], "percent"), band, f"{row['p_value']:.3f}"]
+        cells += [f"{tests[key]:.3f}" for key in ("reality_check", "spa")] if tests else ["–", "–"]
+        rows.append(("", [html.escape(figures.title_of(name)), *cells]))
+    if not rows:
+        return ""
+    head = ["Excess over", "A year", "95 % interval", "p, paired bootstrap", "p, reality check", "p, SPA"]
+    text = (
+        "p-values: how often chance alone would show as large an excess, by resampling blocks of days. The reality "
+        "check (White 2000) and the SPA test (Hansen 2005) take the best of all strategies shown."
+    )
+    return table(head, rows, css="dense") + note(text)
 
 
 def _short(value: Any) -> str:

@@ -61,6 +61,8 @@ class BacktestResult:
     """The account was closed for ruin before the window's end."""
     has_positions: bool = True
     """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
+    last_bar: NDArray[np.int64] | None = None
+    """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not noted."""
     note: str = ""
     """One line on how the strategy trades, for tables and the report."""
 

@@ -176,7 +176,10 @@ def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
         return pd.DataFrame(columns=list(PRICE_COLUMNS))
     result = traded[0]
     ends = m.session_ends(result.session)
-    close = result.mark[ends]
+    close = result.mark[ends].copy()
+    if result.last_bar is not None:  # the mark of an ended symbol goes on, its price does not
+        started = np.concatenate([[0], ends[:-1] + 1])
+        close[started[:, None] > result.last_bar] = 0.0
     rows, assets = np.nonzero(close)
     return pd.DataFrame(
         {

@@ -89,6 +89,15 @@ SCRIPT = """
           {ticktext: layout.xaxis.ticktext.map((text, k) => k % 2 ? '' : text)});
       }
     }
+    if (narrow && figure.data.length > 5) {
+      layout.legend = Object.assign({}, layout.legend, {y: -0.22, yanchor: 'top', font: {size: 10}});
+      layout.height = (layout.height || 380) + 20 * figure.data.length;
+    }
+    if (narrow) {
+      for (const trace of figure.data) {
+        if (trace.type === 'heatmap') { delete trace.texttemplate; }
+      }
+    }
     await Plotly.newPlot('chart-' + key, figure.data, layout, {responsive: true, displaylogo: false,
       displayModeBar: false});
   }

@@ -115,7 +115,7 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     stored = write_backtest(tmp_path, results, context=CONTEXT)
     page = (tmp_path / "report.html").read_text()
     assert len(page) < 3 * 2**20
-    heading = page[page.index("<h1>") : page.index("</h1>")]
+    heading = page[page.index("<h1") : page.index("</h1>")]
     assert "80 trials" in heading
     assert report.verdict(stored) == stored.honesty["verdict"]
     assert "Not assessed" in report.verdict(replace(stored, honesty={}))
@@ -124,6 +124,8 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
     assert "a &lt;/script&gt; run" in page
     assert page.count("</script>") == 3
+    for heading in ("Against the baselines", "Can this be luck?", "Positions and trades", "How to get this again"):
+        assert f"<h2>{heading}</h2>" in page
     assert "fintrader run configs/quickstart.yaml" in page
 
 

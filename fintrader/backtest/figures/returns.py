@@ -91,6 +91,9 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
     values = daily[main].to_numpy(dtype=np.float64)
     figure = go.Figure()
     shown = [name for name in (main, benchmark) if name is not None and name in daily.columns]
+    spread = daily[shown].to_numpy(dtype=np.float64)
+    low, high = float(np.nanmin(spread)), float(np.nanmax(spread))
+    bins = {"start": low, "end": high, "size": max((high - low) / 40, 1e-6)}
     for position, name in enumerate(shown):
         figure.add_trace(
             go.Histogram(
@@ -98,7 +101,7 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
                 name=title_of(name),
                 marker={"color": colour_of(name, position)},
                 opacity=0.75 if name == main else 0.45,
-                nbinsx=40,
+                xbins=bins,
                 hovertemplate="%{x}: %{y} sessions<extra></extra>",
             )
         )
