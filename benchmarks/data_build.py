@@ -1,0 +1,247 @@
+"""Data: how fast bars become a market, how much memory that takes, and FinRL's way beside it.
+
+    python benchmarks/data_build.py [--symbols 152] [--sessions 1359] [--bars FOLDER] [--save]
+
+1. clean and align: rows a second from bars in memory to the exchange's grid.
+2. the size of the paper: 152 tickers, 2016-01-01 to 2021-05-26 (1,359 sessions, 528,030 minutes), its eight features,
+   from local Parquet files of made-up bars, in a process of its own: time, peak memory, second build, time to load.
+3. the way of FinRL (stockstats, ticker by ticker, in pandas, as `FeatureEngineer.add_technical_indicator` does) on a
+   subset,
+   in turn with ours on the same bars.
+
+Prints one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.common import ROOT, finish
+from fintrader.data.clean import SymbolBars, clean, symbol_bars, to_grid
+from fintrader.data.features import PAPER_FEATURES, symbol_features
+from fintrader.data.sessions import SessionGrid, session_grid
+from fintrader.data.sources.files import FilesSettings, read_files
+
+CONFIG = """
+path: {path}
+source: {{kind: files, timezone: UTC}}
+features:
+  names: [macd, bollinger_upper, bollinger_lower, rsi_30, cci_30, dx_30, sma_30, sma_60]
+  context: [time_of_day, turbulence]
+"""
+
+BUILD = """
+import json, resource, sys, time
+from pathlib import Path
+start = time.perf_counter()
+from fintrader.data.build import build_market, read_settings
+from fintrader.data.tensors import MarketTensors
+imported = time.perf_counter()
+settings = read_settings(Path(sys.argv[1]))
+path = build_market(settings, cache=Path(sys.argv[2]))
+built = time.perf_counter()
+market = MarketTensors.load(path)
+last = float(market.close[-1, -1])
+loaded = time.perf_counter()
+print(json.dumps({
+    "seconds": built - imported, "import_seconds": imported - start, "load_seconds": loaded - built,
+    "cpu_seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
+    "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    "bars": market.num_bars, "symbols": market.num_assets, "features": market.num_features,
+    "file_gib": path.stat().st_size / 2**30,
+}))
+"""
+
+THEIRS = """
+import json, sys, time
+import pandas as pd
+from stockstats import StockDataFrame
+bars = pd.read_parquet(sys.argv[1])
+names = ["macd", "boll_ub", "boll_lb", "rsi_30", "cci_30", "dx_30", "close_30_sma", "close_60_sma"]
+start = time.perf_counter()
+df = bars.sort_values(by=["tic", "date"])
+stock = StockDataFrame.retype(df.copy())
+for indicator in names:
+    indicator_df = pd.DataFrame()
+    for ticker in stock.tic.unique():
+        temp = pd.DataFrame(stock[stock.tic == ticker][indicator])
+        temp["tic"] = ticker
+        temp["date"] = df[df.tic == ticker]["date"].to_list()
+        indicator_df = pd.concat([indicator_df, temp], axis=0, ignore_index=True)
+    df = df.merge(indicator_df[["tic", "date", indicator]], on=["tic", "date"], how="left")
+print(json.dumps({"seconds": time.perf_counter() - start, "rows": len(df)}))
+"""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--symbols", type=int, default=152)
+    arguments.add_argument("--sessions", type=int, default=1359, help="sessions from 2016-01-04 on")
+    arguments.add_argument("--rounds", type=int, default=3, help="alternations with FinRL's way")
+    arguments.add_argument("--bars", type=Path, help="folder for the made-up bars (4 GB); kept for the next time")
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--save", action="store_true")
+    options = arguments.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="data-build-"))
+    bars = options.bars or home / "bars"
+    try:
+        grid = paper_grid(options.sessions)
+        make_bars(bars, grid, options.symbols, options.seed)
+        figures = {
+            "clean_and_align": clean_and_align(bars, grid),
+            "paper": paper(bars, home),
+            "finrl_way": against_finrl(bars, home, options.rounds),
+        }
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    figures["clean_align_rows_per_second"] = figures["clean_and_align"]["rows_per_second"]
+    figures["paper_build_seconds"] = figures["paper"]["first"]["seconds"]
+    figures["paper_peak_gib"] = figures["paper"]["first"]["peak_gib"]
+    figures["second_build_seconds"] = figures["paper"]["second"]["seconds"]
+    figures["load_seconds"] = figures["paper"]["second"]["load_seconds"]
+    finish("data_build", figures, seed=options.seed, save=options.save)
+
+
+def paper_grid(sessions: int) -> SessionGrid:
+    whole = session_grid("XNAS", pd.Timestamp("2016-01-01").date(), pd.Timestamp("2021-05-26").date())
+    return session_grid("XNAS", whole.dates[0].item(), whole.dates[min(sessions, whole.num_sessions) - 1].item())
+
+
+def make_bars(folder: Path, grid: SessionGrid, symbols: int, seed: int) -> None:
+    """One Parquet file per eight tickers, sorted by ticker and time, 2 % of the minutes missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
+    for start in range(0, symbols, 8):
+        file = folder / f"bars-{start:03d}.parquet"
+        if file.exists():
+            continue
+        with pq.ParquetWriter(file.with_suffix(".part"), SCHEMA, compression="zstd") as writer:
+            for number in range(start, min(start + 8, symbols)):
+                writer.write_table(one_symbol(stamp, number, seed))
+        file.with_suffix(".part").rename(file)
+        print(f"made {file.name}", flush=True)
+
+
+SCHEMA = pa.schema(
+    [("ts", pa.timestamp("ns", tz="UTC")), ("ticker", pa.dictionary(pa.int16(), pa.string()))]
+    + [(name, pa.float32()) for name in ("open", "high", "low", "close")]
+    + [("volume", pa.int32())]
+)
+
+
+def one_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
+    random = np.random.default_rng((seed, number))
+    close = 100 * np.exp(np.cumsum(random.normal(0, 5e-4, len(stamp))))
+    open_ = np.concatenate([close[:1], close[:-1]]) * np.exp(random.normal(0, 1e-4, len(stamp)))
+    reach = np.abs(random.normal(0, 3e-4, (2, len(stamp))))
+    name = pa.DictionaryArray.from_arrays(np.zeros(len(stamp), dtype=np.int16), pa.array([f"S{number:03d}"]))
+    columns = [open_, np.maximum(open_, close) * (1 + reach[0]), np.minimum(open_, close) * (1 - reach[1]), close]
+    prices = [pa.array(np.round(values, 4).astype(np.float32)) for values in columns]
+    volume = pa.array(random.integers(100, 100_000, len(stamp), dtype=np.int32))
+    keep = pa.array(random.random(len(stamp)) >= 0.02)
+    return pa.Table.from_arrays([stamp, name, *prices, volume], schema=SCHEMA).filter(keep)
+
+
+def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
+    """Rows a second of `clean`, `to_grid` and `symbol_bars`, best of three, with the rows shuffled once more."""
+    bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
+    parts = [bars.take(bars.symbol == code) for code in range(len(bars.symbols))]
+    best: dict[str, float] = {}
+    for name in ("in_order", "shuffled"):
+        if name == "shuffled":
+            random = np.random.default_rng(0)
+            parts = [part.take(random.permutation(len(part))) for part in parts]
+        seconds = []
+        for _ in range(3):
+            start = time.process_time()
+            for part in parts:
+                symbol_bars(to_grid(clean(part)[0], grid)[0], grid)
+            seconds.append(time.process_time() - start)
+        best[name] = len(bars) / min(seconds)
+    return {"rows": len(bars), "rows_per_second": best["in_order"], "rows_per_second_shuffled": best["shuffled"]}
+
+
+def paper(folder: Path, home: Path) -> dict[str, Any]:
+    config = home / "data.yaml"
+    config.write_text(CONFIG.format(path=folder))
+    runs = {}
+    for name in ("first", "second"):
+        runs[name] = child([sys.executable, "-c", BUILD, str(config), str(home / "cache")])
+        print(name, runs[name], flush=True)
+    return runs
+
+
+def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
+    """Seconds for the paper's eight features on four tickers and a hundred sessions, ours and theirs in turn."""
+    bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
+    grid = paper_grid(100)
+    parts = []
+    for code in range(min(4, len(bars.symbols))):
+        part = bars.take((bars.symbol == code) & (bars.ts <= grid.minutes[-1]))
+        parts.append(symbol_bars(to_grid(clean(part)[0], grid)[0], grid))
+    frame(parts, grid).to_parquet(home / "subset.parquet")
+    python = peer_python()
+    ours, theirs = [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for part in parts:
+            symbol_features(part, PAPER_FEATURES)
+        ours.append(time.perf_counter() - start)
+        theirs.append(child([str(python), "-c", THEIRS, str(home / "subset.parquet")])["seconds"])
+    cells = sum(len(part) for part in parts)
+    return {
+        "rows": cells,
+        "ours_seconds": min(ours),
+        "theirs_seconds": min(theirs),
+        "times_faster": min(theirs) / min(ours),
+    }
+
+
+def frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
+    stamps = pd.DatetimeIndex(grid.minutes.astype("datetime64[ns]"))
+    tables = [
+        pd.DataFrame({name: getattr(part, name) for name in ("open", "high", "low", "close", "volume")}).assign(
+            date=stamps[part.first : part.stop], tic=part.symbol
+        )
+        for part in parts
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def peer_python() -> Path:
+    """The interpreter of an environment that holds stockstats; made when it is not there."""
+    folder = ROOT / ".venv-bench-data"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "stockstats", "pyarrow", "pandas<3"], check=True)
+    return python
+
+
+def child(command: list[str]) -> dict[str, Any]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+if __name__ == "__main__":
+    main()
