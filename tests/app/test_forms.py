@@ -1,0 +1,144 @@
+"""The form is made from the models, and what it makes is judged by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from pydantic import Field
+
+from app import forms
+from fintrader.config import Settings, models_in, validate
+from fintrader.errors import ConfigError
+from fintrader.pipeline import RunConfig
+from tests.app.conftest import Open, healthy, said
+
+
+class Cat(Settings):
+    kind: Literal["cat"] = "cat"
+    lives: int = Field(9, ge=1, le=9)
+
+
+class Dog(Settings):
+    kind: Literal["dog"] = "dog"
+    lives: int = 1
+    tricks: tuple[str, ...] = ("sit",)
+
+
+class Home(Settings):
+    pet: Cat | Dog = Cat()
+    rent: float | None = None
+    size: Literal["small", "large"] = "small"
+
+
+def test_annotations() -> None:
+    assert forms.optional(Home.model_fields["rent"].annotation) == (float, True)
+    assert forms.is_models(Home.model_fields["pet"].annotation)
+    assert not forms.is_models(Home.model_fields["size"].annotation)
+    assert forms.discriminator([Cat, Dog]) == "kind"
+    assert forms.limits(Cat.model_fields["lives"], int) == (1, 9)
+
+
+def test_defaults_are_valid_for_every_model_of_a_run() -> None:
+    def walk(model: type[Any]) -> None:
+        for field in model.model_fields.values():
+            for below in models_in(field.annotation):
+                if not any(inner.is_required() for inner in below.model_fields.values()):
+                    try:
+                        expected: Any = below()
+                    except ValueError:  # a model whose defaults need a companion
+                        continue
+                    assert validate(below, forms.defaults(below), "defaults") == expected
+                walk(below)
+
+    walk(RunConfig)
+
+
+def widgets(test: Any) -> dict[str, Any]:
+    kinds = ("text_input", "number_input", "selectbox", "toggle")
+    return {
+        str(one.key): one for kind in kinds for one in test.get(kind) if one.key and str(one.key).startswith("new:")
+    }
+
+
+@pytest.mark.parametrize("section", ["run", "data", "env", "agent", "tournament", "backtest"])
+def test_every_field_has_a_widget(open_page: Open, tmp_path: Path, section: str) -> None:
+    test = open_page(tmp_path, "new_run", section=section)
+    healthy(test)
+    assert not test.error, said(test)
+    keys = " ".join(widgets(test))
+    if section == "run":
+        assert ".name" in keys
+        return
+    model = models_in(RunConfig.model_fields[section].annotation)[0]
+    for name in model.model_fields:
+        assert f"{name}" in keys, name
+
+
+def test_an_untouched_form_changes_nothing(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="run")
+    before = yaml.safe_dump(test.session_state["new_draft"])
+    for section in ("env", "agent", "tournament", "data", "backtest", "run"):
+        test.query_params["section"] = section
+        test.run()
+        assert not test.error, (section, said(test))
+    assert yaml.safe_dump(test.session_state["new_draft"]) == before
+
+
+def test_changes_reach_the_yaml_and_the_models(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="env")
+    cost = next(one for key, one in widgets(test).items() if key.endswith(".cost_bps"))
+    cost.set_value(3.5).run()
+    test.query_params["section"] = "yaml"
+    test.run()
+    shown = yaml.safe_load(test.code[0].value)
+    assert shown["env"]["cost_bps"] == 3.5
+    assert validate(RunConfig, shown, "shown").env.cost_bps == 3.5
+
+
+def test_a_mistake_is_named_and_cannot_be_started(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="run")
+    name = next(one for key, one in widgets(test).items() if key.endswith(".name"))
+    name.set_value("../evil").run()
+    assert "name" in said(test)
+    assert test.error
+    start = next(button for button in test.button if button.label == "Start")
+    assert start.disabled
+
+
+def test_another_algorithm_brings_its_own_settings(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="agent")
+    algo = next(one for one in test.selectbox if one.label == "Algo")
+    algo.set_value("sac").run()
+    assert not test.error, said(test)
+    assert test.session_state["new_draft"]["agent"]["algo"] == "sac"
+    test.run()
+    assert not test.error
+
+
+def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
+    (site / "runs" / "quickstart").mkdir()
+    test = open_page(site, "new_run", section="run")
+    assert test.session_state["new_draft"]["name"] == "quickstart-2"
+
+
+def test_a_broken_configuration_is_a_message(open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app import launch
+
+    test = open_page(tmp_path, "new_run")
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "a.yaml").write_text("env: {cost_bbs: 3}\n")
+    (configs / "b.yaml").write_text("env: [\n")
+    (configs / "c.yaml").write_text("- 1\n")
+    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(configs))
+    for name in ("a", "b", "c"):
+        test.run()
+        source = next(one for one in test.selectbox if one.label == "Start from")
+        source.set_value(f"configs/{name}.yaml").run()
+        healthy(test)
+        assert test.error or test.info
+    with pytest.raises(ConfigError, match="cost_bps"):
+        validate(RunConfig, {"env": {"cost_bbs": 3}}, "x")

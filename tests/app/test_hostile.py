@@ -1,0 +1,271 @@
+"""Names, paths and contents made by somebody who means harm: nothing outside the runs folder is ever read."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from app import artifacts, jobs, markets
+from app.folders import Folder, RunsFolder, component
+from app.summary import summaries
+from app.wording import label, plain, without_secrets
+from fintrader.errors import FintraderError
+from tests.app.conftest import Open, healthy, said
+
+SECRET = "the-secret-nobody-may-see"
+
+
+def payloads() -> list[str]:
+    """Traversal, absolute paths, NUL, control characters, encodings, look-alikes, devices, overlong names."""
+    ups = [
+        "..",
+        "../",
+        "..\\",
+        "....//",
+        "..;/",
+        "%2e%2e",
+        "%2e%2e%2f",
+        "%252e%252e%252f",
+        "..%2f",
+        "..%5c",
+        "..%c0%af",
+    ]
+    ups += [
+        "\u2024\u2024/",
+        "\uff0e\uff0e/",
+        "..\u2215",
+        "..\u2044",
+        "..\uff0f",
+        "%uff0e%uff0e/",
+        "\u202e..",
+        ".\u200b./",
+    ]
+    targets = ["", "secret", "secret/manifest.json", "etc/passwd", "demo", "demo/../../secret", "demo/manifest.json"]
+    found = [up * depth + target for up in ups for depth in (1, 3) for target in targets]
+    found += [
+        "/etc/passwd",
+        "//etc/passwd",
+        "/",
+        "\\",
+        "C:\\secret",
+        "\\\\host\\share",
+        "file:///etc/passwd",
+        "~",
+        "~root",
+    ]
+    found += ["/proc/self/environ", "/dev/stdin", "/dev/zero", "$HOME", "${HOME}", "`id`", "$(id)", ";id", "|id", "&id"]
+    found += ["demo\0", "demo\0.json", "\0", "demo\n", "demo\r", "demo\t", "demo ", " demo", "demo\x7f", "demo\x1b[31m"]
+    found += [
+        ".",
+        "...",
+        "",
+        "demo/",
+        "/demo",
+        "demo//",
+        "./demo",
+        "demo/.",
+        "demo/..",
+        ".lock",
+        ".launched",
+        "-rf",
+        "--help",
+    ]
+    found += [
+        "a" * 256,
+        "a" * 100_000,
+        "é" * 150,
+        "\ud800",
+        "demo\udcff",
+        "\U0001f4a9" * 80,
+        "демо",
+        "dеmo",
+        "ｄｅｍｏ",
+    ]
+    found += [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "![x](http://example.com/x)",
+        "[x](javascript:1)",
+    ]
+    found += [
+        "' OR 1=1 --",
+        '"; DROP TABLE pods; --',
+        "{{7*7}}",
+        "${7*7}",
+        "%s%n",
+        "{0.__class__}",
+        "demo?mode=rw",
+        "demo#x",
+    ]
+    return list(dict.fromkeys(found))
+
+
+@pytest.fixture
+def fortress(site: Path) -> Path:
+    """The site with a secret beside the runs folder, and links inside that lead to it."""
+    secret = site / "secret"
+    secret.mkdir()
+    for name in ("manifest.json", "config.yaml", "metrics.json", "secret"):
+        (secret / name).write_text(json.dumps({"format": "fintrader-run-1", "name": SECRET, "command": SECRET}))
+    os.symlink(secret, site / "runs" / "linked")
+    return site
+
+
+def test_enough_payloads() -> None:
+    assert len(payloads()) >= 200
+
+
+def test_no_payload_opens_anything_outside(fortress: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = RunsFolder.at(fortress / "runs")
+    opened: list[str] = []
+    real = os.open
+
+    def watched(path: str | os.PathLike[str], *args: int, **kwargs: int) -> int:
+        opened.append(os.fspath(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", watched)
+    for payload in payloads():
+        for read in (
+            lambda name: runs.run(name).json("manifest.json"),
+            lambda name: runs.text(name),
+            lambda name: runs.run("demo").text(name),
+            lambda name: runs.run("demo").read("pods", name, "result.json"),
+            lambda name: artifacts.learning(runs.run("demo"), name),
+            lambda name: jobs.job(runs, name),
+            lambda name: jobs.last_words(runs, name),
+            lambda name: markets.find(name, None, [fortress / "data" / "tensors"]),
+        ):
+            with pytest.raises(FintraderError):
+                read(payload)
+    inside = (str((fortress / "runs").resolve()), str((fortress / "data").resolve()))
+    assert all(os.path.realpath(path).startswith(inside) for path in opened), opened
+
+
+@pytest.mark.parametrize("payload", payloads()[::9])
+def test_links_with_payloads_show_a_message(open_page: Open, fortress: Path, payload: str) -> None:
+    if any(0xD800 <= ord(char) < 0xE000 for char in payload):
+        payload = urllib.parse.quote(payload, errors="surrogatepass")
+    test = open_page(fortress, "backtest", run=payload, strategy=payload, symbol=payload, day=payload, part=payload)
+    healthy(test)
+    assert SECRET not in said(test)
+    assert payload == "" or "is not here" in said(test)
+
+
+def test_links_and_devices_inside_a_run_are_not_followed(open_page: Open, fortress: Path) -> None:
+    demo = fortress / "runs" / "demo"
+    for name in ("config.yaml", "events.jsonl", "backtest/context.json", "leaderboard.sqlite-wal"):
+        (demo / name).unlink(missing_ok=True)
+        (demo / name).symlink_to(fortress / "secret" / "secret")
+    (demo / "backtest" / "honesty.json").unlink()
+    os.mkfifo(demo / "backtest" / "honesty.json")
+    for page in ("runs", "tournament", "backtest", "honesty"):
+        test = open_page(fortress, page, run="demo")
+        healthy(test)
+        assert SECRET not in said(test)
+
+
+def test_a_linked_run_is_not_listed(open_page: Open, fortress: Path) -> None:
+    test = open_page(fortress, "runs")
+    assert "linked" not in set(test.dataframe[0].value["name"])
+    assert "linked" not in [run.name for run in summaries(RunsFolder.at(fortress / "runs"))]
+
+
+def test_a_linked_backtest_folder_is_refused(open_page: Open, fortress: Path) -> None:
+    backtest = fortress / "runs" / "demo" / "backtest"
+    backtest.rename(fortress / "secret" / "backtest")
+    backtest.symlink_to(fortress / "secret" / "backtest")
+    test = open_page(fortress, "backtest", run="demo")
+    healthy(test)
+    assert not test.metric
+    assert "symbolic link" in said(test)
+
+
+def test_a_market_elsewhere_is_not_read(open_page: Open, fortress: Path) -> None:
+    manifest = fortress / "runs" / "demo" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    for market in ("/etc/passwd", "../../secret/secret", str(fortress / "secret" / "secret"), "x/\0", "a\nb"):
+        manifest.write_text(json.dumps({**values, "market": market}))
+        test = open_page(fortress, "market", run="demo")
+        healthy(test)
+        assert SECRET not in said(test)
+        assert not test.metric
+
+
+HOSTILE_TEXT = (
+    "<script>alert(1)</script> ![x](http://example.com/x.png) [y](javascript:alert(1)) :red[z] $x^2$ `c` **b**"
+)
+
+
+def test_metadata_is_escaped(open_page: Open, fortress: Path) -> None:
+    manifest = fortress / "runs" / "demo" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    manifest.write_text(
+        json.dumps({**values, "device": HOSTILE_TEXT, "command": HOSTILE_TEXT, "created": HOSTILE_TEXT})
+    )
+    context = fortress / "runs" / "demo" / "backtest" / "context.json"
+    context.write_text(json.dumps({"window": HOSTILE_TEXT, "trials": HOSTILE_TEXT}))
+    honesty = fortress / "runs" / "demo" / "backtest" / "honesty.json"
+    honesty.write_text(
+        json.dumps({"verdict": HOSTILE_TEXT, "sharpe": {"deflated": HOSTILE_TEXT}, "trials": HOSTILE_TEXT})
+    )
+    for page in ("runs", "backtest", "honesty", "tournament"):
+        test = open_page(fortress, page, run="demo")
+        healthy(test)
+        rendered = "\n".join(
+            str(element.value)
+            for kind in ("markdown", "caption", "info", "warning", "error", "success", "title", "subheader")
+            for element in getattr(test, kind)
+        )
+        for live in ("<script>", "![x]", "[y](", ":red[", "$x^2$"):
+            assert live not in rendered, (page, live)
+
+
+@pytest.mark.parametrize("text", [HOSTILE_TEXT, "a\nb\0c\u202e", "<b>" * 500])
+def test_escapes(text: str) -> None:
+    assert "<" not in plain(text).replace("\\<", "")
+    assert "\n" not in plain(text)
+    assert "<" not in label(text)
+    assert len(label(text, 60)) <= 60 * 6
+
+
+def test_component_accepts_only_plain_names() -> None:
+    assert component("p0001") == "p0001"
+    for payload in ("", ".", "..", "a/b", "a\\b", "a\0", "a\n", "x" * 201, None, 7, b"a"):
+        with pytest.raises(FintraderError):
+            component(payload)
+
+
+def test_secrets_are_hidden(open_page: Open, site: Path) -> None:
+    config = site / "runs" / "demo" / "config.yaml"
+    config.write_text(
+        "name: demo\napi_key: s3cr3t-a\nurl: https://user:s3cr3t-b@example.com/x\nnested:\n  token: s3cr3t-c\n"
+    )
+    test = open_page(site, "runs", run="demo")
+    assert "name: demo" in said(test)
+    assert "s3cr3t" not in said(test)
+    assert "s3cr3t" not in without_secrets("password: s3cr3t")
+
+
+def test_folder_refuses_what_is_too_large(tmp_path: Path) -> None:
+    (tmp_path / "big.json").write_text("[" * 100_000)
+    (tmp_path / "deep.json").write_text('{"a":' * 100_000)
+    folder = Folder(tmp_path.resolve())
+    with pytest.raises(FintraderError, match="not valid JSON"):
+        folder.json("deep.json")
+    with pytest.raises(FintraderError, match="more than"):
+        folder.json("big.json", limit=1000)
+
+
+def test_nothing_is_unpickled() -> None:
+    import app
+
+    for path in Path(app.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        assert "pickle" not in text, path
+        assert "unsafe_allow_html" not in text, path
+        assert "yaml.load(" not in text, path

@@ -1,0 +1,152 @@
+"""Runs started from the app: they outlive it, can be found again, and end when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app import jobs
+from app.folders import RunsFolder
+from fintrader.errors import FintraderError
+from fintrader.runs import RunFolder
+
+SLEEPER = """
+import sys, time, signal, fintrader.cli
+def run(arguments):
+    print("at work on", arguments[-1], flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("stored what there is", flush=True)
+        sys.exit(130)
+fintrader.cli.main = run
+from app import worker
+sys.argv = sys.argv[:1] + sys.argv[2:]
+worker.main()
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
+    """Jobs that run a stand-in for the command line: it prints a line, sleeps, and answers an interrupt."""
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER)
+    real = subprocess.Popen
+
+    def popen(arguments: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
+        assert arguments[:3] == [sys.executable, "-m", "app.worker"]
+        return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(jobs.subprocess, "Popen", popen)
+    return RunsFolder.at(tmp_path / "runs")
+
+
+def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_start_find_again_and_stop(quick: RunsFolder) -> None:
+    job = jobs.start(quick, "one", "name: one\n")
+    try:
+        assert job.alive
+        wait(lambda: "at work on" in jobs.last_words(quick, "one"))
+        assert (quick.root / ".launched" / "one.yaml").read_text() == "name: one\n"
+        found = jobs.job(quick, "one")  # as another app would, from the record alone
+        assert found == job
+        assert os.getsid(job.pid) == job.pid, "it must not die with the app's terminal"
+        assert jobs.stop(found)
+        wait(lambda: not jobs.job(quick, "one").alive)
+        assert "stored what there is" in jobs.last_words(quick, "one")
+        assert not jobs.stop(found)
+    finally:
+        jobs.kill(job)
+
+
+def test_kill_ends_the_whole_session(quick: RunsFolder) -> None:
+    job = jobs.start(quick, "one", "name: one\n")
+    assert jobs.kill(job)
+    wait(lambda: not job.alive)
+    assert not jobs.kill(job)
+
+
+def test_survives_the_app(tmp_path: Path) -> None:
+    """A starting process that is killed leaves its job at work."""
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER)
+    starter = f"""
+import subprocess, sys, time
+from app import jobs
+from app.folders import RunsFolder
+real = subprocess.Popen
+jobs.subprocess.Popen = lambda arguments, **kw: real([sys.executable, {str(script)!r}, *arguments[2:]], **kw)
+jobs.start(RunsFolder.at({str(tmp_path / "runs")!r}), "one", "name: one")
+print("started", flush=True)
+time.sleep(60)
+"""
+    starting = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    assert starting.stdout is not None
+    starting.stdout.readline()
+    runs = RunsFolder.at(tmp_path / "runs")
+    job = jobs.job(runs, "one")
+    try:
+        starting.send_signal(signal.SIGKILL)
+        starting.wait()
+        starting.stdout.close()
+        assert job.alive
+        wait(lambda: "at work on" in jobs.last_words(runs, "one"))
+        assert jobs.stop(job)
+        wait(lambda: not job.alive)
+    finally:
+        jobs.kill(job)
+
+
+def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
+    """A record whose pid belongs to somebody else by now names no living job."""
+    record = {"name": "old", "pid": os.getpid(), "born": 1, "started": 0.0}
+    (quick.root / ".launched").mkdir(parents=True)
+    (quick.root / ".launched" / "old.json").write_text(json.dumps(record))
+    job = jobs.job(quick, "old")
+    assert not job.alive
+    assert not jobs.stop(job)
+    assert not jobs.kill(job)
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"name": "x", "pid": 1, "born": 1, "started": 1}', '{"pid": "a"}'])
+def test_a_damaged_record_is_passed_over(quick: RunsFolder, record: str) -> None:
+    (quick.root / ".launched").mkdir(parents=True)
+    (quick.root / ".launched" / "x.json").write_text(record)
+    assert jobs.jobs(quick) == []
+    with pytest.raises(FintraderError):
+        jobs.job(quick, "x")
+
+
+@pytest.mark.parametrize("name", ["../x", "", ".launched", "a/b", "x\0", "-", "a b"])
+def test_names_are_checked(quick: RunsFolder, name: str) -> None:
+    with pytest.raises(FintraderError):
+        jobs.start(quick, name, "name: x\n")
+    assert not quick.root.exists() or not list(quick.root.rglob("*.yaml"))
+
+
+def test_a_run_at_work_is_not_started_twice(quick: RunsFolder) -> None:
+    with RunFolder.named("busy", quick.root).lock(), pytest.raises(FintraderError, match="at work"):
+        jobs.start(quick, "busy", "name: busy\n")
+
+
+def test_last_words_hold_no_control_characters(quick: RunsFolder) -> None:
+    (quick.root / ".launched").mkdir(parents=True)
+    (quick.root / ".launched" / "x.log").write_bytes(b"a\x1b[31mb\r50 %\x00\nlast\xff")
+    words = jobs.last_words(quick, "x")
+    assert "\x1b" not in words
+    assert "\x00" not in words
+    assert words.endswith("last\ufffd")

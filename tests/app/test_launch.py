@@ -1,0 +1,59 @@
+"""How the app is started, how far it listens, and what it needs to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import launch
+from app.artifacts import light
+from fintrader.errors import ConfigError
+
+
+def test_binds_to_loopback_and_sends_nothing() -> None:
+    command = launch.command(8600)
+    assert "--server.address=127.0.0.1" in command
+    assert "--server.port=8600" in command
+    assert "--browser.gatherUsageStats=false" in command
+    assert "--client.showErrorDetails=none" in command
+    assert Path(command[4]).is_file()
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_port_is_checked(port: int) -> None:
+    with pytest.raises(ConfigError, match="port"):
+        launch.command(port)
+
+
+def test_tells_the_app_where_runs_lie(tmp_path: Path) -> None:
+    variables = launch.environment(tmp_path / "runs", base={})
+    assert variables[launch.RUNS_DIR_VARIABLE] == str(tmp_path / "runs")
+    assert launch.CACHE_VARIABLE not in variables
+
+
+def test_reading_pages_load_no_torch() -> None:
+    program = (
+        "import sys, app.shell, app.artifacts, app.charts, app.analysis, app.markets, app.race, app.metric_table, "
+        "app.jobs, app.board; app.artifacts.light('measures'); "
+        "assert 'torch' not in sys.modules and 'fintrader.backtest' not in sys.modules; "
+        "import fintrader.backtest; from fintrader.backtest import simulate, figures; "
+        "assert callable(simulate) and figures is app.charts.figures"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_light_modules_are_the_real_ones() -> None:
+    from fintrader.backtest import measures
+
+    assert light("measures") is measures
+
+
+def test_no_page_draws_random_numbers() -> None:
+    """Every number comes from a file; nothing in the app draws any."""
+    folder = Path(launch.__file__).parent
+    for path in folder.rglob("*.py"):
+        for source in ("np.random", "import random", "default_rng"):
+            assert source not in path.read_text(), (path, source)
