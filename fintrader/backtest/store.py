@@ -21,6 +21,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ class StoredBacktest:
     sensitivity: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Rows of `sensitivity.sensitivity`."""
 
-    @property
+    @cached_property
     def strategies(self) -> list[str]:
         """In the order in which they were given."""
-        return list(dict.fromkeys(self.equity["strategy"]))
+        return [str(name) for name in self.equity["strategy"].unique()]
 
     def curve(self, column: str = "equity_usd") -> pd.DataFrame:
         """Wide: index `minute` (UTC), one column a strategy, at every bar."""
