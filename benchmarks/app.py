@@ -1,0 +1,189 @@
+"""The app: is it quick with 1,000 runs, are its charts light, and does it stay quick beside a tournament?
+
+    python benchmarks/app.py [--runs 1000] [--browser PATH] [--save]
+
+`cold_first_page_s` is the first drawing of the Runs page in a fresh process, from the first import of the app's own
+modules (the server has imported streamlit before it answers at all); with `--browser` (a Chromium), also from opening
+the address of a freshly started server until the run list stands in the browser. `rerun_ms` are medians of 20 reruns,
+on the cores as they are (`load` says how busy; the `cpu` figures do not depend on it) and while two processes burn
+both cores at the niceness that the New run page gives its runs. `largest_chart_bytes` is over all pages, with a
+backtest of a million rows. Prints one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
+COLD = """
+import json, sys, time
+from streamlit.testing.v1 import AppTest
+test = AppTest.from_file(sys.argv[1], default_timeout=120)
+start, spent = time.perf_counter(), time.process_time()
+test.run()
+cold, cold_cpu = time.perf_counter() - start, time.process_time() - spent
+assert not test.exception and len(test.dataframe[0].value) == int(sys.argv[2])
+times, spent = [], time.process_time()
+for _ in range(20):
+    start = time.perf_counter()
+    test.run()
+    times.append(time.perf_counter() - start)
+cpu = (time.process_time() - spent) / 20
+print(json.dumps(
+    {"cold": cold, "cold_cpu": cold_cpu, "reruns": times, "rerun_cpu": cpu, "torch": "torch" in sys.modules}
+))
+"""
+EACH = """
+import json, sys, time
+from streamlit.testing.v1 import AppTest
+test = AppTest.from_file(sys.argv[1], default_timeout=120).run()
+found = {}
+for page in sys.argv[2].split(","):
+    test.query_params["run"] = "demo"
+    test.switch_page(f"views/{page}.py").run()
+    times, largest = [], 0
+    for _ in range(10):
+        start = time.perf_counter()
+        test.run()
+        times.append(time.perf_counter() - start)
+    parts = ["curves", "risk", "calendar", "weights", "trades"] if page == "backtest" else [None]
+    for part in parts:
+        if part:
+            test.query_params["part"] = part
+            test.run()
+        assert not test.exception
+        largest = max([largest, *(len(chart.proto.spec.encode()) for chart in test.get("plotly_chart"))])
+    found[page] = {"times": times, "largest": largest}
+print(json.dumps(found))
+"""
+BURN = "import os\nos.nice(5)\nwhile True: sum(range(100_000))"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--runs", type=int, default=1000)
+    arguments.add_argument("--browser", help="path of a Chromium, for the time until the page stands in it")
+    arguments.add_argument("--save", action="store_true")
+    options = arguments.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="app-"))
+    try:
+        figures = measure(home, options.runs, options.browser)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    from benchmarks.common import finish
+
+    finish("app", figures, seed=0, save=options.save)
+
+
+def measure(home: Path, count: int, browser: str | None) -> dict[str, Any]:
+    from fintrader.runs import RunFolder
+    from tests.app import fakes
+
+    market = fakes.save_market(home / "data" / "tensors")
+    template = fakes.make_run(home / "one" / "runs", "demo", market=market)
+    fakes.many_runs(template, home / "many" / "runs", count)
+    figures: dict[str, Any] = {"runs": count, "load": round(os.getloadavg()[0], 1)}
+    idle = drawn(COLD, home / "many", str(count))
+    figures["cold_first_page_s"] = round(idle["cold"], 3)
+    figures["rerun_ms"] = milliseconds(idle["reruns"])
+    figures["cold_first_page_cpu_s"] = round(idle["cold_cpu"], 3)
+    figures["rerun_cpu_ms"] = round(1000 * idle["rerun_cpu"], 1)
+    figures["imports_torch"] = idle["torch"]
+    burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2)]
+    try:
+        time.sleep(1.0)
+        busy = drawn(COLD, home / "many", str(count))
+        figures["cold_first_page_busy_s"] = round(busy["cold"], 3)
+        figures["rerun_busy_ms"] = milliseconds(busy["reruns"])
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    each = drawn(EACH, home / "one", ",".join(PAGES))
+    figures["page_rerun_ms"] = {page: milliseconds(found["times"]) for page, found in each.items()}
+    largest = max(found["largest"] for found in each.values())
+    figures["million_rows"] = fakes.long_backtest(RunFolder.named("demo", home / "one" / "runs"), bars=500_000)
+    long = drawn(EACH, home / "one", "runs,backtest,compare")
+    figures["million_rows_rerun_ms"] = {page: milliseconds(found["times"]) for page, found in long.items()}
+    figures["largest_chart_bytes"] = max(largest, *(found["largest"] for found in long.values()))
+    if browser:
+        figures["browser_first_page_s"] = in_browser(home / "many", browser)
+    return figures
+
+
+def milliseconds(times: list[float]) -> float:
+    return round(1000 * statistics.median(times), 1)
+
+
+def variables(site: Path) -> dict[str, str]:
+    from app.launch import environment
+
+    return environment(site / "runs", site.parent / "data" / "tensors")
+
+
+def drawn(program: str, site: Path, *arguments: str) -> dict[str, Any]:
+    """What a fresh process that draws pages says as its last line."""
+    script = str(ROOT / "app" / "streamlit_app.py")
+    done = subprocess.run(
+        [sys.executable, "-c", program, script, *arguments],
+        env=variables(site),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def in_browser(site: Path, browser: str) -> float:
+    """Seconds from opening the address of a fresh server until the run list stands in the browser."""
+    from playwright.sync_api import sync_playwright
+
+    from app.launch import command
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(command(port, headless=True), env=variables(site), stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1).read()
+                break
+            except OSError:
+                time.sleep(0.1)
+        with sync_playwright() as play:
+            chromium = play.chromium.launch(
+                executable_path=browser, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            )
+            page = chromium.new_page()
+            page.goto("about:blank")
+            start = time.perf_counter()
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.wait_for_selector('[data-testid="stDataFrame"] canvas')
+            seconds = time.perf_counter() - start
+            chromium.close()
+    finally:
+        server.terminate()
+        server.wait()
+    return round(seconds, 3)
+
+
+if __name__ == "__main__":
+    main()
