@@ -1,0 +1,265 @@
+"""What the site is given when it is built: tables made from the code, and formulas as MathML.
+
+A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
+name; `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- errors -->` and `<!-- features -->` become
+tables of what their names say. Nothing in such a table is typed by hand, so nothing in it can be out of date.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+_MARK = re.compile(r"^<!-- (settings|metrics|commands|faults|errors|features)(?:: (\S+))?(?: (\S+))? -->$", re.M)
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs calls this before a page is rendered."""
+    return _MARK.sub(lambda match: _MAKERS[match[1]](match[2], match[3]), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """mkdocs calls this after a page is rendered: TeX to MathML, which browsers draw without any script."""
+    from latex2mathml.converter import convert
+
+    def tex(source: str) -> str:
+        # MathML puts no space between a function's name and its argument, TeX does
+        return re.sub(r"\\(log|ln) (?=[\\\w])", r"\\,\\\1\\,", html.unescape(source).strip())
+
+    def inline(match: re.Match[str]) -> str:
+        return str(convert(tex(match[1]))).replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
+
+    def block(match: re.Match[str]) -> str:
+        formula = convert(tex(match[1]), display="block").replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
+        return f'<div class="formula">{formula}</div>'
+
+    content = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, content, flags=re.S)
+    return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', block, content, flags=re.S)
+
+
+# --- settings --------------------------------------------------------------------------------------------------
+
+
+def settings_table(reference: str, prefix: str | None = None) -> str:
+    """The fields of a settings model as a Markdown table."""
+    module, _, name = reference.partition(":")
+    model = getattr(import_module(module), name)
+    rows = [
+        row
+        for path, field, owner in fields_of(model, f"{prefix}." if prefix else "")
+        for row in [_row(path, field, owner)]
+    ]
+    return _table(("setting", "type", "default", "meaning"), rows)
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo, type[BaseModel]]]:
+    """Dotted name, field and owner of every field; a field that is one model itself is followed into it."""
+    for name, field in model.model_fields.items():
+        below = field.annotation
+        if isinstance(below, type) and issubclass(below, BaseModel):
+            yield from _with_defaults(below, field, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field, model
+
+
+def _with_defaults(
+    model: type[BaseModel], field: FieldInfo, prefix: str
+) -> Iterable[tuple[str, FieldInfo, type[BaseModel]]]:
+    """The fields of a nested model, with the defaults that the outer model gives them."""
+    given = field.default if isinstance(field.default, BaseModel) else None
+    for path, inner, owner in fields_of(model, prefix):
+        value: Any = given
+        for part in path[len(prefix) :].split("."):
+            value = getattr(value, part, PydanticUndefined)
+        if given is not None and value is not PydanticUndefined and value != inner.default:
+            changed = FieldInfo.from_annotated_attribute(inner.annotation, value)
+            changed.description, changed.metadata = inner.description, inner.metadata
+            inner = changed
+        yield path, inner, owner
+
+
+def _row(path: str, field: FieldInfo, owner: type[BaseModel]) -> tuple[str, ...]:
+    text = " ".join((field.description or "").split())
+    if not text and get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1:
+        text = "Chooses this model." if path.rpartition(".")[2] in ("algo", "kind") else text
+    if not text:
+        text = f"See the models of `{path.rpartition('.')[2]}`." if _models(field.annotation) else "–"
+    return f"`{path}`", _type(field), _default(field), text
+
+
+def _models(annotation: Any) -> list[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {value:g}"
+        for item in field.metadata
+        for name, sign in _BOUNDS.items()
+        if (value := getattr(item, name, None)) is not None
+    ]
+    return ", ".join([type_name(field.annotation), *bounds])
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a reader of YAML understands it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "null"
+    if origin is Annotated:
+        inner = annotation.__metadata__
+        bounds = [
+            f"{sign} {value:g}"
+            for item in inner
+            for part in (getattr(item, "metadata", None) or [item])
+            for name, sign in _BOUNDS.items()
+            if (value := getattr(part, name, None)) is not None
+        ]
+        return ", ".join([type_name(arguments[0]), *bounds])
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_name(argument) for argument in arguments))
+    if origin is tuple:
+        inside = [type_name(argument) for argument in arguments if argument is not Ellipsis]
+        return f"list of {inside[0]}" if Ellipsis in arguments else " × ".join(inside)
+    if (origin is not None and isinstance(origin, type) and issubclass(origin, dict)) or getattr(
+        origin, "__name__", ""
+    ) == "Mapping":
+        return f"{type_name(arguments[0])} → {type_name(arguments[1])}"
+    names = {
+        "str": "text",
+        "int": "integer",
+        "float": "number",
+        "bool": "true or false",
+        "date": "date",
+        "Path": "path",
+    }
+    return names.get(getattr(annotation, "__name__", ""), getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        value: Any = field.get_default(call_default_factory=True)
+    elif field.is_required():
+        return "required"
+    else:
+        value = field.default
+    return f"`{_plain(value)}`"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        kind = getattr(value, "algo", None) or getattr(value, "kind", None)
+        return (
+            str(kind)
+            if kind
+            else "{" + ", ".join(f"{k}: {_plain(v)}" for k, v in value if v not in (None, (), False)) + "}"
+        )
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_plain(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}" if abs(value) < 1e6 else f"{value:,.0f}".replace(",", "")
+    return "null" if value is None else str(value)
+
+
+# --- the other tables ------------------------------------------------------------------------------------------
+
+
+def metrics_table(*_: Any) -> str:
+    """Every number of `metrics.json`, by group."""
+    from fintrader.backtest.measures import CATALOGUE
+
+    parts = []
+    for group in dict.fromkeys(metric.group for metric in CATALOGUE):
+        rows = [(f"`{m.key}`", m.title, m.unit, m.formula, m.source) for m in CATALOGUE if m.group == group]
+        parts.append(
+            f"### {group[:1].upper()}{group[1:]}\n\n" + _table(("key", "title", "unit", "formula", "source"), rows)
+        )
+    return "\n\n".join(parts)
+
+
+def commands_table(*_: Any) -> str:
+    """Every command of `fintrader` with the first line of its help."""
+    from fintrader import cli
+
+    rows = []
+    for name, command in cli._COMMANDS.items():
+        arguments, _colon, meaning = " ".join((command.__doc__ or "").split()).partition(": ")
+        rows.append((f"`fintrader {name} {arguments}`", meaning[:1].upper() + meaning[1:]))
+    return _table(("command", "what it does"), rows)
+
+
+def faults_table(*_: Any) -> str:
+    """Every fault the quality report knows, and what the build makes of it."""
+    from fintrader.data.faults import KINDS
+
+    rows = [(f"`{kind}`", *(part[:1].upper() + part[1:] for part in _halves(text))) for kind, text in KINDS.items()]
+    return _table(("kind", "what is wrong", "what the build does"), rows)
+
+
+def _halves(text: str) -> tuple[str, str]:
+    meaning, _, remedy = text.rpartition(": ")
+    return meaning, remedy
+
+
+def errors_table(*_: Any) -> str:
+    """Every error a user can cause."""
+    from fintrader import errors
+
+    known = [
+        item for item in vars(errors).values() if inspect.isclass(item) and issubclass(item, errors.FintraderError)
+    ]
+    return _table(("error", "when"), [(f"`{item.__name__}`", " ".join((item.__doc__ or "").split())) for item in known])
+
+
+def features_table(*_: Any) -> str:
+    """Every kind of feature with its usual window."""
+    from fintrader.data.features import _FEATURES
+
+    rows = []
+    for kind, (function, window, *_rest) in _FEATURES.items():
+        text = " ".join((function.__doc__ or "").split())
+        rows.append((f"`{kind}`", str(window), text))
+    return _table(("kind", "window if none is named", "definition"), rows)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text safe inside a table: stars and bars escaped outside code, bars inside it too, addresses as links."""
+    parts = text.split("`")
+    for k in range(0, len(parts), 2):
+        parts[k] = re.sub(r"(https?://[^\s)]+)", r"<\1>", parts[k].replace("*", "\\*"))
+    return "`".join(parts).replace("|", "\\|")
+
+
+_MAKERS: dict[str, Callable[..., str]] = {
+    "settings": settings_table,
+    "metrics": metrics_table,
+    "commands": commands_table,
+    "faults": faults_table,
+    "errors": errors_table,
+    "features": features_table,
+}

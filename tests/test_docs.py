@@ -1,0 +1,238 @@
+"""The documentation: the site builds without a warning, every example in it runs, and nothing in it has been forgotten.
+
+Python blocks of a page share one namespace and run in a temporary folder that holds a small `configs/quickstart.yaml`
+and its finished run. A line `<!-- needs: PACKAGE -->` above a block says that it needs an optional package; such blocks
+are tests of their own, and skip where the package is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("README.md")])
+BLOCK = re.compile(r"(?:^<!-- needs: (?P<needs>\w+) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    kind: str
+    code: str
+    needs: str | None
+
+    def run(self, namespace: dict[str, Any]) -> None:
+        """Execute it; tracebacks name the page and the line."""
+        code = compile("\n" * self.line + self.code, str(self.page.relative_to(ROOT)), "exec")
+        exec(code, namespace)
+
+
+def blocks(page: Path, kind: str) -> list[Block]:
+    text = page.read_text()
+    found = []
+    for match in BLOCK.finditer(text):
+        if match["kind"] == kind:
+            line = text.count("\n", 0, match.start("code"))
+            found.append(Block(page, line, kind, match["code"], match["needs"]))
+    return found
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+WITH_NEEDS = [block for page in PAGES for block in blocks(page, "python") if block.needs]
+
+
+def label(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# --- the examples ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a reader of the docs has it after the quickstart, only smaller."""
+    from fintrader import pipeline
+
+    world = tmp_path_factory.mktemp("docs")
+    values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    values["data"]["source"] |= {"num_sessions": 25}
+    values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
+    values["tournament"] |= {"pods": 2, "budget": {"env_steps": 1000}, "ensemble_size": 2}
+    values["backtest"] = {**values.get("backtest", {}), "control": False}
+    (world / "configs").mkdir()
+    (world / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(values))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(world)
+        pipeline.run(pipeline.load_config(Path("configs/quickstart.yaml")))
+    return world
+
+
+@pytest.fixture
+def reader(small_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A namespace for one page's examples, in a copy of the small world."""
+    world = tmp_path / "world"
+    shutil.copytree(small_world, world)
+    monkeypatch.chdir(world)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return {"__name__": "__docs__"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=label)
+def test_every_python_block_runs(page: Path, reader: dict[str, Any]) -> None:
+    for block in blocks(page, "python"):
+        if block.needs is None:
+            block.run(reader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", WITH_NEEDS, ids=lambda block: f"{label(block.page)}-{block.needs}")
+def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[str, Any]) -> None:
+    pytest.importorskip(wanted.needs or "", reason=f"{wanted.needs} is not installed, so its example was not run")
+    for block in blocks(wanted.page, "python"):
+        if block == wanted:
+            block.run(reader)
+            return
+        if block.needs is None:
+            block.run(reader)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=label)
+def test_every_yaml_block_is_a_configuration(page: Path) -> None:
+    from fintrader.config import validate
+    from fintrader.pipeline import RunConfig
+
+    for block in blocks(page, "yaml"):
+        validate(RunConfig, yaml.safe_load(block.code), f"{label(page)}, line {block.line}")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=label)
+def test_every_command_exists(page: Path) -> None:
+    from fintrader.cli import _COMMANDS
+    from fintrader.config import models_in
+    from fintrader.pipeline import CHOICES, RunConfig
+
+    def options(model: Any, prefix: str = "") -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            yield f"--{prefix}{name.replace('_', '-')}"
+            for below in models_in(field.annotation):
+                yield from options(below, f"{prefix}{name.replace('_', '-')}.")
+
+    known = {*options(RunConfig), *(f"--{name}" for name in CHOICES), "--help", "--json", "--pods", "--port"}
+    for block in blocks(page, "sh"):
+        for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
+            words = line.split("#")[0].split()
+            assert " ".join(words[:2]) in _COMMANDS or words[0] in _COMMANDS, f"{label(page)}: fintrader {line}"
+            for word in words:
+                if word.startswith("--"):
+                    assert word.split("=")[0] in known, f"{label(page)}: {word} in `fintrader {line}`"
+        for target in re.findall(r"^make (\w+)", block.code, re.M):
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"{label(page)}: make {target}"
+        for path in re.findall(r"\bconfigs/[\w/.-]+", block.code):
+            assert (ROOT / path).exists(), f"{label(page)}: {path} does not exist"
+
+
+# --- completeness ----------------------------------------------------------------------------------------------
+
+
+def test_every_algorithm_has_a_page() -> None:
+    from fintrader.pipeline import CHOICES
+
+    overview = (DOCS / "algorithms" / "index.md").read_text()
+    for algo, model in CHOICES["agent.algo"].items():
+        page = DOCS / "algorithms" / f"{algo}.md"
+        assert page.is_file(), f"write docs/algorithms/{algo}.md and add it to mkdocs.yml"
+        assert f"<!-- settings: {model.__module__}:{model.__name__} agent -->" in page.read_text()
+        assert f"({algo}.md)" in overview
+
+
+def test_every_adapter_is_documented() -> None:
+    text = (DOCS / "environment.md").read_text()
+    for module in (ROOT / "fintrader" / "envs" / "adapters").glob("*.py"):
+        if module.stem not in ("__init__", "single"):
+            assert f"fintrader.envs.adapters.{module.stem}" in text, f"document the adapter {module.stem}"
+
+
+@pytest.mark.slow
+def test_every_training_metric_is_explained(small_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fintrader import TradingEnv, load_market
+    from fintrader.agents import Budget, make_agent, train
+    from fintrader.envs import EnvSettings
+    from fintrader.pipeline import CHOICES
+
+    monkeypatch.chdir(small_world)
+    market = load_market("configs/quickstart.yaml").split().train
+    names: set[str] = set()
+    for model in CHOICES["agent.algo"].values():
+        small = {"num_steps": 4} if "num_steps" in model.model_fields else {"learning_starts": 8, "batch_size": 8}
+        env = TradingEnv(market, EnvSettings(num_envs=4, decision_interval=5), seed=1)
+        agent = make_agent(model(**small), env.layout, seed=1)
+        names |= set(train(agent, env, Budget(env_steps=240)).metrics)
+    explained = re.findall(r"`([a-z_]+)`", (DOCS / "training.md").read_text())
+    assert names <= set(explained), f"explain in docs/training.md: {sorted(names - set(explained))}"
+
+
+def test_no_page_names_a_machine() -> None:
+    for page in [*DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
+        found = re.search(r"/(home|work|root|Users)/\w+", page.read_text())
+        assert found is None, f"{label(page)} names {found and found[0]}"
+
+
+# --- the site --------------------------------------------------------------------------------------------------
+
+
+def test_tables_come_from_the_code() -> None:
+    """The generated tables name every setting, and the defaults are those of the model."""
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    from fintrader.agents import SACSettings
+
+    table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SACSettings agent -->")
+    for name in SACSettings.model_fields:
+        assert f"`agent.{name}" in table, name
+    assert (
+        "| `agent.network.layer_norm` | true or false | `true` |" in table
+    )  # the outer model's default, not the inner
+    assert f"| `agent.batch_size` | integer, ≥ 1 | `{SACSettings().batch_size}` |" in table
+    for mark in ("metrics", "commands", "faults", "errors", "features"):
+        assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is missing: pip install '.[docs]'")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is missing: pip install '.[docs]'")
+    pytest.importorskip("latex2mathml", reason="latex2mathml is missing: pip install '.[docs]'")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"))
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)  # strict: raises on any warning
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("")
+        out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
+        text = out.read_text()
+        assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
+        assert "<!-- settings" not in text, f"{label(page)}: a table was not made"
+        assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (
+            f"{label(page)} loads from elsewhere"
+        )
