@@ -69,6 +69,21 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     return level, name
 
 
+def daily_level(name: str, path: Path, grid: SessionGrid) -> Array:
+    """`[T]` ln of the close of the last day before each bar's session, NaN before the file begins.
+
+    Raises DataError when the file has no date and close, or holds values that are not positive.
+    """
+    table = _read(path, BenchmarkSettings(path=path))
+    values = table["close"].to_numpy(dtype=np.float64)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise DataError(f"{path.name}: data.features.daily.{name} needs positive values in its column close")
+    stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+    before = np.searchsorted(stamps, grid.dates, side="left") - 1
+    level = np.where(before >= 0, np.log(values[np.maximum(before, 0)]), np.nan)
+    return np.asarray(level[grid.session])
+
+
 def equal_weight(close: Array, grid: SessionGrid) -> Array:
     """`[T]`: 100 at the first bar; the mean return of all listed symbols, weights made equal at each session's end.
 

@@ -25,7 +25,7 @@ from fintrader.config import Settings
 from fintrader.data import features as ft
 from fintrader.data.adjust import AdjustSettings, adjust, load_actions
 from fintrader.data.bars import Array, Bars
-from fintrader.data.benchmark import EQUAL_WEIGHT, BenchmarkSettings, equal_weight, file_benchmark
+from fintrader.data.benchmark import EQUAL_WEIGHT, BenchmarkSettings, daily_level, equal_weight, file_benchmark
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.place import Place
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
@@ -123,10 +123,8 @@ def build_market(settings: DataSettings, *, cache: Path, progress: Progress | No
     feed = open_feed(settings, cache)
     if feed.inputs_need_bars:
         feed.prepare(progress)  # what a vendor has is only known once it was asked
-    inputs = _inputs(settings, feed)
-    address = _address(settings, inputs)
-    folder = Place(Path(cache) / address)
-    path = Path(cache) / address / "market.safetensors"
+    path = market_path(settings, feed, cache)
+    folder = Place(path.parent)
     if path.is_file():
         return path
     with folder.lock():
@@ -135,9 +133,15 @@ def build_market(settings: DataSettings, *, cache: Path, progress: Progress | No
         _sweep(path.parent)
         market, report = assemble(settings, feed, progress=progress)
         content = market.save(path)
+        inputs = _inputs(settings, feed)
         record = {"settings": _plain(settings), "inputs": inputs, "version": BUILD_VERSION, "content_hash": content}
         write_json(path.with_name("build.json"), record | report)
     return path
+
+
+def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
+    """Where the market of these (effective) settings and bars lies, built or not."""
+    return Path(cache) / _address(settings, _inputs(settings, feed)) / "market.safetensors"
 
 
 def load_market(what: DataSettings | HasData | Path | str, *, cache: Path | str = "data/tensors") -> MarketTensors:
@@ -222,6 +226,7 @@ def assemble(
 ) -> tuple[MarketTensors, dict[str, Any]]:
     """Bars to a market, symbol by symbol. Deterministic: equal inputs give equal tensors, to the bit."""
     feed.prepare(progress)
+    inputs = _inputs(settings, feed)
     grid = _grid(settings, feed)
     reader = _Reader(settings, feed, grid)
     reader.merged(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
@@ -249,6 +254,7 @@ def assemble(
         log.warning("no symbol ends and no membership changes in %d sessions: a list of survivors?", grid.num_sessions)
     benchmark, benchmark_name = _benchmark(settings, feed, cells.close, grid)
     context = _context(settings, day_close, benchmark, grid)
+    context_names = (*settings.features.context, *settings.features.daily)
     scales = _standardise(cells.features, context, names, settings, windows.train)
     market = MarketTensors(
         open=torch.from_numpy(cells.open),
@@ -262,12 +268,12 @@ def assemble(
         benchmark=torch.from_numpy(benchmark),
         symbols=tuple(symbols),
         feature_names=names,
-        context_names=settings.features.context,
+        context_names=context_names,
         benchmark_name=benchmark_name,
         bar_minutes=settings.bar_minutes,
         windows=windows,
         meta={
-            "source": _inputs(settings, feed),
+            "source": inputs,
             "calendar": settings.calendar,
             "normalisation": scales,
             "planted": _planted(settings, len(symbols)),
@@ -390,7 +396,7 @@ def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGr
 
 def _context(settings: DataSettings, day_close: Array, benchmark: Array, grid: SessionGrid) -> Array:
     first = grid.first_bar
-    return ft.context_features(
+    table = ft.context_features(
         settings.features.context,
         bar_of_session=np.arange(grid.num_bars) - first[grid.session],
         bars_in_session=np.diff(first)[grid.session],
@@ -399,6 +405,8 @@ def _context(settings: DataSettings, day_close: Array, benchmark: Array, grid: S
         day_close=day_close,
         turbulence_days=settings.features.turbulence_days,
     )
+    daily = [daily_level(name, path, grid) for name, path in settings.features.daily.items()]
+    return np.column_stack([table, *daily])
 
 
 def _standardise(
@@ -414,7 +422,7 @@ def _standardise(
     ft.apply_scale(context[:, None, :], context_mean, context_spread, clip, common)
     return {
         "features": ft.describe(names, mean, spread),
-        "context": ft.describe(settings.features.context, context_mean, context_spread),
+        "context": ft.describe((*settings.features.context, *settings.features.daily), context_mean, context_spread),
         "clip": clip,
     }
 
@@ -450,11 +458,12 @@ def _planted(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
 def _inputs(settings: DataSettings, feed: Feed) -> dict[str, Any]:
     """What the market is made from, without any path: kind, and the content of every file."""
     inputs = dict(feed.inputs)
-    sides = {
+    sides: dict[str, Path | None] = {
         "benchmark": settings.benchmark.path,
         "actions": settings.adjust.path,
         "membership": settings.universe.membership,
     }
+    sides |= {f"features.daily.{name}": path for name, path in settings.features.daily.items()}
     for name, path in sides.items():
         if path is not None:
             if not path.is_file():
@@ -471,6 +480,7 @@ def _plain(settings: DataSettings) -> dict[str, Any]:
         if part.get(name):
             part[name] = None  # its content counts, see `_inputs`
     values["universe"]["membership"] = None
+    values["features"]["daily"] = sorted(values["features"]["daily"])
     return values
 
 

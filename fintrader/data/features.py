@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -51,6 +52,9 @@ class FeatureSettings(Settings):
     context: tuple[str, ...] = ("time_of_day", "time_to_close", "turbulence", "index_return_1", "index_return_30")
     """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence, index_return_K,
     index_volatility_K."""
+    daily: Mapping[str, Path] = Field(default_factory=dict)
+    """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix: vix.csv}: each bar
+    sees the close of the last finished day, as its logarithm."""
     turbulence_days: int = Field(60, ge=5)
     """Finished days from which mean and covariance of a day's returns are taken."""
     clip: float = Field(10.0, gt=0)

@@ -9,17 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.data.bars import Bars
-from fintrader.data.build import DataSettings, read_source
+from fintrader.data.bars import Bars, concat
+from fintrader.data.build import DataSettings, open_feed, read_source
 from fintrader.data.faults import KINDS, find_faults
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
+from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.runs import write_json, write_text
 
 
-def quality_report(settings: DataSettings, *, progress: Progress | None = None) -> dict[str, Any]:
+def quality_report(
+    settings: DataSettings, *, cache: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """Faults and coverage of the bars that these settings name, as plain JSON; the bars are only looked at.
+
+    Files are read whole, as they are. A vendor's bars are those of the store, so they need the `cache` of a build.
 
     `faults` lists every fault (kind, symbol, day, count, detail), `kinds` counts them, `coverage` is the share of the
     exchange's minutes in which each symbol traded, `[symbols][sessions]` (None where it has not begun or has ended),
@@ -27,11 +32,19 @@ def quality_report(settings: DataSettings, *, progress: Progress | None = None) 
     """
     settings = settings.effective()
     with (progress or SILENT).task("quality", total=2) as task:
-        bars = read_source(settings)
+        bars = _all_bars(settings, cache, progress)
         task.advance(note=f"{len(bars)} rows read")
         report = examine(bars, settings)
         task.advance()
     return report
+
+
+def _all_bars(settings: DataSettings, cache: Path | None, progress: Progress | None) -> Bars:
+    if isinstance(settings.source, VendorSettings) and cache is not None:
+        feed = open_feed(settings, cache)
+        feed.prepare(progress)
+        return concat([feed.bars(symbol) for symbol in feed.symbols])
+    return read_source(settings)
 
 
 def examine(bars: Bars, settings: DataSettings, *, now: float | None = None) -> dict[str, Any]:

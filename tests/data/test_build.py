@@ -184,6 +184,22 @@ def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path: Path) -> None:
         make_market(settings(path, benchmark={"path": str(tmp_path / "short.csv")}))
 
 
+def test_a_daily_series_is_seen_the_day_after(tmp_path: Path) -> None:
+    days = pd.date_range("2016-01-05", "2016-01-08")
+    pd.DataFrame({"date": days.strftime("%Y-%m-%d"), "close": [20.0, 25.0, 30.0, 18.0]}).to_csv(
+        tmp_path / "vix.csv", index=False
+    )
+    path = write_csv(tmp_path, minute_table(symbols=1, sessions=5))
+    features = {"names": ["return_1"], "context": [], "daily": {"vix": str(tmp_path / "vix.csv")}, "standardise": False}
+    market, _ = make_market(settings(path, features=features))
+    assert market.context_names == ("vix",)
+    level = market.context[:, 0].reshape(5, 390)
+    assert (level == level[:, :1]).all()
+    np.testing.assert_allclose(level[:, 0], [0.0, 0.0, np.log(20), np.log(25), np.log(30)], rtol=1e-6)
+    with pytest.raises(DataError, match=r"features.daily.vix"):
+        make_market(settings(path, features={"daily": {"vix": str(tmp_path / "nothing.csv")}}))
+
+
 def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(symbols=2, sessions=5))
     cache = tmp_path / "cache"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fintrader.config import validate
 from fintrader.data.bars import Bars
 from fintrader.data.build import DataSettings, build_market, make_market
 from fintrader.data.clean import clean
+from fintrader.data.dry_run import describe, dry_run
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import BarError, DataError
 from tests.data.tables import minute_table, no_windows, write_csv
@@ -169,3 +171,55 @@ def test_now_decides_what_the_future_is(tmp_path: Path) -> None:
     clean(bars, now=dt.datetime(2016, 1, 5, tzinfo=dt.UTC).timestamp())
     with pytest.raises(BarError, match="future"):
         clean(bars, now=dt.datetime(2016, 1, 4, tzinfo=dt.UTC).timestamp())
+
+
+def test_zip_gzip_and_one_file_per_symbol(tmp_path: Path) -> None:
+    table = minute_table(2, 2)
+    whole = read(write_csv(tmp_path, table))
+    with zipfile.ZipFile(tmp_path / "bars.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, rows in table.groupby("ticker"):
+            archive.writestr(f"2016/{name}.csv", rows.drop(columns="ticker").to_csv(index=False))
+        archive.writestr("readme.txt", "not bars")
+    (tmp_path / "folder").mkdir()
+    for name, rows in table.groupby("ticker"):
+        rows.drop(columns="ticker").to_csv(tmp_path / "folder" / f"{name}.csv.gz", index=False)
+    for path in (tmp_path / "bars.zip", tmp_path / "folder"):
+        bars = read(path, symbol_from="name")
+        assert bars.symbols == ("AAA", "BBB")
+        for column in ("ts", "symbol", "open", "close", "volume"):
+            np.testing.assert_array_equal(getattr(bars, column), getattr(whole, column))
+    with pytest.raises(BarError, match=r"bars.zip:2016/AAA.csv: no column 'ticker'"):
+        read(tmp_path / "bars.zip")
+    whole_zip = (tmp_path / "bars.zip").read_bytes()
+    (tmp_path / "bars.zip").write_bytes(whole_zip[: len(whole_zip) // 2])
+    with pytest.raises(BarError, match=r"bars.zip: cannot be read"):
+        read(tmp_path / "bars.zip", symbol_from="name")
+
+
+def test_a_dry_run_reads_no_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = minute_table(2, 3)
+    write_csv(tmp_path / "in", table, "a.csv")
+    table.to_parquet(tmp_path / "in" / "b.parquet", index=False)
+    settings = validate(DataSettings, {"path": str(tmp_path / "in"), **no_windows()}, "test")
+    report = dry_run(settings, cache=tmp_path / "cache")
+    assert [(file["name"], file["kind"], file["rows"]) for file in report["files"]] == [
+        ("a.csv", "csv", None),
+        ("b.parquet", "parquet", len(table)),
+    ]
+    assert report["files"][0]["columns"] == list(table.columns)
+    assert report["problems"] == []
+    assert not report["built"]
+    assert not list((tmp_path / "cache").rglob("*.parquet"))
+    path = build_market(settings, cache=tmp_path / "cache")
+    report = dry_run(settings, cache=tmp_path / "cache")
+    assert report["built"]
+    assert report["market"] == str(path)
+    assert f"b.parquet (parquet, {len(table):,} rows): columns ts, ticker" in describe(report)
+    write_csv(tmp_path / "in", table.drop(columns="close"), "c.csv")
+    (tmp_path / "in" / "d.parquet").write_bytes(b"PAR1 but not really")
+    problems = dry_run(settings, cache=tmp_path / "cache")["problems"]
+    assert problems[0].startswith("c.csv: no column 'close'")
+    assert problems[1].startswith("d.parquet: cannot be read")
+    synthetic = dry_run(DataSettings(), cache=tmp_path / "cache")
+    assert synthetic["source"] == "synthetic"
+    assert not synthetic["built"]

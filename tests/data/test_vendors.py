@@ -15,7 +15,9 @@ import pytest
 from fintrader.config import validate
 from fintrader.data import build as build_module
 from fintrader.data.build import DataSettings, build_market, make_market
+from fintrader.data.dry_run import describe, dry_run
 from fintrader.data.place import Place
+from fintrader.data.quality import quality_report
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
@@ -253,6 +255,14 @@ def test_a_vendors_market_is_the_files_market(
     assert len(fake_alpaca.requests) == asked
     built = MarketTensors.load(path, verify=True)
     table = bars[bars.ts < pd.Timestamp("2016-01-23")]
+    report = quality_report(settings, cache=tmp_path / "cache")
+    assert report["faults"] == []
+    assert report["rows"] == 2 * 14 * 390
+    assert dry_run(settings, cache=tmp_path / "cache")["requests"] == []
+    planned = dry_run(settings, cache=tmp_path / "empty")
+    assert planned["requests"] == [{"symbols": ["AAA", "BBB"], "first": "2016-01-04", "last": "2016-01-22"}]
+    assert "ask for AAA and 1 more, 2016-01-04 to 2016-01-22" in describe(planned)
+    assert len(fake_alpaca.requests) == asked
     files, _ = make_market(
         validate(DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test")
     )

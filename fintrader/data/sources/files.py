@@ -111,6 +111,23 @@ def iterate(file: BarFile, settings: FilesSettings) -> Iterator[Bars]:
         raise BarError(f"{file.name}: holds no row; check the file")
 
 
+def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
+    """The names of a file's columns. Raises BarError when one that the settings name is missing."""
+    names = [getattr(settings.columns, name) for name in ("ts", *COLUMNS)]
+    names += [settings.columns.symbol] if settings.symbol_from == "column" else []
+    try:
+        if file.kind == "parquet":
+            with pq.ParquetFile(file.open()) as parquet:
+                present = list(parquet.schema_arrow.names)
+        else:
+            with _open_csv(file, None, {}) as reader:
+                present = list(reader.schema.names)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
+    _require(file, [*names, *settings.extra], present)
+    return present
+
+
 def _tables(file: BarFile, wanted: list[str], numeric: list[str]) -> Iterator[pa.Table]:
     """The file's rows as tables of the wanted columns, a bounded number at a time."""
     try:

@@ -127,6 +127,11 @@ class VendorFeed:
                 "check the spelling, or whether it was listed then"
             )
 
+    def planned(self) -> list[tuple[list[str], dt.date, dt.date]]:
+        """(tickers, first day, last day) of each request that the store does not answer; asks for nothing."""
+        identity = {"vendor": self.vendor.name, **self.vendor.identity}
+        return self._missing(Collection.open(self._store, self.vendor.name, identity))
+
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The vendor, the request, and a hash over all chunks in the range."""
