@@ -193,7 +193,7 @@ class FusedStep:
         return self._final if self._reuse else torch.where(done.unsqueeze(1), self._final, obs)
 
     def _run(self, old: tuple[Any, ...], new: tuple[Any, ...], out: tuple[Any, ...]) -> bool:
-        """All accounts, in as many equal parts as torch had threads at the start (the kernel lets go of the interpreter's lock).
+        """All accounts, in as many equal parts as torch had threads at the start; the kernel runs without the GIL.
 
         Returns whether all actions were finite.
         """
