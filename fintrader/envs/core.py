@@ -6,7 +6,7 @@ code runs eagerly, compiled, on CPU and on CUDA. `TradingEnv` is the stateful sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,10 @@ _YEAR_NS = 365 * 86_400 * 1_000_000_000
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+MovePrices = Callable[[Tensor, Tensor], Tensor]
+"""Orders wanted `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0 stays 0."""
 
 
 class MarketView(NamedTuple):
@@ -201,11 +205,19 @@ def select(mask: Tensor, chosen: Account, other: Account) -> Account:
 
 
 def advance(
-    view: MarketView, account: Account, action: Tensor, settings: EnvSettings, reward: Reward, *, record: bool
+    view: MarketView,
+    account: Account,
+    action: Tensor,
+    settings: EnvSettings,
+    reward: Reward,
+    *,
+    record: bool,
+    move_prices: MovePrices | None = None,
 ) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
     """One decision for each account: orders, fills, then k bars marked at their closes.
 
-    `action` `[B, N]`. Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
+    `action` `[B, N]`; `move_prices` lets the orders wanted `[B, N]` (signed shares) change the fill prices `[B, N]`
+    before anything fills. Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
     """
     bar = account.bar
     fill_bar = bar if settings.fill == "close" else torch.minimum(bar + 1, account.end_bar)
@@ -213,6 +225,8 @@ def advance(
     mark = view.mark[bar]
     want = desired_shares(action, account.shares, account.equity, mark, flat, settings)
     fill_price = view.fill[fill_bar]
+    if move_prices is not None:
+        fill_price = move_prices(want - account.shares, fill_price)
     fills = fill_orders(account.cash, account.shares, want, fill_price, view.buyable[fill_bar], mark, settings)
 
     cash, shares, peak = fills.cash, fills.shares, account.peak_equity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv
@@ -86,3 +86,18 @@ def test_change_of_equity_is_price_pnl_less_costs(config: EnvSettings, seed: int
         assert change == pytest.approx(pnl - float(info["cost"][0]), abs=1e-8 * slow.first)
         if bool(terminated | truncated):
             break
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_agree() -> None:
+    """Positions exactly (whole shares), cash to 1e-6 of the first equity, every option drawn at random."""
+    total = 0
+
+    @settings(max_examples=700, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(config=env_settings(), seed=st.integers(0, 10**9))
+    def agree(config: EnvSettings, seed: int) -> None:
+        nonlocal total
+        total += compare(config, seed, 60, torch.float64)
+
+    agree()
+    assert total >= 100_000

@@ -1,0 +1,92 @@
+"""PettingZoo: several traders in one market as a `ParallelEnv`, numpy in and out.
+
+    env = TradersParallelEnv(market, settings, TraderSettings(num_traders=4, cooperation=-1.0))
+    observations, infos = env.reset(seed=1)
+    actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+    observations, rewards, terminations, truncations, infos = env.step(actions)
+
+For many games at once on tensors use `fintrader.envs.traders.MultiTraderEnv` itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from pettingzoo import ParallelEnv
+
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.settings import EnvSettings
+from fintrader.envs.traders import MultiTraderEnv, TraderSettings
+from fintrader.errors import EnvError
+
+
+class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
+    """One game of K traders, named `trader_0` ...; a ruined trader leaves, the others go on."""
+
+    metadata: dict[str, Any] = {"name": "fintrader_traders_v0", "render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        market: MarketTensors,
+        settings: EnvSettings | None = None,
+        traders: TraderSettings | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.env = MultiTraderEnv(market, settings, traders, num_games=1, seed=seed)
+        self.possible_agents = [f"trader_{i}" for i in range(self.env.num_traders)]
+        self.agents: list[str] = []
+        self.render_mode = None
+        width, assets = self.env.layout.width, self.env.layout.num_assets
+        self.observation_spaces = {
+            agent: gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32) for agent in self.possible_agents
+        }
+        self.action_spaces = {
+            agent: gymnasium.spaces.Box(-1.0, 1.0, (assets,), np.float32) for agent in self.possible_agents
+        }
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Box `[D]`."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Box(-1, 1) `[N]`."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin a game with all traders; there are no options."""
+        obs, _ = self.env.reset(seed=seed)
+        self.agents = list(self.possible_agents)
+        return self._rows(obs[0]), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
+        """One decision of every trader still in. Raises EnvError when one of their actions is missing."""
+        missing = [agent for agent in self.agents if agent not in actions]
+        if missing:
+            raise EnvError(f"no action for {missing[0]}; every agent in `agents` needs one")
+        batch = np.zeros((1, self.env.num_traders, self.env.layout.num_assets), dtype=np.float32)
+        for agent in self.agents:
+            batch[0, self.possible_agents.index(agent)] = actions[agent]
+        _, reward, terminated, truncated, info = self.env.step(torch.from_numpy(batch))
+        places = {agent: self.possible_agents.index(agent) for agent in self.agents}
+        observations = self._rows(info["final_obs"][0])
+        rewards = {agent: float(reward[0, i]) for agent, i in places.items()}
+        ends = {agent: bool(terminated[0, i]) for agent, i in places.items()}
+        cuts = {agent: bool(truncated[0, i]) for agent, i in places.items()}
+        infos: dict[str, Any] = {agent: {} for agent in places}
+        self.agents = [agent for agent in self.agents if not (ends[agent] or cuts[agent])]
+        return observations, rewards, ends, cuts, infos
+
+    def close(self) -> None:
+        """Nothing is held that needs closing."""
+
+    def _rows(self, obs: torch.Tensor) -> dict[str, Any]:
+        rows = obs.cpu().numpy().copy()
+        return {agent: rows[self.possible_agents.index(agent)] for agent in self.agents}

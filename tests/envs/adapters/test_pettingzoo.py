@@ -1,0 +1,50 @@
+"""PettingZoo's own parallel API test, and agreement with the vectorised game."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.envs import EnvSettings
+from fintrader.envs.traders import MultiTraderEnv, TraderSettings
+from fintrader.errors import EnvError
+from tests.factories import make_market
+
+pytest.importorskip("pettingzoo")
+
+from pettingzoo.test import parallel_api_test
+
+from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
+
+
+def test_parallel_api() -> None:
+    settings = EnvSettings(episode_bars=20, ruin_fraction=0.95)
+    env = TradersParallelEnv(make_market(120, 3, volatility=0.05), settings, TraderSettings(num_traders=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel_api_test(env, num_cycles=200)
+
+
+def test_agrees_with_the_vectorised_game() -> None:
+    market, settings = make_market(60, 3), EnvSettings(episode_bars=10)
+    env = TradersParallelEnv(market, settings, seed=7)
+    game = MultiTraderEnv(market, settings, seed=7)
+    obs, _ = env.reset()
+    expected, _ = game.reset()
+    rng = np.random.default_rng(0)
+    for step in range(10):
+        for i, agent in enumerate(env.possible_agents):
+            np.testing.assert_array_equal(obs[agent], expected[0, i].numpy())
+        actions = {agent: rng.uniform(-1, 1, 3).astype(np.float32) for agent in env.agents}
+        obs, rewards, _, cuts, _ = env.step(actions)
+        batch = torch.tensor(np.stack([actions[agent] for agent in env.possible_agents]))[None]
+        expected, reward, *_ = game.step(batch)
+        assert list(rewards.values()) == reward[0].tolist()
+        assert set(cuts.values()) == {step == 9}
+    assert env.agents == []
+    env.reset()
+    with pytest.raises(EnvError, match="trader_1"):
+        env.step({"trader_0": np.zeros(3, dtype=np.float32)})
