@@ -50,7 +50,7 @@ from fintrader.data.universe import (
 from fintrader.data.windows import WindowSettings, make_windows
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
-from fintrader.runs import file_sha256, write_json
+from fintrader.runs import dump_json, file_sha256
 
 log = logging.getLogger("fintrader.data")
 
@@ -130,12 +130,11 @@ def build_market(settings: DataSettings, *, cache: Path, progress: Progress | No
     with folder.lock():
         if path.is_file():  # somebody else built it while this process waited
             return path
-        _sweep(path.parent)
+        folder.sweep()
         market, report = assemble(settings, feed, progress=progress)
-        content = market.save(path)
-        inputs = _inputs(settings, feed)
-        record = {"settings": _plain(settings), "inputs": inputs, "version": BUILD_VERSION, "content_hash": content}
-        write_json(path.with_name("build.json"), record | report)
+        record = {"settings": _plain(settings), "inputs": _inputs(settings, feed), "version": BUILD_VERSION}
+        folder.write("build.json", dump_json(record | report).encode())
+        market.save(path)  # last: once it is there, everything is
     return path
 
 
@@ -487,9 +486,3 @@ def _plain(settings: DataSettings) -> dict[str, Any]:
 def _address(settings: DataSettings, inputs: dict[str, Any]) -> str:
     text = json.dumps([BUILD_VERSION, _plain(settings), inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed build left half-written; the folder's lock is held."""
-    for file in folder.glob(".market.safetensors.*.tmp"):
-        file.unlink(missing_ok=True)

@@ -92,6 +92,12 @@ class Place:
                 return []
             return sorted(str(file)[len(base) :].lstrip("/") for file in files if str(file).endswith(suffix))
 
+    def sweep(self) -> None:
+        """Remove what a killed process left half-written; call it while holding the lock."""
+        if self.local is not None:
+            for file in self.local.rglob(".*.tmp"):
+                file.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove the folder and all that is in it."""
         with self._errors(""):

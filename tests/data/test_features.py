@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -97,6 +99,14 @@ def test_moving_windows_agree_with_pandas(length: int, window: int, seed: int) -
         np.testing.assert_allclose(moving_std(values, window, 1), series.rolling(window).std(), atol=1e-9)
     gaps = series.rolling(window).apply(lambda rows: np.abs(rows - rows.mean()).mean(), raw=True)
     np.testing.assert_allclose(moving_deviation(values, window), gaps, atol=1e-12)
+
+
+def test_age_counts_the_bars_since_the_last_trade() -> None:
+    bars = one_symbol(12, silent=0.0)
+    tradable = np.array([1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0], dtype=bool)
+    table = symbol_features(replace(bars, tradable=tradable), ["age_2", "age_60"])
+    assert table[:, 1].tolist() == [0, 0, 1, 2, 3, 0, 1, 0, 0, 1, 2, 3]
+    assert table[:, 0].tolist() == [0, 0, 1, 2, 2, 0, 1, 0, 0, 1, 2, 2]
 
 
 def test_silence_gives_finite_features() -> None:

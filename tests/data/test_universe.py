@@ -65,6 +65,7 @@ def test_a_bad_list_is_named(tmp_path: Path) -> None:
 
 
 def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
+    pytest.importorskip("index_constitution")
     members = index_membership("nasdaq100")
     dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
     table = member_days(["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {})
@@ -82,6 +83,7 @@ def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
 @pytest.mark.real_data
 @pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the membership list is not beside the checkout")
 def test_the_two_lists_differ_only_where_that_is_explained() -> None:
+    pytest.importorskip("index_constitution")
     dates = session_grid("XNAS", dt.date(2015, 10, 12), dt.date(2021, 5, 28), 390).dates
     differences = compare(index_membership("nasdaq100"), read_membership(MEMBERSHIP), dates, ("theirs", "file"))
     explained = ONE_COMPANY_TWO_TICKERS | LEFT_AND_CAME_BACK | DAYS_OF_CHANGE | SECOND_CLASSES

@@ -93,6 +93,7 @@ class FilesFeed:
                 with collection.place.lock():
                     collection = Collection.open(self.store, "files", identity)
                     if not collection.complete:
+                        collection.place.sweep()
                         try:
                             ingest(file, self.settings, collection, progress)
                         except DataError:  # chunks of a file that is refused are of no use to anybody
