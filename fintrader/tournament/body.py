@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -12,13 +15,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, read_agent_state, save_policy, train
+from fintrader.agents import (
+    Agent,
+    AgentSettings,
+    Budget,
+    TrainProgress,
+    TrainResult,
+    make_agent,
+    read_agent_state,
+    save_policy,
+    train,
+)
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, TournamentError
+from fintrader.progress import Progress, Task
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.evaluator import Evaluation, evaluate, settings_of
+from fintrader.tournament.fusion import Fused
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.store import RunStore
 
@@ -33,36 +48,28 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodOutput:
     seed_everything(spec.seed)
     split = _market(context.market)
     env_settings = validate(EnvSettings, spec.env, f"{spec.pod}: env")
-    device = torch.device(context.device)
-    train_market = split.train if device == CPU else split.train.to(device)
-    env = TradingEnv(train_market, env_settings, device=device, seed=derive(spec.seed, "env"))
-    agent = make_agent(agent_settings(spec), env.layout, device=device, seed=spec.seed)
-    if spec.snapshot is not None:
-        agent.inherit(read_snapshot(context, spec.snapshot))
+    learner = _learner(spec, context, split, env_settings)
     evaluations: dict[float, Evaluation] = {}
-
-    def assess() -> Evaluation:
-        policy = agent.policy.to(CPU) if device != CPU else agent.policy
-        try:
-            return evaluate(policy, split.validation, env_settings, **settings_of(spec.evaluation))
-        finally:
-            agent.policy.to(device)
-
-    stopped, seconds = False, 0.0
+    stopped = False
     for share in (*spec.rungs, 1.0):
-        budget = part_of(spec.budget, share)
-        result = train(agent, env, budget, folder=context.folder, on_progress=_reporter(context, share))
-        seconds = result.seconds
-        evaluations[share] = assess()
-        if any(_hopeless(rule.score, evaluations[share].score) for rule in spec.stops if rule.share == share):
-            stopped = share < 1.0
+        result = learner.advance(Budget.model_validate(spec.budget), share, _reporter(context))
+        policy = learner.agent.policy
+        if policy_device(policy) != CPU:
+            policy = copy.deepcopy(policy).to(CPU)
+        alive = _Alive(context, share, result.env_steps)
+        evaluations[share] = evaluate(
+            policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation)
+        )
+        stopped = share < 1.0 and any(
+            _hopeless(rule.score, evaluations[share].score) for rule in spec.stops if rule.share == share
+        )
         if stopped:
             break
     final = evaluations[share]
     context.report(share, result.env_steps, "storing")
     meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, **spec.evaluation}
-    save_policy(context.folder / "policy.safetensors", agent.policy, meta, market=split.train)
-    state = {name: tensor.cpu().contiguous() for name, tensor in sorted(read_agent_state(context.folder).items())}
+    save_policy(context.folder / "policy.safetensors", learner.agent.policy, meta, market=split.train)
+    state = {name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())}
     return PodOutput(
         score=final.score,
         snapshot=save(state),
@@ -73,7 +80,7 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodOutput:
         returns=final.returns,
         env_steps=result.env_steps,
         updates=result.updates,
-        seconds=seconds,
+        seconds=result.seconds,
     )
 
 
@@ -93,24 +100,95 @@ def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
         raise CheckpointError(f"snapshot {digest[:12]} holds no tensors ({error})") from None
 
 
-def part_of(budget: dict[str, Any], share: float) -> Budget:
+def policy_device(policy: torch.nn.Module) -> torch.device:
+    """Where a policy's parameters lie."""
+    return next((parameter.device for parameter in policy.parameters()), CPU)
+
+
+def part_of(budget: Budget, share: float) -> Budget:
     """The first `share` of a budget."""
-    steps, seconds = budget.get("env_steps"), budget.get("seconds")
-    if steps is not None:
-        return Budget(env_steps=max(1, round(steps * share)))
-    return Budget(seconds=float(seconds or 0.0) * share)
+    if budget.env_steps is not None:
+        return Budget(env_steps=max(1, round(budget.env_steps * share)))
+    return Budget(seconds=float(budget.seconds or 0.0) * share)
+
+
+class Learner(Protocol):
+    """One agent, or several that are fused."""
+
+    agent: Agent
+
+    def advance(self, budget: Budget, share: float, report: Callable[[TrainProgress], None]) -> TrainResult:
+        """Learn until `share` of `budget` is used up."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a child inherits."""
+
+
+class Single:
+    """One agent on one device."""
+
+    def __init__(self, agent: Agent, env: TradingEnv, folder: Path) -> None:
+        self.agent, self.env, self.folder = agent, env, folder
+
+    def advance(self, budget: Budget, share: float, report: Callable[[TrainProgress], None]) -> TrainResult:
+        def told(progress: TrainProgress) -> None:
+            report(TrainProgress(**{**vars(progress), "fraction": progress.fraction * share}))
+
+        return train(self.agent, self.env, part_of(budget, share), folder=self.folder, on_progress=told)
+
+    def state(self) -> dict[str, Tensor]:
+        return read_agent_state(self.folder)
+
+
+def _learner(spec: PodSpec, context: PodContext, split: Split, env_settings: EnvSettings) -> Learner:
+    """The pod's learner, with its parent's networks and optimiser."""
+    settings = agent_settings(spec)
+    devices = [torch.device(name) for name in context.device.split("+")]
+    parent = None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
+
+    def make(seed: int, device: torch.device) -> tuple[Agent, TradingEnv]:
+        market = split.train if device == CPU else split.train.to(device)
+        env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
+        return make_agent(settings, env.layout, device=device, seed=seed), env
+
+    if spec.replicas > 1:
+        return Fused(
+            context.folder,
+            devices,
+            lambda replica, round_, device: make(derive(spec.seed, "replica", replica, round_), device),
+            replicas=spec.replicas,
+            rounds=spec.fusions,
+            parent=parent,
+        )
+    agent, env = make(spec.seed, devices[0])
+    if parent is not None:
+        agent.inherit(parent)
+    return Single(agent, env, context.folder)
 
 
 def _hopeless(threshold: float, reached: float | None) -> bool:
     return reached is None or reached < threshold
 
 
-def _reporter(context: PodContext, share: float) -> Any:
+def _reporter(context: PodContext) -> Callable[[TrainProgress], None]:
     def on_progress(progress: TrainProgress) -> None:
         rate = f"{progress.steps_per_second:,.0f} steps/s"
-        context.report(progress.fraction * share, progress.env_steps, rate)
+        context.report(progress.fraction, progress.env_steps, rate)
 
     return on_progress
+
+
+class _Alive(Progress):
+    """A sign of life every second or so: a long validation window must not look like a hung pod."""
+
+    def __init__(self, context: PodContext, share: float, env_steps: int) -> None:
+        self._context, self._share, self._env_steps = context, share, env_steps
+        self._last = time.monotonic()
+
+    def changed(self, task: Task) -> None:
+        if time.monotonic() - self._last >= 1.0:
+            self._last = time.monotonic()
+            self._context.report(self._share, self._env_steps, f"evaluating, {task.done:,.0f} bars")
 
 
 @lru_cache(maxsize=1)

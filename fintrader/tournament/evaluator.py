@@ -19,6 +19,7 @@ from fintrader.backtest import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
+from fintrader.progress import Progress
 from fintrader.tournament.settings import Metric
 
 Array = NDArray[np.float64]
@@ -45,9 +46,10 @@ def evaluate(
     metric: Metric = "sharpe",
     windows: int = 1,
     spread_penalty: float = 0.0,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Trade the validation window once, one account in float64. Raises ConfigError when it is too short."""
-    result = simulate(policy, validation, env, name="validation")
+    result = simulate(policy, validation, env, name="validation", progress=progress)
     returns = np.asarray(result.daily_returns, dtype=np.float64)
     check_windows(len(returns), metric, windows)
     scores = tuple(score(part, metric) for part in np.array_split(returns, windows))

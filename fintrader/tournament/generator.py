@@ -137,6 +137,8 @@ class Breeder:
             },
             rungs=rungs,
             stops=stop_rules(settings, board, generation),
+            replicas=settings.replicas,
+            fusions=settings.fusions,
             data_hash=self.data_hash,
         )
 

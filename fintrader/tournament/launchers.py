@@ -111,7 +111,9 @@ def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], l
 
 
 def _cuda(names: str, place: int) -> Slot:
-    return Slot(f"cuda-{names.replace(',', '+')}-{place}", "cuda", (("CUDA_VISIBLE_DEVICES", names),))
+    count = len(names.split(","))
+    inside = "cuda" if count == 1 else "+".join(f"cuda:{number}" for number in range(count))
+    return Slot(f"cuda-{names.replace(',', '+')}-{place}", inside, (("CUDA_VISIBLE_DEVICES", names),))
 
 
 # --- local processes -------------------------------------------------------------------------------------------
@@ -130,6 +132,8 @@ class _Worker:
     progress: PodProgress = field(default_factory=PodProgress)
     verdict: tuple[Reason, str] | None = None
     """Why it is being killed, if it is by us."""
+    oom_kills: int = 0
+    """Of the machine, when this process began."""
     retired: bool = False
     ready: bool = False
 
@@ -280,7 +284,7 @@ class LocalLauncher:
                     "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
                 },
             )
-        worker = _Worker(slot, process, log)
+        worker = _Worker(slot, process, log, oom_kills=_oom_kills())
         threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
         return worker
 
@@ -304,7 +308,7 @@ class LocalLauncher:
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
-            reason, detail = worker.verdict or _cause(code, worker.log)
+            reason, detail = worker.verdict or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
             _settle(future, PodFailure(reason, detail))
 
     def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
@@ -339,13 +343,24 @@ def _settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:
             future.set_result(outcome)
 
 
-def _cause(code: int, log: Path) -> tuple[Reason, str]:
-    """What an exit status means."""
+def _oom_kills() -> int:
+    """Processes this machine's kernel has killed for want of memory so far."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def _cause(code: int, log: Path, starved: bool) -> tuple[Reason, str]:
+    """What an exit status means; `starved` says that the kernel has killed for want of memory meanwhile."""
     tail = ""
     with suppress(OSError):
         tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])[-500:]
+    if code == -9 and starved:
+        return "oom", "killed by the kernel for want of memory; lower env.num_envs or tournament.workers"
     if code == -9:
-        return "killed", "killed by signal 9 (by hand, or by the kernel for want of memory)"
+        return "killed", "killed by signal 9"
     if code < 0:
         return "killed", f"killed by signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"

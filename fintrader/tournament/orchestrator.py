@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.progress import SILENT, Progress
@@ -106,7 +108,7 @@ def run_tournament(
     )
     with _readable_disk_errors(folder), leases.acquire(folder) as lease:
         store = RunStore(folder)
-        store.claim(_identity(settings, breeder))
+        store.claim(_identity(settings, breeder), lambda known: _modern(known, agents, env))
         devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
         launcher = launcher or LocalLauncher(
             folder,
@@ -510,6 +512,19 @@ def _identity(settings: TournamentSettings, breeder: Breeder) -> dict[str, Any]:
         "seed": breeder.seed,
         "data_hash": breeder.data_hash,
     }
+
+
+def _modern(known: dict[str, Any], agents: Sequence[Settings], env: Settings | None) -> dict[str, Any]:
+    """A stored identity read through today's models, so that a new setting's default does not orphan the run."""
+    modern = dict(known)
+    with contextlib.suppress(ValidationError, KeyError, TypeError, ValueError):
+        settings = TournamentSettings.model_validate(known["settings"])
+        modern["settings"] = settings.model_dump(mode="json", exclude=set(CHANGEABLE))
+        pairs = zip(agents, known["agents"], strict=True)
+        modern["agents"] = [type(agent).model_validate(old).model_dump(mode="json") for agent, old in pairs]
+        if env is not None:
+            modern["env"] = type(env).model_validate(known["env"]).model_dump(mode="json")
+    return modern
 
 
 @contextlib.contextmanager

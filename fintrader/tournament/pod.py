@@ -85,12 +85,20 @@ class PodSpec(_Record):
     """Successive halving; empty unless asked for."""
     rungs: tuple[float, ...] = ()
     """Shares of the budget at which the pod is scored on its way."""
+    replicas: int = 1
+    """Learners that are fused (learner fusion); one is plain training."""
+    fusions: int = 8
+    """Times they are."""
     data_hash: str = ""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the spec: a result names the spec it belongs to."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of what the spec says beyond the defaults: a result names the spec it belongs to.
+
+        Fields that a later version adds therefore leave the digests of earlier runs as they are.
+        """
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        return hashlib.sha256(dump_json(said).encode()).hexdigest()
 
 
 class PodResult(_Record):
@@ -155,6 +163,7 @@ class PodContext:
     run: RunFolder
     market: Path
     device: str = "cpu"
+    """Torch device, or several joined by `+`."""
     token: int | None = None
     """The orchestrator's fencing token; a pod of a superseded orchestrator publishes nothing."""
     attempt: int = 1

@@ -56,6 +56,11 @@ class TournamentSettings(Settings):
     pods_per_device: int = Field(1, ge=1)
     """Pods sharing a CUDA device."""
 
+    replicas: int = Field(1, ge=1)
+    """Learners of one pod, averaged every so often; give a pod as many devices (`cuda:0+1`), or they take turns."""
+    fusions: int = Field(8, ge=1)
+    """Times the learners of a pod are averaged."""
+
     scheduler: Literal["tournament", "generational"] = "tournament"
     """`tournament`: pods are replaced one by one; `generational`: whole generations, the best copied over the rest."""
     order: Literal["arrival", "submission"] = "submission"

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,19 @@ class RunStore:
 
     # --- identity --------------------------------------------------------------------------------------
 
-    def claim(self, identity: dict[str, Any]) -> None:
-        """Note what this tournament is made of. Raises TournamentError when the folder holds another one."""
+    def claim(
+        self, identity: dict[str, Any], modern: Callable[[dict[str, Any]], dict[str, Any]] = lambda known: known
+    ) -> None:
+        """Note what this tournament is made of. Raises TournamentError when the folder holds another one.
+
+        `modern` brings a stored identity up to date with settings that have been added since.
+        """
         if not self.identity_path.exists():
             if any(self.run.pods.glob("*/spec.json")):
                 raise TournamentError(f"{self.run.root} holds pods but no tournament.json; use another run name")
             write_json(self.identity_path, identity)
             return
-        known = read_json(self.identity_path)
+        known = modern(read_json(self.identity_path))
         changed = sorted(name for name in {*known, *identity} if known.get(name) != _plain(identity.get(name)))
         if changed:
             raise TournamentError(

@@ -36,7 +36,9 @@ def race(tmp_path: Path) -> Race:
         **changes: Any,
     ) -> TournamentResult:
         folder = RunFolder(tmp_path / name)
+        how = dict(how or {})
         launcher = None if processes else ThreadLauncher(folder, tmp_path, body, workers=workers)
+        launcher = how.pop("launcher", launcher)
         return run_tournament(
             settings(workers=workers, **changes),
             folder=folder,
@@ -46,7 +48,7 @@ def race(tmp_path: Path) -> Race:
             body="tests.tournament.stubs:body",
             launcher=launcher,
             ensemble=stubs.ensemble,
-            **(how or {}),
+            **how,
         )
 
     return run

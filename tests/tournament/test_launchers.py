@@ -14,7 +14,7 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, _cause, _oom_kills, slots_of
 from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs
@@ -59,7 +59,8 @@ def test_slots_follow_the_devices_that_are_there(devices: tuple[str, ...], found
     assert [slot.name for slot in slots] == names
     for slot in slots:
         wanted = slot.name.split("-")[1].replace("+", ",")
-        assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == ("cuda", wanted)
+        inside = "cuda:0+cuda:1" if "," in wanted else "cuda"
+        assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == (inside, wanted)
 
 
 def test_the_cpu_has_a_slot_a_core() -> None:
@@ -151,6 +152,16 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
     parent.wait()
     parent.stdout.close()
     _until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+
+
+def test_exit_statuses_in_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n")
+    assert _cause(-9, log, starved=False) == ("killed", "killed by signal 9")
+    assert _cause(-9, log, starved=True)[0] == "oom"
+    assert _cause(-15, log, starved=True) == ("killed", "killed by signal 15; one | two")
+    assert _cause(3, tmp_path / "none", starved=False) == ("error", "exited with status 3; ")
+    assert _oom_kills() >= 0
 
 
 def test_a_result_that_exists_is_not_made_again(tmp_path: Path) -> None:

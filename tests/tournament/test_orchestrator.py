@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.runs import RunFolder, read_json, read_jsonl, write_json
+from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
 from fintrader.tournament.leaderboard import canonical, read_leaderboard, read_pods
+from fintrader.tournament.pod import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from tests.tournament import stubs
 from tests.tournament.conftest import Race
 from tests.tournament.stubs import plant
 
@@ -71,6 +75,24 @@ def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
         race(pods=3, temperature=9.0)
 
 
+def test_a_run_of_an_earlier_version_goes_on(race: Race) -> None:
+    """Settings and fields that did not exist then have their defaults; nothing is trained again."""
+    run = race(pods=4).folder
+    before = everything(run)
+    times = {pod: result.finished for pod, result in RunStore(run).results().items()}
+    identity = read_json(run.root / "tournament.json")
+    del identity["settings"]["fusions"], identity["agents"][0]["width"]
+    write_json(run.root / "tournament.json", identity)
+    for spec in RunStore(run).specs().values():
+        old = read_json(RunStore(run).spec_path(spec.pod))
+        del old["replicas"], old["fusions"]
+        write_json(RunStore(run).spec_path(spec.pod), old)
+    assert everything(race(pods=4).folder) == before
+    assert {pod: result.finished for pod, result in RunStore(run).results().items()} == times
+    with pytest.raises(TournamentError, match="other settings"):
+        race(pods=4, fusions=3)
+
+
 def test_spawned_processes_give_the_same_as_threads(race: Race) -> None:
     threads, processes = race("a"), race("b", processes=True)
     assert everything(threads.folder) == everything(processes.folder)
@@ -101,6 +123,34 @@ def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path
         plant(RunFolder(tmp_path / "a"), f"p{number:04d}", "boom", times=99)
     with pytest.raises(TournamentError, match=r"all \d pods failed.*ValueError: boom"):
         race("a", retries=0)
+
+
+@pytest.mark.skipif(bool(cuda_devices()), reason="this machine has the device")
+def test_no_capacity_is_said_at_once_and_harms_nothing(race: Race, tmp_path: Path) -> None:
+    with pytest.raises(TournamentError, match="no capacity"):
+        race("a", pods=2, processes=True, devices=("cuda:0",))
+    (tmp_path / "a" / "control.json").write_text('{"pods": 0}')  # as good as none
+    assert race("a", pods=2).trials == 2
+
+
+def test_devices_that_vanish_are_waited_for_and_then_reported(race: Race, tmp_path: Path) -> None:
+    class Vanishing(ThreadLauncher):
+        def capacity(self) -> int:
+            return 0 if self.started else 1
+
+        started = False
+
+        def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+            self.started = True
+            return super().submit(spec, attempt=attempt)
+
+    run = RunFolder(tmp_path / "a")
+    launcher = Vanishing(run, tmp_path, stubs.body, workers=1)
+    with pytest.raises(TournamentError, match="devices have disappeared"):
+        race("a", pods=3, hang_seconds=0.2, how={"launcher": launcher})
+    assert len(RunStore(run).results()) == 1
+    assert any(event["event"] == "no_capacity" for event in read_jsonl(run.events))
+    assert race("a", pods=3).trials == 3
 
 
 def test_a_full_disk_stops_the_tournament_and_loses_nothing(race: Race, tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Learner fusion: several learners of one pod, averaged; on the CPU, where replicas take turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from fintrader.agents import Budget, load_policy
+from fintrader.runs import RunFolder
+from fintrader.tournament import fusion
+from fintrader.tournament.body import train_and_evaluate
+from fintrader.tournament.fusion import average
+from fintrader.tournament.generator import Breeder
+from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import Board
+from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
+
+
+def fused_spec(**changes: object) -> PodSpec:
+    settings = SETTINGS.model_copy(update={"replicas": 2, "fusions": 3, "budget": Budget(env_steps=384), **changes})
+    breeder = Breeder(settings, (AGENT,), ENV.model_dump(mode="json"), seed=5, data_hash="")
+    return breeder.fresh(0, Board(4))
+
+
+def run(folder: Path, spec: PodSpec, device: str = "cpu") -> tuple[PodOutput, PodContext]:
+    context = PodContext(RunFolder(folder), market_file(folder), device=device)
+    context.folder = context.run.pod(spec.pod)
+    context.folder.mkdir(parents=True, exist_ok=True)
+    return train_and_evaluate(spec, context), context
+
+
+def test_the_average_is_a_mean_of_what_is_inherited_and_nothing_else() -> None:
+    one = {"modules.w": torch.tensor([1.0, 2.0]), "modules.n": torch.tensor(3), "noise": torch.tensor([7.0])}
+    two = {"modules.w": torch.tensor([3.0, 6.0]), "modules.n": torch.tensor(5), "noise": torch.tensor([9.0])}
+    fused = average([one, two])
+    assert fused["modules.w"].tolist() == [2.0, 4.0]
+    assert fused["modules.n"].item() == 3
+    assert fused["noise"].item() == 7.0
+
+
+def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> None:
+    spec = fused_spec()
+    output, context = run(tmp_path, spec)
+    assert output.env_steps == 384
+    states = [fusion.read_agent_state(context.folder / "round-2" / f"replica-{k}") for k in range(2)]
+    final = load(output.snapshot)
+    weight = next(name for name in final if name.startswith("modules.policy") and final[name].is_floating_point())
+    assert not torch.equal(states[0][weight], states[1][weight])
+    torch.testing.assert_close(final[weight], (states[0][weight] + states[1][weight]) / 2)
+    stored = load_policy(context.folder / "policy.safetensors").state_dict()
+    assert any(torch.equal(tensor, final[weight]) for tensor in stored.values() if tensor.shape == final[weight].shape)
+
+
+def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = fused_spec()
+    whole, _ = run(tmp_path / "a", spec)
+    beside, _ = run(tmp_path / "b", spec, device="cpu+cpu")
+    assert beside.snapshot == whole.snapshot
+    calls = 0
+    train = fusion.train
+
+    def dies(*args, **named):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return train(*args, **named)
+
+    monkeypatch.setattr(fusion, "train", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "c", spec)
+    again, _ = run(tmp_path / "c", spec)
+    assert again.snapshot == whole.snapshot
+    assert (again.score, again.returns, again.env_steps) == (whole.score, whole.returns, whole.env_steps)
+
+
+def test_a_child_inherits_what_was_fused(tmp_path: Path) -> None:
+    spec = fused_spec(halving=0.5, halving_rungs=(0.5,))
+    parent, context = run(tmp_path, spec)
+    assert set(parent.rung_scores) == {"0.5"}
+    digest = RunStore(context.run).put(parent.snapshot)
+    child = spec.model_copy(update={"pod": "p0001", "index": 1, "seed": 9, "snapshot": digest, "replicas": 1})
+    output, _ = run(tmp_path, child)
+    assert output.snapshot != parent.snapshot
+    assert set(load(output.snapshot)) == set(load(parent.snapshot))
