@@ -286,7 +286,9 @@ class MarketTensors:
             "session must not decrease": (self.session.diff() >= 0).all(),
             "benchmark must be finite and positive": (self.benchmark > 0).all() & self.benchmark.isfinite().all(),
             # in blocks: `isfinite` makes a copy of what it looks at
-            "features must be finite": all(bool(block.isfinite().all()) for block in self.features.split(8192)),
+            "features must be finite": all(
+                bool(self.features[at : at + 8192].isfinite().all()) for at in range(0, self.num_bars, 8192)
+            ),
             "context must be finite": self.context.isfinite().all(),
             "prices must be positive, or NaN where not listed": ((self.close > 0) | self.close.isnan()).all()
             & ((self.open > 0) | self.open.isnan()).all()
