@@ -5,7 +5,7 @@ result = simulate(load_policy(path), market.split().test, settings, name="ensemb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -47,6 +47,17 @@ def simulate(
         return action.detach()
 
     return simulate_rule(decide, market, settings, name=name, progress=progress, note=note, exact=exact)
+
+
+def simulate_windows(
+    policy: Policy,
+    windows: Mapping[str, MarketTensors],
+    settings: EnvSettings,
+    *,
+    progress: Progress | None = None,
+) -> dict[str, BacktestResult]:
+    """`simulate` over several windows, each with an account of its own; name of the window -> result."""
+    return {name: simulate(policy, market, settings, name=name, progress=progress) for name, market in windows.items()}
 
 
 def simulate_rule(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -61,17 +63,17 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
         raise BacktestError(f"{sessions} sessions are too few for a tear sheet; it needs {LEAST_SESSIONS}")
     inputs = tear_sheet_inputs(stored, strategy)
     inputs.pop("transactions")  # hundreds of thousands of minute fills: turnover is in our own report
-    import matplotlib
+    with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # pyfolio imports and draws with many, and prints its tables as objects
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
-    try:
-        import pyfolio
-    except ImportError:
-        raise BacktestError("the tear sheet needs pyfolio; install it with `pip install fintrader[report]`") from None
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+        try:
+            import pyfolio
+        except ImportError:
+            raise BacktestError("a tear sheet needs pyfolio; install it with `pip install fintrader[report]`") from None
         positions = inputs.pop("positions")
         figure = pyfolio.create_returns_tear_sheet(**inputs, positions=positions, return_fig=True)
         with atomic_file(path) as file:

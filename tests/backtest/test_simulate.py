@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fintrader.backtest import BacktestResult, simulate
+from fintrader.backtest.simulate import simulate_windows
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError
@@ -155,6 +156,14 @@ def test_what_cannot_be_traded_is_a_typed_error() -> None:
         simulate(lambda obs: torch.full((1, 3), math.nan), market, EnvSettings())
     with pytest.raises(BacktestError, match="3 assets"):
         simulate(lambda obs: torch.zeros(1, 2), market, EnvSettings())
+
+
+def test_windows_are_simulated_alone() -> None:
+    market, settings = make_market(90, 4), EnvSettings()
+    found = simulate_windows(noisy_policy(4), market.split()._asdict(), settings)
+    assert list(found) == ["train", "validation", "test"]
+    alone = simulate(noisy_policy(4), market.split().test, settings)
+    assert (found["test"].equity == alone.equity).all()
 
 
 def test_no_gradient_is_built() -> None:

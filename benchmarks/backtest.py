@@ -1,0 +1,138 @@
+"""How long a backtest takes: simulation, overfitting, assessment, report.
+
+    python benchmarks/backtest.py [--bars 98700] [--assets 100] [--members 10] [--save]
+
+One account over `bars` minutes of `assets` stocks, traded by an ensemble of `members` networks of the default shape,
+deciding every 30 minutes (as configs/nasdaq100_2016.yaml does) and every minute (over five sessions, because
+that measures the networks). Each is run through the numpy ledger and, over the first bars, through the
+environment itself, which must agree to the last bit. CSCV runs over 16 blocks of 100 strategies by `bars` returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import finish
+
+from fintrader.agents.heads import HeadSettings
+from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
+from fintrader.backtest import simulate, simulate_baselines, write_backtest
+from fintrader.backtest.significance import backtest_overfitting
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.seeding import generator
+
+SESSION = 390
+
+
+def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTensors:
+    """Random walks on whole sessions."""
+    draw = generator(seed, "benchmark-market")
+    steps = 0.0006 * torch.randn(bars, assets, generator=draw)
+    close = 50 * torch.exp(steps.cumsum(0))
+    session = torch.arange(bars) // SESSION
+    day = 86_400_000_000_000
+    minutes = 1_577_975_400_000_000_000 + session * day + (torch.arange(bars) % SESSION) * 60_000_000_000
+    return MarketTensors(
+        open=torch.cat([close[:1], close[:-1]]),
+        close=close,
+        features=torch.randn(bars, assets, features, generator=draw),
+        context=torch.randn(bars, 4, generator=draw),
+        tradable=torch.ones(bars, assets, dtype=torch.bool),
+        member=torch.ones(bars, assets, dtype=torch.bool),
+        session=session,
+        minutes=minutes,
+        benchmark=close.double().mean(1),
+        symbols=tuple(f"S{n:03d}" for n in range(assets)),
+        feature_names=tuple(f"f{k}" for k in range(features)),
+        context_names=("c0", "c1", "c2", "c3"),
+    )
+
+
+def timed(what: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Wall seconds, processor seconds (what the work takes when nobody else computes), result."""
+    start, used = time.perf_counter(), time.process_time()
+    result = what()
+    return time.perf_counter() - start, time.process_time() - used, result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bars", type=int, default=98_700)
+    parser.add_argument("--assets", type=int, default=100)
+    parser.add_argument("--features", type=int, default=10)
+    parser.add_argument("--members", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+
+    market = make_market(options.bars, options.assets, options.features, options.seed)
+    layout = ObservationLayout(options.assets, options.features, 4)
+    torch.manual_seed(options.seed)
+    members = [ActorPolicy(layout, NetworkSettings(), HeadSettings()) for _ in range(options.members)]
+    ensemble = EnsemblePolicy(members).eval().requires_grad_(False)
+    half_hour = EnvSettings(decision_interval=30, cost_bps=2.0)
+    minute = half_hour.model_copy(update={"decision_interval": 1})
+
+    start = market.window(0, min(20 * SESSION, options.bars))
+    ensemble(torch.zeros(1, layout.width))  # the first call sets torch up
+    _, ledger_seconds, fast = timed(lambda: simulate(ensemble, start, half_hour))
+    _, env_seconds, exact = timed(lambda: simulate(ensemble, start, half_hour, exact=True))
+    if not (fast.equity == exact.equity).all():
+        raise SystemExit("the two ledgers differ")
+
+    simulation_seconds, simulation_cpu, result = timed(lambda: simulate(ensemble, market, half_hour, name="ensemble"))
+    part = market.window(0, min(5 * SESSION, options.bars))
+    _, minute_seconds, _ = timed(lambda: simulate(ensemble, part, minute))
+    metrics_seconds, _, _ = timed(lambda: result.metrics)
+    baseline_seconds, baseline_cpu, baselines = timed(lambda: simulate_baselines(market, half_hour, every=True))
+    noise = np.random.default_rng(options.seed).normal(size=(options.bars, 100))
+    cscv_seconds, cscv_cpu, overfit = timed(lambda: backtest_overfitting(noise, blocks=16))
+    daily = np.random.default_rng(options.seed).normal(0, 0.01, (60, 80))
+    with tempfile.TemporaryDirectory() as folder:
+        report_seconds, report_cpu, _ = timed(
+            lambda: write_backtest(
+                Path(folder),
+                {"ensemble": result, **baselines},
+                context={"trials": 80},
+                trial_returns=daily,
+                market=market,
+                settings=half_hour,
+            )
+        )
+        report_bytes = (Path(folder) / "report.html").stat().st_size
+    figures = {
+        "bars": options.bars,
+        "assets": options.assets,
+        "members": options.members,
+        "threads": torch.get_num_threads(),
+        "simulation_seconds": round(simulation_seconds, 2),
+        "simulation_cpu_seconds": round(simulation_cpu, 2),
+        "simulation_decision_minutes": 30,
+        "minute_decisions_per_cpu_second": round((len(part) - 1) / minute_seconds, 1),
+        "metrics_seconds": round(metrics_seconds, 2),
+        "baselines_seconds": round(baseline_seconds, 2),
+        "baselines_cpu_seconds": round(baseline_cpu, 2),
+        "ledger_speedup": round(env_seconds / ledger_seconds, 2),
+        "cscv_seconds": round(cscv_seconds, 2),
+        "cscv_cpu_seconds": round(cscv_cpu, 2),
+        "cscv_probability": overfit.probability,
+        "report_seconds": round(report_seconds, 2),
+        "report_cpu_seconds": round(report_cpu, 2),
+        "report_mib": round(report_bytes / 2**20, 2),
+    }
+    for name, value in figures.items():
+        print(f"{name:32s} {value}")
+    finish("backtest", figures, seed=options.seed, save=options.save)
+
+
+if __name__ == "__main__":
+    main()
