@@ -70,6 +70,7 @@ def show(figure: go.Figure, key: str, *, height: int | None = None, title: bool 
 def dressed(figure: go.Figure, *, dark: bool, height: int | None = None, title: bool = False) -> go.Figure:
     """A figure without colours of its own for paper, grid and text, its lines in tones that suit the background."""
     decimation.fit(figure)
+    _spread_ticks(figure.layout.xaxis)
     plain = figure.to_plotly_json()
     layout = plain.get("layout", {})
     for name in _BARE:
@@ -91,6 +92,20 @@ def dressed(figure: go.Figure, *, dark: bool, height: int | None = None, title: 
     if dark:
         plain = _recoloured(plain)
     return go.Figure(plain, skip_invalid=True)
+
+
+def _spread_ticks(axis: Any) -> None:
+    """Drop labels of given ticks that stand closer than an eighth of the axis: a phone has no room for them."""
+    if axis.ticktext is None or axis.tickvals is None:
+        return
+    places = [float(place) for place in axis.tickvals]
+    kept: list[int] = []
+    for k, place in enumerate(places):
+        if not kept or place - places[kept[-1]] >= (places[-1] - places[0]) / 7:
+            kept.append(k)
+    texts = list(axis.ticktext)
+    axis.tickvals = [places[k] for k in kept]
+    axis.ticktext = [texts[k] for k in kept]
 
 
 def _recoloured(value: Any) -> Any:

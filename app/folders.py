@@ -131,12 +131,16 @@ class Folder:
         except UnicodeDecodeError:
             raise DamagedFileError(f"{'/'.join(parts)} is not UTF-8 text") from None
 
-    def json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-        """A JSON object. Raises DamagedFileError for anything else."""
+    def any_json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> Any:
+        """A JSON value. Raises DamagedFileError for anything else."""
         try:
-            value = json.loads(self.text(*parts, limit=limit))
+            return json.loads(self.text(*parts, limit=limit))
         except (ValueError, RecursionError):
             raise DamagedFileError(f"{'/'.join(parts)} is not valid JSON; delete it and run again") from None
+
+    def json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+        """A JSON object. Raises DamagedFileError for anything else."""
+        value = self.any_json(*parts, limit=limit)
         if not isinstance(value, dict):
             raise DamagedFileError(f"{'/'.join(parts)} holds {type(value).__name__}, expected an object")
         return value

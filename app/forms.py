@@ -110,7 +110,7 @@ def draw(model: type[BaseModel], draft: Draft, key: str, *, skip: tuple[str, ...
     simple = [n for n, f in model.model_fields.items() if n not in skip and not is_models(optional(f.annotation)[0])]
     nested = [n for n in model.model_fields if n not in skip and n not in simple]
     for row in range(0, len(simple), 2):
-        for place, name in zip(st.columns(2), simple[row : row + 2], strict=False):
+        for place, name in zip(st.columns(2, vertical_alignment="bottom"), simple[row : row + 2], strict=False):
             with place:
                 widget(model.model_fields[name], name, draft, f"{key}.{name}")
     for name in nested:

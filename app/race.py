@@ -47,36 +47,40 @@ def planned_pods(folder: Folder) -> int | None:
     return pods if isinstance(pods, int) and not isinstance(pods, bool) and pods > 0 else None
 
 
-def pace(pods: pd.DataFrame, planned: int | None, *, alive: bool, now: float | None = None) -> Pace:
-    """Counts and rates of a race. `now` (seconds since 1970) counts for a run that is alive only."""
+def pace(
+    pods: pd.DataFrame,
+    planned: int | None,
+    launched: dict[str, float] | None = None,
+    *,
+    alive: bool,
+    now: float | None = None,
+) -> Pace:
+    """Counts and rates of a race. `launched` (pods at work and since when) and `now` count only while it is alive."""
     now = time.time() if now is None else now
     if pods.empty:
         return Pace(planned, 0, 0, 0, 0, None, None, None, None)
     ended = pods[pods["finished"].notna()]
-    failed = int((pods["state"] == "failed").sum())
     running = int((pods["state"] == "running").sum()) if alive else 0
     scores = pd.to_numeric(pods["score"], errors="coerce")
-    best = number(float(scores.max())) if scores.notna().any() else None
-    if ended.empty:
-        return Pace(planned, len(pods), 0, failed, running, best, None, None, None)
-    begin, end = float(ended["started"].min()), float(ended["finished"].max())
-    elapsed = (now if alive else end) - begin
-    span = end - begin
-    steps = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum())
-    mean = float((ended["finished"] - ended["started"]).mean())
-    total = planned if planned is not None else len(pods)
-    to_come = max(0, total - len(ended))
-    left = mean * to_come / running if alive and running and to_come else None
+    begins = [*ended["started"].astype(float), *(launched or {}).values()]
+    elapsed = rate = left = None
+    if begins:
+        elapsed = (now if alive else float(ended["finished"].max())) - min(begins)
+    if len(ended):
+        span = float(ended["finished"].max() - ended["started"].min())
+        rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span if span > 0 else None
+        to_come = max(0, (planned if planned is not None else len(pods)) - len(ended))
+        left = float((ended["finished"] - ended["started"]).mean()) * to_come / running if running and to_come else None
     return Pace(
-        planned,
-        len(pods),
-        len(ended),
-        failed,
-        running,
-        best,
-        max(0.0, elapsed),
-        steps / span if span > 0 else None,
-        left,
+        planned=planned,
+        made=len(pods),
+        done=len(ended),
+        failed=int((pods["state"] == "failed").sum()),
+        running=running,
+        best=number(float(scores.max())) if scores.notna().any() else None,
+        elapsed_seconds=None if elapsed is None else max(0.0, elapsed),
+        steps_per_second=rate,
+        left_seconds=left,
     )
 
 

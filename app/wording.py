@@ -125,5 +125,5 @@ def without_secrets(text: str) -> str:
 
 def human(name: str) -> str:
     """`learning_rate` as `Learning rate`."""
-    words = name.replace("_", " ").replace(".", " · ").strip()
+    words = name.replace("_", " ").replace(".", " · ").replace(" usd", " USD").strip()
     return words[:1].upper() + words[1:]

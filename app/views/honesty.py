@@ -23,6 +23,12 @@ NOTES = {
     "(Bailey and López de Prado 2014); 0.95 is convincing",
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
+KINDS = {
+    "fill": "Where orders fill",
+    "delay_bars": "Orders delayed, bars",
+    "start_sessions": "Start shifted, sessions",
+    "without": "Without a symbol",
+}
 LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
 
 
@@ -51,7 +57,9 @@ def render(runs: RunsFolder) -> None:
         with guarded():
             control(report, stored)
     with guarded():
-        costs(stored)
+        sensitivity(folder, stored)
+    with guarded():
+        lookahead(folder)
     with guarded():
         selection(folder)
     provenance(run, stored)
@@ -270,6 +278,67 @@ def control(report: dict[str, Any], stored: Backtest) -> None:
         return
     name = str(report.get("strategy", ""))
     metric_table.paper_table({name: stored.metrics.get(name, {}), "control": metrics}, "honesty_control")
+
+
+def sensitivity(folder: Folder, stored: Backtest) -> None:
+    """What the result survives: whole simulations with one choice changed, where they were run."""
+    try:
+        rows = folder.any_json("backtest", "sensitivity.json")
+    except NotThereError:
+        rows = []
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    swept = [(cost_of(row), number(row.get("cumulative_return"))) for row in rows if row.get("kind") == "cost_bps"]
+    points = sorted((x, y) for x, y in swept if x is not None and y is not None)
+    if len(points) < 2:
+        costs(stored)
+    else:
+        st.subheader("Costs", anchor=False)
+        line = (np.array([x for x, _ in points]), np.array([y for _, y in points]))
+        figure = charts.lines({"result": line}, x_title="proportional cost, bps of notional", percent=True, height=300)
+        figure.update_traces(mode="lines+markers")
+        figure.add_hline(y=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
+        charts.show(figure, "honesty_sweep")
+        st.caption("Return of the test window; every point is a whole simulation at that cost.")
+    others = [row for row in rows if row.get("kind") in KINDS]
+    if not others:
+        return
+    st.subheader("One choice changed at a time", anchor=False)
+    table = [
+        {
+            "Choice": KINDS[str(row["kind"])],
+            "Setting": f"{row.get('setting')}" + (" (as run)" if row.get("chosen") is True else ""),
+            "Return": percent(row.get("cumulative_return")),
+            "Sharpe": ratio(row.get("sharpe")),
+        }
+        for row in others
+    ]
+    config = {name: st.column_config.TextColumn(alignment="right") for name in ("Return", "Sharpe")}
+    frame = pd.DataFrame(table)
+    st.dataframe(frame, hide_index=True, width="stretch", height=300, key="honesty_choices", column_config=config)
+
+
+def cost_of(row: dict[str, Any]) -> float | None:
+    try:
+        return float(str(row.get("setting")))
+    except ValueError:
+        return None
+
+
+def lookahead(folder: Folder) -> None:
+    """Whether anything up to a bar depends on what comes after it."""
+    st.subheader("Look-ahead check", anchor=False)
+    try:
+        report = folder.json("lookahead.json")
+    except NotThereError:
+        st.info("Not stored with this run. The check changes the future and compares everything before it:")
+        st.code(f"fintrader lookahead {folder.root.parent.name}/{folder.root.name}/config.yaml", language="bash")
+        return
+    leaks = report.get("leaks")
+    if isinstance(leaks, list) and not leaks:
+        st.success("No look-ahead was found.", icon=":material/check_circle:")
+    elif isinstance(leaks, list):
+        st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
+        st.dataframe(pd.DataFrame([{"Leak": str(leak)} for leak in leaks[:200]]), hide_index=True, width="stretch")
 
 
 def costs(stored: Backtest) -> None:

@@ -67,14 +67,32 @@ def compose(runs: RunsFolder) -> None:
     first = next((k for k, name in enumerate(names) if "quickstart" in name), 0)
     source = st.selectbox("Start from", names, index=first, key="new_source")
     draft = drafted(runs, source, options[source])
+    top = st.container()  # filled last: whether the form is valid, and the button that needs it to be
     section = parts(SECTIONS, "section")
     with st.container(border=True):
         edit(section, draft, source)
-    settings = check(runs, draft)
     if section == "yaml":
         st.caption("What the form amounts to; the same file works with `fintrader run`.")
         st.code(without_secrets(text_of(draft)), language="yaml")
-    if st.button("Start", type="primary", icon=":material/play_arrow:", disabled=settings is None, key="new_start"):
+    with top:
+        begin(runs, draft)
+
+
+def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
+    """The verdict on the draft, and the button."""
+    left, right = st.columns([4, 1], vertical_alignment="center")
+    with left:
+        settings = check(runs, draft)
+    with right:
+        pressed = st.button(
+            "Start",
+            type="primary",
+            icon=":material/play_arrow:",
+            disabled=settings is None,
+            key="new_start",
+            width="stretch",
+        )
+    if pressed:
         job = jobs.start(runs, str(draft["name"]), text_of(draft))
         st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
 

@@ -8,7 +8,7 @@ import streamlit as st
 from app import artifacts, charts, metric_table
 from app.board import board_table
 from app.folders import NotThereError, RunsFolder
-from app.shell import STATUS, go, guarded, linked, page, remember
+from app.shell import STATUS, go, guarded, linked, page, remember, sentence
 from app.summary import Summary, summaries
 from app.wording import duration, moment, number, plain, without_secrets
 
@@ -84,7 +84,7 @@ def render(runs: RunsFolder) -> None:
     else:
         name = st.session_state[linked("run", list(by_name))]
         remember("run", name)
-    actions(name, picked)
+    actions(by_name[name], picked)
     with guarded():
         preview(runs, by_name[name])
 
@@ -109,14 +109,17 @@ def filtered(found: list[Summary]) -> list[Summary]:
     return [run for run in found if words in run.name.lower() and (not states or run.status in states)]
 
 
-def actions(name: str, picked: list[str]) -> None:
+def actions(run: Summary, picked: list[str]) -> None:
     """Where to go from here."""
+    name, done = run.name, bool(run.metrics)
     with st.container(horizontal=True, gap="small"):
-        if st.button("Backtest", icon=":material/show_chart:", type="primary"):
+        if st.button(
+            "Backtest", icon=":material/show_chart:", type="primary" if done else "secondary", disabled=not done
+        ):
             go("backtest.py", run=name)
-        if st.button("Tournament", icon=":material/trophy:"):
+        if st.button("Tournament", icon=":material/trophy:", type="secondary" if done else "primary"):
             go("tournament.py", run=name)
-        if st.button("Honesty", icon=":material/balance:"):
+        if st.button("Honesty", icon=":material/balance:", disabled=not done):
             go("honesty.py", run=name)
         several = 2 <= len(picked) <= 8
         if st.button(
@@ -138,7 +141,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         stored = artifacts.backtest(folder)
     except NotThereError as waiting:
         if run.status != "broken":
-            st.info(plain(waiting), icon=":material/hourglass_empty:")
+            st.info(sentence(waiting), icon=":material/hourglass_empty:")
     else:
         main = stored.strategies[0]
         versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
@@ -156,7 +159,8 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
     with guarded():
         board = artifacts.leaderboard(folder)
-        st.caption(f"Leaderboard: the best {len(board)} pods by their validation score")
+        if len(board):
+            st.caption(f"Leaderboard: the best {len(board)} pods by their validation score")
         board_table(board, "preview_board")
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")

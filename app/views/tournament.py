@@ -41,7 +41,8 @@ def draw(run: Summary, folder: Folder) -> None:
         events = artifacts.events(folder)
     except NotThereError:
         events = []
-    numbers(race.pace(pods, race.planned_pods(folder), alive=alive), alive)
+    launched = race.at_work(events) if alive else {}
+    numbers(race.pace(pods, race.planned_pods(folder), launched, alive=alive), alive)
     if pods.empty:
         st.info("No pod has been made yet.", icon=":material/hourglass_empty:")
         return
@@ -62,7 +63,6 @@ def draw(run: Summary, folder: Folder) -> None:
             if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
                 go("pod.py", pod=pod)
     st.subheader("Pods on the time line", anchor=False)
-    launched = race.at_work(events) if alive else {}
     if pods["started"].notna().any() or launched:
         charts.show(race.timeline_figure(pods, launched, now=time.time()), "race_timeline")
     lost_pods(pods, events)
@@ -122,6 +122,8 @@ def drift(pods: pd.DataFrame) -> None:
     name = choose("Setting", list(values.columns), "setting", label_visibility="collapsed", format_func=human)
     if pods["score"].notna().any():
         charts.show(race.drift_figure(pods, values[name], name), "race_drift")
+    else:
+        st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
 
 
 def event_table(events: list[dict[str, object]]) -> None:
