@@ -130,7 +130,7 @@ def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
 
 def timed_turns() -> list[float]:
     """Make every reconcile note how long it took."""
-    from fintrader.tournament.orchestrator import Orchestrator
+    from fintrader.tournament.reconcile import Orchestrator
 
     turns: list[float] = []
     reconcile = Orchestrator.reconcile
@@ -179,7 +179,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     """Results taken in per second, durable (log and database synced) before the next burst, `burst` at a time."""
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Leaderboard
-    from fintrader.tournament.orchestrator import _applied
+    from fintrader.tournament.reconcile import applied_event
     from fintrader.tournament.updater import Board, Entry, submit
 
     run = RunFolder(home / "submissions")
@@ -196,7 +196,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     begun = time.perf_counter()
     for start in range(0, count, burst):
         entries = [Entry(specs[k], results[k]) for k in range(start, min(start + burst, count))]
-        log.append(*[_applied(e, start + k, submit(board, e)) for k, e in enumerate(entries)])
+        log.append(*[applied_event(e, start + k, submit(board, e)) for k, e in enumerate(entries)])
         index.write_turn((), entries, start, ())
     seconds = time.perf_counter() - begun
     index.close()

@@ -14,7 +14,7 @@ from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.updater import Entry
 
 if TYPE_CHECKING:
-    from fintrader.tournament.orchestrator import Orchestrator
+    from fintrader.tournament.reconcile import Orchestrator
 
 ROWS, EVENTS = 8, 4
 _TOLD = frozenset(

@@ -86,7 +86,7 @@ def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path)
 
 
 def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STUB_SECONDS", "0.8")
+    monkeypatch.setenv("STUB_SECONDS", "2")
     run = RunFolder(tmp_path)
     local = launcher(run)
     try:
@@ -106,7 +106,7 @@ def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path, monkeypatch: pyt
 def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STUB_SECONDS", "0.6")
+    monkeypatch.setenv("STUB_SECONDS", "3")
     places = [Slot("x"), Slot("y")]
     local = launcher(RunFolder(tmp_path), places)
     try:

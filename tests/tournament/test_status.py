@@ -15,7 +15,7 @@ from fintrader.tournament import lease
 from fintrader.tournament.control import Control, scale
 from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.leaderboard import canonical
-from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.status import compare, lineage, rebuild, replay, status
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs
@@ -153,7 +153,7 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(
 ) -> None:
     import psutil
 
-    monkeypatch.setenv("STUB_SECONDS", "0.4")
+    monkeypatch.setenv("STUB_SECONDS", "1")
     run = RunFolder(tmp_path / "b")
     wished: list[int] = []
 

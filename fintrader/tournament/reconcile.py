@@ -1,0 +1,378 @@
+"""The reconcile loop: bring the run's folder, turn by turn, to where the settings want it.
+
+    desired pods = f(capacity, budget, store)
+
+It keeps no state of its own. Whatever it knows it derives from the pods' immutable files and the event log, so
+starting, resuming and recovering from a kill are one code path: an empty board, to which the stored results are
+applied one after another, making each pod's spec at exactly the moment its scheduler prescribes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from fintrader.errors import TournamentError
+from fintrader.progress import Progress
+from fintrader.runs import file_sha256
+from fintrader.tournament import lease as leases
+from fintrader.tournament import view
+from fintrader.tournament.control import Control
+from fintrader.tournament.events import EventLog
+from fintrader.tournament.generational import Scheduler
+from fintrader.tournament.generator import Breeder
+from fintrader.tournament.launchers import Launcher, PodFailure
+from fintrader.tournament.leaderboard import open_or_replace
+from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import Board, Entry, Verdict, submit
+
+HOPELESS = 3
+"""Pods that may fail before any succeeds, beyond those under way at once."""
+LAUNCHES = 32
+"""Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
+CHATTY = 100
+"""Tournaments of at most so many pods get a line a result."""
+PACE_SECONDS = 0.05
+"""Turns follow each other no faster; what arrives meanwhile is made durable together."""
+
+
+class Orchestrator:
+    """One holder of the lease. `race` runs it to the end; `reconcile` is one turn."""
+
+    def __init__(
+        self,
+        settings: TournamentSettings,
+        store: RunStore,
+        lease: leases.Lease,
+        scheduler: Scheduler,
+        breeder: Breeder,
+        launcher: Launcher,
+    ) -> None:
+        self.settings, self.store, self.lease = settings, store, lease
+        self.scheduler, self.breeder, self.launcher = scheduler, breeder, launcher
+        self.log = EventLog(store.run.events)
+        self.index, replaced = open_or_replace(store.run.leaderboard)
+        self.control = Control(store.run)
+        self.board = Board(settings.leaderboard_size)
+        self.specs: list[PodSpec] = []
+        self.arrived: dict[str, PodResult] = {}
+        """Results that are stored but not yet applied, in order of arrival."""
+        self.waiting: list[PodSpec] = []
+        self.running: dict[str, Future[PodResult]] = {}
+        self.lost: dict[str, int] = {}
+        self.reconciles = 0
+        self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
+        self._ended: list[tuple[str, Future[PodResult]]] = []
+        self._events: list[dict[str, Any]] = []
+        self._states: dict[str, tuple[str, str, int, str, str]] = {}
+        self._new_specs: list[PodSpec] = []
+        self._new_entries: list[Entry] = []
+        self._idle_since: float | None = None
+        self._turn_began = 0.0
+        self._more_to_start = False
+        if replaced:
+            self._events.append({"event": "leaderboard_damaged", "detail": "moved aside and made again"})
+
+    # --- start -----------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Derive everything from the store. The database is made again, whatever state it was in."""
+        self.store.sweep()
+        self.specs = self.store.unbroken_specs()
+        for event in self.log.of("lost"):
+            self.lost[str(event["pod"])] = self.lost.get(str(event["pod"]), 0) + 1
+        results = self._whole_results()
+        known = [str(event["pod"]) for event in self.log.of("applied")]
+        order = [pod for pod in dict.fromkeys(known) if pod in results]
+        order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
+        self.arrived = {pod: results[pod] for pod in order}
+        self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
+        logged = set(known)
+        made = len(self.specs)
+        self.specs, everything = [], self.specs
+        self._advance(everything)
+        self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.board.applied)
+        self._new_entries.clear()
+        self._events = [e for e in self._events if e["event"] != "applied" or e["pod"] not in logged]
+        self._new_specs = self.specs[made:]
+        if made:
+            self._events.append({"event": "resumed", "token": self.lease.token, "results": len(results)})
+        else:
+            self._events.append({"event": "started", "token": self.lease.token, "seed": self.breeder.seed})
+        self._flush()
+
+    def _whole_results(self) -> dict[str, PodResult]:
+        """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again."""
+        whole = {}
+        for spec in self.specs:
+            if not self.store.has_result(spec.pod):
+                continue
+            problem = ""
+            try:
+                result = self.store.read_result(spec.pod)
+            except TournamentError as error:
+                problem = str(error)
+            else:
+                policy = self.store.run.pod(spec.pod) / "policy.safetensors"
+                if result.spec != spec.digest:
+                    problem = "belongs to another spec"
+                elif result.snapshot is not None and not self.store.intact(result.snapshot):
+                    problem = "its snapshot is missing or damaged"
+                elif result.policy is not None and (not policy.exists() or file_sha256(policy) != result.policy):
+                    problem = "its policy is missing or damaged"
+                else:
+                    whole[spec.pod] = result
+            if problem:
+                self.store.set_aside(spec.pod)
+                self._events.append({"event": "damaged", "pod": spec.pod, "detail": problem})
+        return whole
+
+    # --- the loop --------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Every pod asked for has been applied."""
+        return len(self.board.applied) >= self.settings.pods
+
+    def race(self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None) -> None:
+        """Reconcile until all pods have a result."""
+        self.recover()
+        if not self.finished and self._capacity() < 1:
+            raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
+        told = len(self.log.records)
+        with progress.task("tournament", total=self.settings.pods, unit="pods") as task:
+            progress.show(lambda: view.render(self))
+            task.resume_at(len(self.board.applied))
+            while not self.finished:
+                self.reconcile()
+                if watch is not None:
+                    watch(self)
+                told = self._tell(progress, told)
+                task.update(self._done_share(), note=self._note())
+                self._wait(0.5)
+            progress.show(None)
+
+    def reconcile(self) -> None:
+        """One turn: take what arrived, apply what is due, make specs, start and stop pods."""
+        self.reconciles += 1
+        self._turn_began = time.monotonic()
+        self.lease.check()
+        self._rescale()
+        self.launcher.tick()
+        self._collect()
+        self._advance()
+        self._place()
+        self._flush()
+        self._despair()
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until a pod ends, at most `seconds`; not at all while there are pods to start."""
+        if self.finished:
+            return
+        with contextlib.suppress(queue.Empty):
+            self._ended.append(self._inbox.get(timeout=0.001 if self._more_to_start else seconds))
+        time.sleep(max(0.0, self._turn_began + PACE_SECONDS - time.monotonic()))
+
+    def _rescale(self) -> None:
+        if self.control.changed():
+            self.launcher.resize(self.control.pods or self.settings.workers)
+            self._events.append({"event": "capacity", "pods": self._capacity()})
+
+    def _capacity(self) -> int:
+        return self.launcher.capacity()
+
+    def _collect(self) -> None:
+        """Futures that ended since the last turn."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended.append(self._inbox.get_nowait())
+        ended, self._ended = self._ended, []
+        for pod, future in ended:
+            self.running.pop(pod, None)
+            error = future.exception()
+            if error is None:
+                self.arrived[pod] = future.result()
+            elif isinstance(error, PodFailure):
+                self._lose(pod, error)
+            else:
+                raise error
+
+    def _lose(self, pod: str, failure: PodFailure) -> None:
+        """A pod came to nothing: try again, or note it as failed."""
+        spec = self.specs[int(pod[1:])]
+        if self.store.has_result(pod):  # it had published before it died
+            self.arrived[pod] = self.store.read_result(pod)
+            return
+        if failure.reason == "fenced":
+            raise TournamentError(failure.detail)
+        if failure.reason == "disk_full":
+            raise OSError(errno.ENOSPC, failure.detail)
+        if failure.reason == "drained":
+            self._requeue(spec)
+            self._events.append({"event": "drained", "pod": pod})
+            return
+        if failure.reason == "snapshot" and spec.snapshot and not self.store.intact(spec.snapshot):
+            raise TournamentError(
+                f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command again, "
+                f"which trains {spec.parent} anew"
+            )
+        lost = self.lost[pod] = self.lost.get(pod, 0) + 1
+        self._events.append(
+            {"event": "lost", "pod": pod, "attempt": lost, "reason": failure.reason, "detail": failure.detail}
+        )
+        if lost <= self.settings.retries:
+            self._requeue(spec, failure.reason)
+            return
+        now = time.time()
+        self.arrived[pod] = self.store.write_result(
+            PodResult(
+                pod=pod,
+                status="failed",
+                reason=failure.reason,
+                detail=failure.detail,
+                spec=spec.digest,
+                started=now,
+                finished=now,
+                attempts=lost,
+            )
+        )
+
+    def _requeue(self, spec: PodSpec, reason: str = "") -> None:
+        self.waiting.append(spec)
+        self.waiting.sort(key=lambda one: one.index)
+        self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason, "")
+
+    def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
+        """Apply what is due and make the specs that are due, step by step, each seeing exactly what it should."""
+        self._make_due(stored)
+        while (result := self._due()) is not None:
+            entry = Entry(self.specs[int(result.pod[1:])], result)
+            place = len(self.board.applied)
+            verdict = submit(self.board, entry)
+            if verdict.new:
+                self._new_entries.append(entry)
+                self._events.append(applied_event(entry, place, verdict))
+            self._make_due(stored)
+        for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
+            self.specs.append(spec)
+
+    def _due(self) -> PodResult | None:
+        """The next result in the scheduler's order, if it is there."""
+        for pod in self.arrived:
+            position = self.scheduler.position(int(pod[1:]))
+            if position is None or position == len(self.board.applied):
+                return self.arrived.pop(pod)
+        return None
+
+    def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
+        """Specs whose moment is now: stored ones are read back, missing ones made."""
+        while len(self.specs) < self.settings.pods:
+            index = len(self.specs)
+            needs = self.scheduler.needs(index)
+            if index < len(stored):
+                if needs is not None and needs > len(self.board.applied):
+                    return
+                self.specs.append(stored[index])
+            elif needs is None or needs > len(self.board.applied):
+                return
+            else:
+                self._make(index)
+
+    def _make(self, index: int) -> None:
+        spec = self.scheduler.make(index, self.board, self.breeder)
+        self.store.write_spec(spec)
+        self.specs.append(spec)
+        self.waiting.append(spec)
+        self._new_specs.append(spec)
+        self._events.append(
+            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
+        )
+
+    def _place(self) -> None:
+        """Start pods while there is room; by arrival, the next spec is made only now, from the newest board."""
+        vacant = self._capacity() - len(self.running)
+        room = min(vacant, LAUNCHES)
+        self._more_to_start = False
+        while room > 0:
+            if not self.waiting:
+                index = len(self.specs)
+                if index >= self.settings.pods or self.scheduler.needs(index) is not None:
+                    return
+                self._make(index)
+            spec = self.waiting.pop(0)
+            attempt = self.lost.get(spec.pod, 0) + 1
+            future = self.launcher.submit(spec, attempt=attempt)
+            self.running[spec.pod] = future
+            future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
+            self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt})
+            self._states[spec.pod] = (spec.pod, "running", attempt, "", "")
+            room -= 1
+        self._more_to_start = vacant > LAUNCHES
+
+    def _flush(self) -> None:
+        """Make this turn durable: one sync of the log, one transaction."""
+        self.log.append(*self._events)
+        first = len(self.board.applied) - len(self._new_entries)
+        self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())
+        self._events, self._new_specs, self._new_entries, self._states = [], [], [], {}
+
+    def _despair(self) -> None:
+        """Stop when nothing can come of it."""
+        applied = self.board.applied
+        failed = sum(1 for entry in applied if entry.result.status == "failed")
+        if 0 < failed == len(applied) and (self.finished or failed >= self.settings.pool_size + HOPELESS):
+            last = applied[-1].result
+            raise TournamentError(
+                f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
+                f"(see {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try again"
+            )
+        if self.running or self._capacity() > 0 or self.finished:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+            self.log.append({"event": "no_capacity"})
+        elif time.monotonic() - self._idle_since > self.settings.hang_seconds:
+            raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
+
+    # --- what can be seen ------------------------------------------------------------------------------
+
+    def _tell(self, progress: Progress, told: int) -> int:
+        """One line for each result (of a small tournament) and each mishap since `told`."""
+        for event in self.log.records[told:]:
+            small = self.settings.pods <= CHATTY and event["event"] == "applied"
+            if small or event["event"] in ("lost", "damaged", "capacity", "no_capacity"):
+                progress.say(f"  {view.describe(event)}")
+        return len(self.log.records)
+
+    def _done_share(self) -> float:
+        shares = [min(1.0, progress.share) for progress in self.launcher.progress().values()]
+        return min(self.settings.pods, len(self.board.applied) + sum(shares))
+
+    def _note(self) -> str:
+        best = f"best {self.board.rows[0].score:.3f} ({self.board.rows[0].spec.pod})" if self.board.rows else ""
+        return ", ".join(part for part in (f"{len(self.running)} at work", best) if part)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self.index.close()
+
+
+def applied_event(entry: Entry, place: int, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "event": "applied",
+        "pod": entry.spec.pod,
+        "epoch": entry.result.epoch,
+        "applied": place,
+        "status": entry.result.status,
+        "reason": entry.result.reason,
+        "score": entry.result.score,
+        "position": verdict.position,
+        "evicted": verdict.evicted,
+    }
