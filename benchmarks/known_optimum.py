@@ -20,9 +20,8 @@ Seconds are CPU seconds of this process with one thread, evaluations left out. T
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.common import finish  # noqa: E402
 from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
 from fintrader.envs.observation import ObservationLayout  # noqa: E402
 
@@ -132,21 +132,30 @@ COMMON: dict[str, Any] = {"head": DIRECT, "gamma": 0.9}
 ON: dict[str, Any] = {**COMMON, "noise": 0.2, "network": {"hidden": [32, 32], "activation": "tanh"}}
 OFF: dict[str, Any] = {
     **COMMON,
-    "network": {"hidden": [32, 32], "layer_norm": True},
-    "batch_size": 1024,
-    "buffer_size": 500_000,
+    "network": {"hidden": [32, 32], "layer_norm": True, "activation": "silu"},
+    "batch_size": 2048,
+    "buffer_size": 1_000_000,
     "learning_starts": 20_000,
-    "saturation_coef": 0.01,
+    "updates_per_step": 2.0,
+    "tau": 0.02,
     "learning_rate": 1e-3,
+}
+SOFT: dict[str, Any] = {
+    **OFF,
+    "network": {"hidden": [32], "activation": "silu"},
+    "learning_rate": 3e-3,
+    "initial_noise": 0.2,
+    "alpha": 0.01,
+    "tune_alpha": False,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {**ON, "num_steps": 16, "update_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-3},
-    "a2c": {**ON, "num_steps": 8, "learning_rate": 1e-3},
+    "a2c": {**ON, "num_steps": 16, "learning_rate": 5e-4},
     "apg": {**COMMON, "noise": 0.0, "num_steps": 16, "network": {"hidden": [32, 32], "activation": "tanh"}},
-    "ddpg": {**OFF, "noise": 0.2},
-    "td3": {**OFF, "noise": 0.2},
-    "sac": {**OFF, "initial_noise": 0.2, "alpha": 0.02, "target_entropy": -1.5},
-    "redq": {**OFF, "initial_noise": 0.2, "alpha": 0.02, "target_entropy": -1.5, "updates_per_step": 1.0},
+    "ddpg": {**OFF, "noise": 0.4},
+    "td3": {**OFF, "noise": 0.4},
+    "sac": {**SOFT, "updates_per_step": 1.0},
+    "redq": {**SOFT, "updates_per_step": 2.0},
 }
 
 
@@ -184,10 +193,8 @@ def learn(algo: str, *, realised: bool, seed: int, seconds: float, num_envs: int
         if not left:
             raise OutOfTime
 
-    try:
+    with contextlib.suppress(OutOfTime):
         train(agent, env, Budget(seconds=100 * seconds), on_progress=on_progress)
-    except OutOfTime:
-        pass
     return {"algo": algo, "reward": "realised" if realised else "expected", "seed": seed, "curve": curve}
 
 
@@ -206,20 +213,6 @@ def summary(runs: list[dict[str, Any]], marks: list[float]) -> dict[str, Any]:
     return figures
 
 
-def machine() -> str:
-    """What it ran on."""
-    return f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}"
-
-
-def commit() -> str:
-    """The checkout's commit."""
-    try:
-        command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,7 +220,6 @@ def main() -> None:
     parser.add_argument("--reward", nargs="+", default=["realised", "expected"], choices=["realised", "expected"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--set", default="{}", help="JSON laid over the algorithms' settings")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -244,7 +236,7 @@ def main() -> None:
                     realised=reward == "realised",
                     seed=seed,
                     seconds=options.seconds,
-                    num_envs=options.num_envs,
+                    num_envs=1024 if algo in ("ddpg", "td3", "sac", "redq") else 256,
                     marks=marks,
                 )
                 runs.append(run)
@@ -255,20 +247,12 @@ def main() -> None:
                     f"{last['env_steps']:,} steps",
                     flush=True,
                 )
-    result = {
-        "benchmark": "known_optimum",
-        "problem": "quadratic",
-        "figures": summary(runs, marks),
-        "runs": runs,
-        "machine": machine(),
-        "commit": commit(),
-        "seed": list(range(options.seeds)),
-    }
-    if options.save:
-        folder = ROOT / "benchmarks" / "results"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "known_optimum.json").write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name != "runs"}, sort_keys=True))
+    finish(
+        "known_optimum",
+        {"problem": "quadratic", "figures": summary(runs, marks), "runs": runs, "seeds": options.seeds},
+        seed=0,
+        save=options.save,
+    )
 
 
 if __name__ == "__main__":

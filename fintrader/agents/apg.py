@@ -194,10 +194,8 @@ class APG(BaseAgent):
     # --- state -----------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Tensor]:
-        running = self.rewards.running
-        return {} if running is None else {"running_return": running}
+        return self.present({"running_return": self.rewards.running})
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        running = state.get("running_return")
-        self.rewards.running = None if running is None else running.to(self.device).clone()
+        self.rewards.running = self.taken(state, "running_return")
         self.steps = []

@@ -42,6 +42,17 @@ class BaseAgent:
         self.modules = nn.ModuleDict()
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.generator = generator(seed, "agent", device=self.device)
+        self.whim: Tensor | None = None
+        """`[B, L]`: the last draw of persistent noise."""
+
+    def draw_noise(self, shape: torch.Size, persistence: float) -> Tensor:
+        """Standard normal noise, correlated by `persistence` with the last draw (an AR(1) process)."""
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        if persistence > 0:
+            if self.whim is not None and self.whim.shape == noise.shape:
+                noise = persistence * self.whim + (1 - persistence**2) ** 0.5 * noise
+            self.whim = noise
+        return noise
 
     def init_seed(self) -> int:
         """Seed of the initial weights."""
@@ -77,6 +88,16 @@ class BaseAgent:
         load_module(self.modules, below("modules", state), "agent state")
         for name, optimiser in self.optimisers.items():
             load_optimiser(optimiser, below(f"optimisers.{name}", state), "agent state")
+
+    @staticmethod
+    def present(state: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Those entries that are there."""
+        return {name: tensor for name, tensor in state.items() if tensor is not None}
+
+    def taken(self, state: Mapping[str, Tensor], name: str) -> Tensor | None:
+        """A copy of an entry of `extra_state()`, if it is there."""
+        tensor = state.get(name)
+        return None if tensor is None else tensor.to(self.device).clone()
 
     def extra_state(self) -> dict[str, Tensor]:
         """What belongs to one training only; subclasses add to it."""

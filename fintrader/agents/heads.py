@@ -46,6 +46,10 @@ class Head:
         self.latents = num_actions(layout) + self.aims
         """L: width of the latent."""
 
+    def persistence(self, setting: float | None) -> float:
+        """Correlation of exploration noise between decisions: the setting, or what suits the head."""
+        return (0.9 if self.aims else 0.0) if setting is None else setting
+
     def decode(self, obs: Tensor, latent: Tensor) -> Tensor:
         """Raw `obs [B, D]` and `latent [B, L]` to an action `[B, N]`."""
         if not self.aims:

@@ -51,6 +51,9 @@ class OffPolicySettings(Settings):
     """Updates for each step of the vector environment; 0.5 is one every second step."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the exploration noise on the latents."""
+    noise_persistence: float | None = Field(default=None, ge=0, lt=1)
+    """Correlation of the noise from one decision to the next, also while warming up: under trading costs a whim that
+    lasts is cheaper and tells more. None: 0.9 with the `aim` head, 0 elsewhere."""
     max_grad_norm: float = Field(default=10.0, gt=0)
     """Gradients longer than this are shortened to it."""
     saturation_coef: float = Field(default=5e-3, ge=0)
@@ -136,16 +139,20 @@ class OffPolicyAgent(BaseAgent):
     def act(self, obs: Tensor) -> Tensor:
         """Exploring actions `[B, N]`."""
         if self.warming_up and not self.has_parent:
-            shape = (obs.shape[0], self.head.latents)
-            self.latent = torch.rand(shape, generator=self.generator, device=self.device) * 2 - 1
+            # erf turns a normal draw into a uniform one
+            self.latent = torch.erf(self.whims(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
         else:
             self.latent = self.explore(self.normaliser(obs))
         return self.head.decode(obs, self.latent)
 
+    def whims(self, shape: torch.Size) -> Tensor:
+        """Standard normal exploration noise."""
+        return self.draw_noise(shape, self.head.persistence(self.settings.noise_persistence))
+
     def explore(self, obs: Tensor) -> Tensor:
         """Latents `[B, L]` for standardised observations: the actor's, plus Gaussian noise."""
         latent = torch.tanh(self.actor(obs)[0])
-        noise = torch.randn(latent.shape, generator=self.generator, device=self.device)
+        noise = self.whims(latent.shape)
         return (latent + self.settings.noise * noise).clamp(-1.0, 1.0)
 
     @torch.no_grad()
@@ -238,16 +245,14 @@ class OffPolicyAgent(BaseAgent):
 
     def extra_state(self) -> dict[str, Tensor]:
         state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
-        if self.rewards.running is not None:
-            state["running_return"] = self.rewards.running
+        state |= self.present({"running_return": self.rewards.running, "whim": self.whim})
         if self.ring is not None:
             state |= {f"ring.{name}": tensor for name, tensor in self.ring.state_dict().items()}
         return state
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
-        running = state.get("running_return")
-        self.rewards.running = None if running is None else running.to(self.device).clone()
+        self.rewards.running, self.whim = self.taken(state, "running_return"), self.taken(state, "whim")
         rows = {name.removeprefix("ring."): tensor for name, tensor in state.items() if name.startswith("ring.")}
         self.ring = None
         if rows:

@@ -12,6 +12,7 @@ with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -59,13 +60,16 @@ class SAC(OffPolicyAgent):
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents drawn from the policy."""
-        return self.draw_latent(obs)[0]
+        return self.draw_latent(obs, self.whims)[0]
 
-    def draw_latent(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def draw_latent(
+        self, obs: Tensor, noise: Callable[[torch.Size], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Latents `[R, L]` by reparametrisation, their log density `[R]`, and the means before tanh."""
         mean, raw = self.actor(obs)
         log_std = bounded_log_std(raw, self.settings.initial_noise)
-        u = mean + log_std.exp() * torch.randn(mean.shape, generator=self.generator, device=self.device)
+        standard = noise(mean.shape) if noise is not None else self.draw_noise(mean.shape, 0.0)
+        u = mean + log_std.exp() * standard
         # log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u)), which does not overflow
         squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
         return torch.tanh(u), gaussian_log_prob(u, mean, log_std) - squash.sum(dim=-1), mean
