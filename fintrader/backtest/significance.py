@@ -7,6 +7,23 @@ Sources: Bailey and López de Prado, "The Sharpe Ratio Efficient Frontier" (2012
 Bailey and López de Prado, "The Deflated Sharpe Ratio" (2014) [expected maximum, DSR, effective trials]; Lo, "The
 Statistics of Sharpe Ratios" (2002); Bailey, Borwein, López de Prado and Zhu, "The Probability of Backtest
 Overfitting" (2017) [CSCV].
+
+An example. ElegantRL-Podracer (arXiv 2112.05923) reports a Sharpe ratio of 2.20 over one year of trading, the best
+of a tournament of 80 agents, say. What can be said of it?
+
+    >>> year = SharpeSample(2.20 / 252**0.5, periods=252)
+    >>> low, high = (round(bound * 252**0.5, 2) for bound in year.interval(0.95))
+    >>> print(f"95 % interval: {low} to {high}")
+    95 % interval: 0.23 to 4.17
+    >>> round(probabilistic_sharpe(year), 3)  # P(true Sharpe ratio > 0), had nothing else been tried
+    0.986
+    >>> luck = 1 / 252  # variance of a Sharpe ratio per day, measured over a year, when there is no skill
+    >>> round(expected_best_sharpe(80, luck) * 252**0.5, 2)  # what the best of 80 shows by luck alone
+    2.45
+    >>> round(deflated_sharpe(year, 80, luck), 2)  # P(true Sharpe ratio > that)
+    0.4
+
+The best of 80 agents without any skill is expected to look better than the published result.
 """
 
 from __future__ import annotations

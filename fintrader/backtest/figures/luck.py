@@ -56,8 +56,8 @@ def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
             hovertemplate="Sharpe %{x:.2f}<extra></extra>",
         )
     )
-    bars = [("best of all trials, no skill", found.get("expected_best"))]
-    bars.append(("best of the effective trials, no skill", found.get("expected_best_effective")))
+    bars = [("luck, all trials", found.get("expected_best"))]
+    bars.append(("luck, effective trials", found.get("expected_best_effective")))
     for label, value in bars:
         if value is not None:
             figure.add_trace(
@@ -70,7 +70,7 @@ def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
                 )
             )
     figure.add_vline(x=0, line={"color": "#9aa5b1", "width": 1})
-    figure = layout(figure, "Sharpe ratio, a year, with its 95 % interval", "", height=240)
+    figure = layout(figure, "Sharpe ratio, 95 % interval, and what luck shows", "", height=240)
     figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
     return figure.update_layout(showlegend=False, hovermode="closest")
 

@@ -1,0 +1,120 @@
+"""The report of every odd result renders: short, idle, ruined, alone, with shorts, with hostile names."""
+
+from __future__ import annotations
+
+import base64
+import doctest
+import gzip
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fintrader.backtest import BacktestResult, figures, significance, simulate, simulate_baselines
+from fintrader.backtest.figures import trading
+from fintrader.backtest.figures.returns import intraday_returns, monthly_returns
+from fintrader.backtest.honesty import assess
+from fintrader.backtest.report import render_report
+from fintrader.backtest.sensitivity import sensitivity
+from fintrader.backtest.store import tabulate
+from fintrader.envs import EnvSettings
+from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.factories import make_market
+
+
+def page_of(results: dict[str, BacktestResult], context: dict[str, Any] | None = None, **more: Any) -> str:
+    return render_report(tabulate(results, context or {"trials": 5}, assess(results, trials=5), **more))
+
+
+def charts_of(page: str) -> dict[str, Any]:
+    packed = re.search('<script type="text/plain" id="charts">([^<]*)<', page)
+    assert packed is not None
+    return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
+
+
+def test_every_odd_result_has_a_report() -> None:
+    market, settings = make_market(60, 4), EnvSettings()
+    idle = simulate(idle_policy, make_market(60, 3), settings)
+    assert "Never traded" in page_of({"ensemble": idle})
+    assert "never held a position" in page_of({"ensemble": idle})
+    ruined = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
+    assert "Went bankrupt" in page_of({"ensemble": ruined})
+    tiny = simulate(noisy_policy(4), market.window(0, 2), settings)
+    assert "Too short to judge" in page_of({"ensemble": tiny})
+    short = simulate(noisy_policy(4), market, EnvSettings(short=True, max_leverage=1.5))
+    assert (short.shares < 0).any()
+    assert "chart-weights" in page_of({"ensemble": short})
+    alone = simulate_baselines(market, settings)["benchmark"]
+    assert "benchmark" in page_of({"benchmark": alone}).lower()
+    assert "Not assessed" in render_report(tabulate({"ensemble": tiny}))
+
+
+def test_charts_hold_what_was_simulated() -> None:
+    market, settings, policy = make_market(45 * 20, 4, session_bars=20), EnvSettings(cost_bps=3), noisy_policy(4)
+    results = {"ensemble": simulate(policy, market, settings), **simulate_baselines(market, settings, every=True)}
+    rows = sensitivity(policy, market, settings, costs_bps=(0.0, 10.0))
+    page = page_of(results, sensitivity=rows)
+    charts = charts_of(page)
+    drawn = {
+        *("equity", "drawdown", "sharpe", "excess", "monthly", "intraday", "distribution"),
+        *("rolling", "beta", "weights", "turnover"),
+    }
+    assert drawn | {"costs", "without"} <= set(charts)
+    assert any(key.startswith("trades-") for key in charts)
+    for key in charts:
+        assert f'id="chart-{key}"' in page
+    assert len(charts["equity"]["data"]) == len(results)
+    assert len(charts["costs"]["data"][0]["y"]) == 3
+    assert page_of(results, sensitivity=rows) == page
+
+
+def test_names_from_outside_cannot_become_markup() -> None:
+    market = make_market(60, 2)
+    market = replace(market, symbols=("<script>alert(1)</script>", "B&B"))
+    result = simulate(noisy_policy(2), market, EnvSettings(), name="ensemble", note="<b>note</b>")
+    page = page_of({"ensemble": result}, {"run": "<i>run</i>", "trials": 5, "quality": {"<u>": "<u>"}})
+    assert "<script>alert" not in page
+    for raw in ("<b>note</b>", "<i>run</i>", "<u>"):
+        assert raw not in page
+
+
+def test_monthly_and_intraday_tables_by_hand() -> None:
+    days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
+    table = monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days))
+    assert table.loc[2020, 1] == pytest.approx(0.21)
+    assert table.loc[2020, 2] == pytest.approx(-0.5)
+    assert table.loc[2021, 2] == pytest.approx(0.02)
+    assert np.isnan(table.loc[2021, 1])
+    # Two Thursdays of three half-hour bars; the second day's first slot holds the night.
+    start = pd.DatetimeIndex(["2020-01-02 14:30", "2020-01-09 14:30"], tz="UTC")
+    times = pd.DatetimeIndex([day + pd.Timedelta(minutes=30 * k) for day in start for k in range(3)])
+    curve = pd.Series([100, 101, 101, 102.01, 102.01, 104.0502], index=times)
+    slots = intraday_returns(curve, pd.Series([0, 0, 0, 1, 1, 1]))
+    assert list(slots.index) == [3]
+    assert slots.to_numpy()[0] == pytest.approx([50, 50, 100])
+
+
+def test_trades_figure_draws_at_most_what_a_screen_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trading, "MOST_MARKS", 30)
+    market = make_market(900, 2, gaps=False)
+    result = simulate(noisy_policy(2), market, EnvSettings())
+    stored = tabulate({"ensemble": result})
+    rows = stored.prices[stored.prices["symbol"] == "S000"]
+    closes = pd.Series(rows["close_usd"].to_numpy(), index=pd.DatetimeIndex(rows["minute"]))
+    figure = figures.trades_figure(closes, stored.trades, symbol="S000")
+    own = stored.trades[stored.trades["symbol"] == "S000"]
+    marks = len(figure.data[1].x) + len(figure.data[2].x)
+    assert marks == 30
+    assert len(own) > 30
+    assert set(figure.data[1].y) | set(figure.data[2].y) <= set(own["price_usd"])
+
+
+def test_examples_in_the_documentation_run() -> None:
+    found = doctest.testmod(significance)
+    assert found.attempted >= 4
+    assert found.failed == 0
