@@ -125,7 +125,12 @@ def distribution_figure(returns: pd.DataFrame, main: str, var: float | None) -> 
         )
     )
     if var is not None:
-        figure.add_vline(x=var, line={"color": "#b42318", "dash": "dash", "width": 1.5}, annotation_text="VaR 5 %")
+        figure.add_vline(
+            x=var,
+            line={"color": "#b42318", "dash": "dash", "width": 1.5},
+            annotation_text="VaR 5 %",
+            annotation_position="top right",
+        )
     framed(figure, y_title="sessions", hover="closest", height=300)
     figure.update_xaxes(tickformat=".1%")
     return figure

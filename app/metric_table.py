@@ -31,7 +31,7 @@ def shown(key: str, value: Any, *, signed: bool = False) -> str:
     if unit.startswith(("share", "R²")) and key != "stability":
         return percent(value, signed=signed)
     if unit == "USD":
-        return usd(value)
+        return usd(value, signed=signed)
     if unit in {"sessions", "minutes"}:
         return f"{count(value)} {unit}"
     if unit == "bps":

@@ -40,13 +40,13 @@ def ratio(value: Any, digits: int = 2, *, signed: bool = False) -> str:
     return DASH if found is None else f"{found:{'+' if signed else ''},.{digits}f}"
 
 
-def usd(value: Any) -> str:
+def usd(value: Any, *, signed: bool = False) -> str:
     """1234567.8 as `$1,234,568`; below a hundred dollars with cents."""
     found = number(value)
     if found is None:
         return DASH
     text = f"{abs(found):,.2f}" if abs(found) < 100 else f"{abs(found):,.0f}"
-    return f"{'-' if found < 0 else ''}${text}"
+    return f"{'-' if found < 0 else '+' if signed else ''}${text}"
 
 
 def count(value: Any) -> str:

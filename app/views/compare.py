@@ -98,9 +98,17 @@ def strategy_of(line: str) -> str:
 
 def overlay(shown: dict[str, Backtest]) -> None:
     """Equity in multiples of the start, and drawdown, over time."""
-    same = len({tuple(backtest.equity.index[[0, -1]]) for backtest in shown.values()}) == 1
-    if not same:
-        st.warning("These backtests cover different windows; their figures are not like for like.")
+    first = next(iter(shown.values()))
+    if all(backtest.equity.index.equals(first.equity.index) for backtest in shown.values()):
+        curves = {label(line): backtest.equity[strategy_of(line)] for line, backtest in shown.items()}
+        wide = pd.DataFrame(curves)
+        closes = wide.iloc[[0, *first.ends]]
+        st.subheader("Wealth, multiples of the start", anchor=False)
+        charts.show(charts.equity(wide, relative=True), "compare_equity", height=400)
+        st.subheader("Drawdown, from session closes", anchor=False)
+        charts.show(charts.underwater(closes), "compare_drawdown", height=280)
+        return
+    st.warning("These backtests cover different windows; their figures are not like for like.")
     wealth, below = {}, {}
     for line, backtest in shown.items():
         strategy = strategy_of(line)

@@ -131,7 +131,9 @@ def features(market: Market) -> None:
             values = market.arrays["context"][rows, market.context_names.index(name)]
         lines[name] = (stamps, values.astype(float))
     if lines:
-        charts.show(charts.lines(lines, height=380, x_title="New York time"), "market_feature_lines")
+        figure = charts.lines(lines, height=380, x_title="New York time")
+        figure.update_xaxes(type="category", nticks=10, tickangle=0)
+        charts.show(figure, "market_feature_lines")
     st.caption("As the agents see them: standardised with the training window's mean and deviation, then clipped.")
     statistics = market.meta.get("normalisation")
     if isinstance(statistics, dict):
