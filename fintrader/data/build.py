@@ -8,30 +8,28 @@ it again and arrives at the same bytes.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 
-from fintrader.config import Settings
 from fintrader.data import features as ft
-from fintrader.data.adjust import AdjustSettings, adjust, load_actions
+from fintrader.data.address import BUILD_VERSION, inputs_of, market_path, portable
+from fintrader.data.adjust import adjust, load_actions
 from fintrader.data.bars import Array, Bars
-from fintrader.data.benchmark import EQUAL_WEIGHT, BenchmarkSettings, daily_level, equal_weight, file_benchmark
+from fintrader.data.benchmark import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.place import Place
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
+from fintrader.data.settings import DataSettings, HasData, planted_description, raw_features, read_settings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.feed import Feed, FilesFeed, MemoryFeed, file_inputs
-from fintrader.data.sources.files import FilesSettings, PathText, list_files, read_files
+from fintrader.data.sources.files import FilesSettings, list_files, read_files
 from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
 from fintrader.data.sources.vendor import VendorFeed, VendorSettings
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
@@ -39,7 +37,6 @@ from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.data.universe import (
     Coverage,
     Interval,
-    UniverseSettings,
     choose,
     ever_members,
     load_membership,
@@ -47,69 +44,26 @@ from fintrader.data.universe import (
     needs_coverage,
     survivorship,
 )
-from fintrader.data.windows import WindowSettings, make_windows
+from fintrader.data.windows import make_windows
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
-from fintrader.runs import dump_json, file_sha256
+from fintrader.runs import dump_json
 
-log = logging.getLogger("fintrader.data")
-
-BUILD_VERSION = 2
-"""Goes into every address; raised when the same settings would give other numbers."""
-
-SourceSettings = Annotated[
-    FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
+__all__ = [
+    "BUILD_VERSION",
+    "DataSettings",
+    "assemble",
+    "build_market",
+    "load_market",
+    "make_market",
+    "market_path",
+    "open_feed",
+    "read_settings",
+    "read_source",
+    "store_place",
 ]
 
-
-class DataSettings(Settings):
-    """Where bars come from and what a market is made of."""
-
-    source: SourceSettings = SyntheticSettings()
-    path: PathText | None = None
-    """Shortcut: read these files instead of what `source` names (settings of a `files` source stay in force)."""
-    start: dt.date | None = None
-    """First day; the first one with bars by default."""
-    end: dt.date | None = None
-    """Last day, included; the last one with bars by default."""
-    calendar: str = "XNAS"
-    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ...)."""
-    bar_minutes: int = Field(1, ge=1, le=1440)
-    """Length of the market's bars; minute bars are put together inside each session."""
-    universe: UniverseSettings = UniverseSettings()
-    benchmark: BenchmarkSettings = BenchmarkSettings()
-    features: ft.FeatureSettings = ft.FeatureSettings()
-    windows: WindowSettings = WindowSettings()
-    adjust: AdjustSettings = AdjustSettings()
-    store: str | None = None
-    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
-
-    @model_validator(mode="after")
-    def _range(self) -> Self:
-        if self.start is not None and self.end is not None and self.end < self.start:
-            raise ValueError("end lies before start; swap the two dates")
-        return self
-
-    def effective(self) -> DataSettings:
-        """The same settings with `path` put into the source, and extra columns that features need requested there."""
-        source = self.source
-        if self.path is not None:
-            keep = source if isinstance(source, FilesSettings) else FilesSettings()
-            source = keep.model_copy(update={"path": self.path})
-        if isinstance(source, FilesSettings):
-            wanted = (*self.features.extra, *self.features.extra_raw, self.adjust.factor_column)
-            needed = [name for name in wanted if name is not None and name not in source.extra]
-            source = source.model_copy(update={"extra": (*source.extra, *needed)})
-        return self.model_copy(update={"source": source, "path": None})
-
-
-class HasData(Protocol):
-    """Anything with data settings, such as a run's configuration."""
-
-    @property
-    def data(self) -> DataSettings:
-        """The data settings."""
-        ...
+log = logging.getLogger("fintrader.data")
 
 
 def build_market(settings: DataSettings, *, cache: Path, progress: Progress | None = None) -> Path:
@@ -132,15 +86,10 @@ def build_market(settings: DataSettings, *, cache: Path, progress: Progress | No
             return path
         folder.sweep()
         market, report = assemble(settings, feed, progress=progress)
-        record = {"settings": _plain(settings), "inputs": _inputs(settings, feed), "version": BUILD_VERSION}
+        record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
         folder.write("build.json", dump_json(record | report).encode())
         market.save(path)  # last: once it is there, everything is
     return path
-
-
-def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
-    """Where the market of these (effective) settings and bars lies, built or not."""
-    return Path(cache) / _address(settings, _inputs(settings, feed)) / "market.safetensors"
 
 
 def load_market(what: DataSettings | HasData | Path | str, *, cache: Path | str = "data/tensors") -> MarketTensors:
@@ -154,14 +103,6 @@ def load_market(what: DataSettings | HasData | Path | str, *, cache: Path | str 
         what = read_settings(Path(what))
     settings = what if isinstance(what, DataSettings) else what.data
     return MarketTensors.load(build_market(settings, cache=Path(cache)))
-
-
-def read_settings(path: Path) -> DataSettings:
-    """The data settings of a YAML configuration. Raises ConfigError naming the field that is wrong."""
-    from fintrader.config import read_yaml, validate
-
-    values = read_yaml(path)
-    return validate(DataSettings, values.get("data", values), str(path))
 
 
 def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
@@ -225,14 +166,14 @@ def assemble(
 ) -> tuple[MarketTensors, dict[str, Any]]:
     """Bars to a market, symbol by symbol. Deterministic: equal inputs give equal tensors, to the bit."""
     feed.prepare(progress)
-    inputs = _inputs(settings, feed)
+    inputs = inputs_of(settings, feed)
     grid = _grid(settings, feed)
     reader = _Reader(settings, feed, grid)
     reader.merged(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
     symbols, left_out = _choose(settings, feed, reader, membership, windows, progress)
-    names = (*settings.features.names, *settings.features.extra, *_raw_features(settings))
+    names = (*settings.features.names, *settings.features.extra, *raw_features(settings))
     cells = _Cells.empty(grid.num_bars, len(symbols), len(names))
     ended = []
     reader.repairs.clear()
@@ -275,7 +216,7 @@ def assemble(
             "source": inputs,
             "calendar": settings.calendar,
             "normalisation": scales,
-            "planted": _planted(settings, len(symbols)),
+            "planted": planted_description(settings, len(symbols)),
             **report,
         },
     )
@@ -412,7 +353,7 @@ def _standardise(
     features: Array, context: Array, names: Sequence[str], settings: DataSettings, train: tuple[int, int]
 ) -> dict[str, Any]:
     """In place: (x − mean) / std with the training window's statistics over all symbols, cut off, 0 where undefined."""
-    raw, clip, on = _raw_features(settings), settings.features.clip, settings.features.standardise
+    raw, clip, on = raw_features(settings), settings.features.clip, settings.features.standardise
     scaled = np.array([on and name not in raw for name in names], dtype=bool)
     mean, spread = ft.scale(features, train, scaled)
     ft.apply_scale(features, mean, spread, clip, scaled)
@@ -424,65 +365,3 @@ def _standardise(
         "context": ft.describe((*settings.features.context, *settings.features.daily), context_mean, context_spread),
         "clip": clip,
     }
-
-
-def _raw_features(settings: DataSettings) -> tuple[str, ...]:
-    """Extra columns that become features as they are; the planted signal is always one of them."""
-    source, names = settings.source, settings.features.extra_raw
-    if isinstance(source, SyntheticSettings) and source.planted.enabled:
-        column = source.planted.column
-        if column not in (*names, *settings.features.extra):
-            return (*names, column)
-    return names
-
-
-def _planted(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
-    source = settings.source
-    if not isinstance(source, SyntheticSettings) or not source.planted.enabled:
-        return None
-    planted = source.planted
-    return {
-        "kind": "markov-drift",
-        "feature": planted.column,
-        "drift_bps": planted.drift_bps,
-        "switch": planted.switch,
-        "num_assets": num_assets,
-        "bar_minutes": settings.bar_minutes,
-    }
-
-
-# --- address ---------------------------------------------------------------------------------------------
-
-
-def _inputs(settings: DataSettings, feed: Feed) -> dict[str, Any]:
-    """What the market is made from, without any path: kind, and the content of every file."""
-    inputs = dict(feed.inputs)
-    sides: dict[str, Path | None] = {
-        "benchmark": settings.benchmark.path,
-        "actions": settings.adjust.path,
-        "membership": settings.universe.membership,
-    }
-    sides |= {f"features.daily.{name}": path for name, path in settings.features.daily.items()}
-    for name, path in sides.items():
-        if path is not None:
-            if not path.is_file():
-                raise DataError(f"{path}: no such file; see data.{name}")
-            inputs[name] = file_sha256(path)
-    return inputs
-
-
-def _plain(settings: DataSettings) -> dict[str, Any]:
-    """Settings as JSON with file names in place of paths: where a file lies changes nothing."""
-    values: dict[str, Any] = json.loads(settings.model_dump_json())
-    del values["store"]
-    for part, name in ((values["source"], "path"), (values["benchmark"], "path"), (values["adjust"], "path")):
-        if part.get(name):
-            part[name] = None  # its content counts, see `_inputs`
-    values["universe"]["membership"] = None
-    values["features"]["daily"] = sorted(values["features"]["daily"])
-    return values
-
-
-def _address(settings: DataSettings, inputs: dict[str, Any]) -> str:
-    text = json.dumps([BUILD_VERSION, _plain(settings), inputs], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,55 @@
+"""Where a market lies: an address made of all that decides it, and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.feed import Feed
+from fintrader.errors import DataError
+from fintrader.runs import file_sha256
+
+BUILD_VERSION = 2
+"""Goes into every address; raised when the same settings would give other numbers."""
+
+
+def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
+    """Where the market of these (effective) settings and bars lies, built or not."""
+    return Path(cache) / _address(settings, inputs_of(settings, feed)) / "market.safetensors"
+
+
+def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
+    """What the market is made from, without any path: kind, and the content of every file."""
+    inputs = dict(feed.inputs)
+    sides: dict[str, Path | None] = {
+        "benchmark": settings.benchmark.path,
+        "actions": settings.adjust.path,
+        "membership": settings.universe.membership,
+    }
+    sides |= {f"features.daily.{name}": path for name, path in settings.features.daily.items()}
+    for name, path in sides.items():
+        if path is not None:
+            if not path.is_file():
+                raise DataError(f"{path}: no such file; see data.{name}")
+            inputs[name] = file_sha256(path)
+    return inputs
+
+
+def portable(settings: DataSettings) -> dict[str, Any]:
+    """Settings as JSON with file names in place of paths: where a file lies changes nothing."""
+    values: dict[str, Any] = json.loads(settings.model_dump_json())
+    del values["store"]
+    for part, name in ((values["source"], "path"), (values["benchmark"], "path"), (values["adjust"], "path")):
+        if part.get(name):
+            part[name] = None  # its content counts, see `_inputs`
+    values["universe"]["membership"] = None
+    values["features"]["daily"] = sorted(values["features"]["daily"])
+    return values
+
+
+def _address(settings: DataSettings, inputs: dict[str, Any]) -> str:
+    text = json.dumps([BUILD_VERSION, portable(settings), inputs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

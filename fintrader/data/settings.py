@@ -1,0 +1,105 @@
+"""`DataSettings`: everything that decides a market."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated, Any, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from fintrader.config import Settings, read_yaml, validate
+from fintrader.data.adjust import AdjustSettings
+from fintrader.data.benchmark import BenchmarkSettings
+from fintrader.data.features import FeatureSettings
+from fintrader.data.sources.alpaca import AlpacaSettings
+from fintrader.data.sources.files import FilesSettings, PathText
+from fintrader.data.sources.synthetic import SyntheticSettings
+from fintrader.data.sources.yahoo import YahooSettings
+from fintrader.data.universe import UniverseSettings
+from fintrader.data.windows import WindowSettings
+
+SourceSettings = Annotated[
+    FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
+]
+
+
+class DataSettings(Settings):
+    """Where bars come from and what a market is made of."""
+
+    source: SourceSettings = SyntheticSettings()
+    path: PathText | None = None
+    """Shortcut: read these files instead of what `source` names (settings of a `files` source stay in force)."""
+    start: dt.date | None = None
+    """First day; the first one with bars by default."""
+    end: dt.date | None = None
+    """Last day, included; the last one with bars by default."""
+    calendar: str = "XNAS"
+    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ...)."""
+    bar_minutes: int = Field(1, ge=1, le=1440)
+    """Length of the market's bars; minute bars are put together inside each session."""
+    universe: UniverseSettings = UniverseSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()
+    features: FeatureSettings = FeatureSettings()
+    windows: WindowSettings = WindowSettings()
+    adjust: AdjustSettings = AdjustSettings()
+    store: str | None = None
+    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.start is not None and self.end is not None and self.end < self.start:
+            raise ValueError("end lies before start; swap the two dates")
+        return self
+
+    def effective(self) -> DataSettings:
+        """The same settings with `path` put into the source, and extra columns that features need requested there."""
+        source = self.source
+        if self.path is not None:
+            keep = source if isinstance(source, FilesSettings) else FilesSettings()
+            source = keep.model_copy(update={"path": self.path})
+        if isinstance(source, FilesSettings):
+            wanted = (*self.features.extra, *self.features.extra_raw, self.adjust.factor_column)
+            needed = [name for name in wanted if name is not None and name not in source.extra]
+            source = source.model_copy(update={"extra": (*source.extra, *needed)})
+        return self.model_copy(update={"source": source, "path": None})
+
+
+class HasData(Protocol):
+    """Anything with data settings, such as a run's configuration."""
+
+    @property
+    def data(self) -> DataSettings:
+        """The data settings."""
+        ...
+
+
+def read_settings(path: Path) -> DataSettings:
+    """The data settings of a YAML configuration. Raises ConfigError naming the field that is wrong."""
+    values = read_yaml(path)
+    return validate(DataSettings, values.get("data", values), str(path))
+
+
+def raw_features(settings: DataSettings) -> tuple[str, ...]:
+    """Extra columns that become features as they are; the planted signal is always one of them."""
+    source, names = settings.source, settings.features.extra_raw
+    if isinstance(source, SyntheticSettings) and source.planted.enabled:
+        column = source.planted.column
+        if column not in (*names, *settings.features.extra):
+            return (*names, column)
+    return names
+
+
+def planted_description(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
+    source = settings.source
+    if not isinstance(source, SyntheticSettings) or not source.planted.enabled:
+        return None
+    planted = source.planted
+    return {
+        "kind": "markov-drift",
+        "feature": planted.column,
+        "drift_bps": planted.drift_bps,
+        "switch": planted.switch,
+        "num_assets": num_assets,
+        "bar_minutes": settings.bar_minutes,
+    }
