@@ -1,8 +1,8 @@
-"""How near the algorithms come to optima that are known in closed form.
+"""How near the algorithms come to an optimum that is known in closed form.
 
-    python benchmarks/known_optimum.py [--problem quadratic|kelly] [--algo ppo ...] [--seeds 5] [--seconds 60] [--save]
+    python benchmarks/known_optimum.py [--algo ppo ...] [--seeds 5] [--seconds 60] [--save]
 
-*quadratic*: the market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction costs"
+The market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction costs"
 (Journal of Finance, 2013). Each of N assets has a factor f (mean reversion φ, variance 1) and
 
     return r = 0.1 σ f + σ u,   utility per step = x r − γ/2 σ² x² − λ/2 σ² Δx²
@@ -10,9 +10,6 @@
 Without discounting the best policy trades x ← x + (a/λ)(aim − x) with a = (√(γ² + 4γλ) − γ)/2 and
 aim = 0.1 f / (γ σ) / (1 + φ a/γ) (their equations 8 to 15 with ρ → 0). The reward is either the utility as realised,
 whose noise is about 6 times its mean, or its expectation.
-
-*kelly*: independent geometric Brownian motions, log utility, no costs, in the trading environment; the optimal
-weights are (μ − r)/σ² of the simple returns, held constantly, and cash.
 
 Seconds are CPU seconds of this process with one thread, evaluations left out. The last line is one JSON object.
 """

@@ -26,7 +26,7 @@ def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e
     """
     try:
         import onnx  # noqa: F401
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped,unused-ignore]
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"ONNX export needs {error.name}: pip install 'fintrader[onnx]'") from None

@@ -1,0 +1,69 @@
+"""The benchmark's closed form is the optimum of its market, and an agent that differentiates finds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.known_optimum import (
+    REVERSION,
+    RISK_AVERSION,
+    SIGMA,
+    STRENGTH,
+    TRUE_RATE,
+    UNIT,
+    QuadraticMarket,
+    evaluate,
+    learn,
+    optimal_aim,
+    optimal_policy,
+)
+
+
+def test_the_trade_rate_solves_the_riccati_equation() -> None:
+    # One asset without predictability: V(x) = −q x²/2 with q = min over the trade; x' = (1 − rate) x. With the
+    # utility's γσ² and λσ² divided by σ²: q = γ(1−k)² + λk² + q(1−k)², stationary in k.
+    cost = 50.0
+    q = 0.0
+    for _ in range(10_000):
+        k = (RISK_AVERSION + q) / (RISK_AVERSION + q + cost)
+        q = (RISK_AVERSION + q) * (1 - k) ** 2 + cost * k**2
+    assert pytest.approx(k, rel=1e-9) == TRUE_RATE
+    assert pytest.approx(0.27, abs=0.001) == TRUE_RATE
+
+
+def test_nothing_near_the_closed_form_is_better() -> None:
+    best, slope = evaluate(optimal_policy, steps=300)
+    assert slope == pytest.approx(TRUE_RATE, rel=1e-4)
+    for factor in (0.7, 1.4):
+        assert evaluate(lambda obs, f=factor: optimal_policy(obs, TRUE_RATE * f), steps=300)[0] < best
+    for tilt in (0.8, 1.2):
+
+        def tilted(obs: torch.Tensor, tilt: float = tilt) -> torch.Tensor:
+            held, factor, ones = obs.chunk(3, dim=1)
+            return optimal_policy(torch.cat([held, tilt * factor, ones], dim=1))
+
+        assert evaluate(tilted, steps=300)[0] < best
+    half = evaluate(lambda obs: optimal_policy(obs, TRUE_RATE / 2), steps=300)[0]
+    assert half / best == pytest.approx(0.964, abs=0.01)
+
+
+def test_the_market_pays_what_the_formula_says() -> None:
+    env = QuadraticMarket(50_000, 1, realised=True, seed=1)
+    env.reset(seed=1)
+    env.factor = torch.ones(50_000, 1)
+    env.position = torch.full((50_000, 1), UNIT)
+    _, reward, *_ = env.step(torch.full((50_000, 1), 0.1))
+    position, trade = UNIT * 1.05, UNIT * 0.05
+    expected = STRENGTH * SIGMA * position - SIGMA**2 * (RISK_AVERSION * position**2 + 50 * trade**2) / 2
+    noise = position * SIGMA
+    assert float(reward.mean()) == pytest.approx(expected, abs=5 * noise / np.sqrt(50_000))
+    assert float(reward.std()) == pytest.approx(noise, rel=0.02)
+    assert float(env.factor.mean()) == pytest.approx(1 - REVERSION, abs=0.01)
+    assert float(optimal_aim(torch.ones(1))) < UNIT
+
+
+def test_analytic_gradients_come_near_the_optimum() -> None:
+    run = learn("apg", realised=True, seed=0, seconds=3.0, num_envs=256, marks=[3.0])
+    assert run["curve"][-1]["share"] > 0.9
