@@ -1,0 +1,127 @@
+"""The race's numbers and pictures, by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from app import charts, race
+from app.wording import count, duration, human, moment, percent, ratio, short_count, usd, when
+
+
+def table(*rows: dict[str, object]) -> pd.DataFrame:
+    blank = {
+        "parent": None, "origin": "fresh", "generation": 0, "state": "done", "reason": "", "device": "cpu",
+        "score": None, "started": None, "finished": None, "env_steps": None,
+    }  # fmt: skip
+    return pd.DataFrame([{**blank, "idx": k, **row} for k, row in enumerate(rows)])
+
+
+RACE = (
+    {"pod": "a", "score": 1.0, "started": 100.0, "finished": 110.0, "env_steps": 500.0},
+    {"pod": "b", "score": 3.0, "started": 100.0, "finished": 130.0, "env_steps": 700.0},
+    {"pod": "c", "state": "failed", "reason": "nan", "started": 110.0, "finished": 120.0, "env_steps": 0.0},
+    {"pod": "d", "parent": "b", "generation": 1, "origin": "exploit", "state": "running"},
+    {"pod": "e", "parent": "b", "generation": 1, "origin": "exploit", "state": "waiting"},
+)
+
+
+def test_pace_by_hand() -> None:
+    pace = race.pace(table(*RACE), 7, {"d": 120.0}, alive=True, now=150.0)
+    assert (pace.planned, pace.made, pace.done, pace.failed, pace.running, pace.best) == (7, 5, 3, 1, 1, 3.0)
+    assert pace.elapsed_seconds == 50.0
+    assert pace.steps_per_second == 1200 / 30
+    assert pace.left_seconds == pytest.approx((10 + 30 + 10) / 3 * 4 / 1)
+
+
+def test_pace_of_a_dead_race_does_not_go_on() -> None:
+    pace = race.pace(table(*RACE), 7, alive=False, now=1e9)
+    assert pace.running == 0
+    assert pace.elapsed_seconds == 30.0
+    assert pace.left_seconds is None
+
+
+def test_pace_before_the_first_result() -> None:
+    pace = race.pace(table(RACE[3]), None, {"d": 120.0}, alive=True, now=150.0)
+    assert pace.elapsed_seconds == 30.0
+    assert (pace.best, pace.steps_per_second, pace.left_seconds) == (None, None, None)
+    assert race.pace(pd.DataFrame(), 3, alive=True).done == 0
+
+
+def test_lanes_do_not_overlap() -> None:
+    figure = race.timeline_figure(table(*RACE), {"d": 120.0}, now=150.0)
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for trace in figure.data:
+        for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
+            spans.setdefault(int(lane), []).append((base, base + width))
+    assert sum(len(found) for found in spans.values()) == 4
+    for found in spans.values():
+        found.sort()
+        assert all(one[1] <= two[0] + 1e-9 for one, two in itertools.pairwise(found))
+
+
+def test_tree_places_everyone_once() -> None:
+    pods = table(*RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"})  # a circle no generator makes
+    rows = race._tree_rows(pods)
+    assert set(rows) == set(pods["pod"])
+    assert rows["b"] == (rows["d"] + rows["e"]) / 2
+    leaves = [rows[name] for name in "acde"]
+    assert len(set(leaves)) == 4
+    race.lineage_figure(pods)
+
+
+def test_a_deep_line_of_descent() -> None:
+    chain = [{"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)]
+    assert len(race._tree_rows(table(*chain))) == 3000
+
+
+def test_at_work() -> None:
+    log = [
+        {"event": "started", "time": 1.0},
+        {"event": "launched", "pod": "a", "time": 2.0},
+        {"event": "launched", "pod": "b", "time": 3.0},
+        {"event": "applied", "pod": "a", "time": 4.0},
+        {"event": "launched", "pod": "c", "time": 5.0},
+        {"event": "lost", "pod": "c", "time": 6.0},
+    ]
+    assert race.at_work(log) == {"b": 3.0}
+    assert race.at_work([*log, {"event": "resumed", "time": 7.0}]) == {}
+
+
+def test_figures_are_dressed_for_the_dark() -> None:
+    figure = go.Figure(go.Scatter(x=[0, 1], y=[1.0, 2.0], line={"color": "#0b4f9e"}))
+    figure.update_layout(paper_bgcolor="white", title="x", font={"color": "#1f2933"})
+    light, dark = (charts.dressed(go.Figure(figure), dark=dark) for dark in (False, True))
+    assert light.data[0].line.color == "#0b4f9e"
+    assert dark.data[0].line.color == "#6cb2ff"
+    assert dark.layout.paper_bgcolor is None
+    assert dark.layout.font.color is None
+
+
+def test_crowded_labels_are_dropped() -> None:
+    figure = go.Figure(go.Scatter(x=[0, 100], y=[1.0, 2.0]))
+    figure.update_xaxes(tickmode="array", tickvals=[0, 1, 50, 52, 100], ticktext=list("abcde"))
+    assert list(charts.dressed(figure, dark=False).layout.xaxis.ticktext) == ["a", "c", "e"]
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1", True, [], 10**400])
+def test_what_is_no_number_is_a_dash(value: object) -> None:
+    assert {percent(value), ratio(value), usd(value), count(value), short_count(value), duration(value)} == {"–"}
+
+
+def test_wording() -> None:
+    assert percent(0.12345) == "12.35 %"
+    assert percent(-0.5, signed=True) == "-50.00 %"
+    assert percent(4926.0) == "492,600 %"
+    assert usd(-1234.5) == "-$1,234"
+    assert usd(12.5, signed=True) == "+$12.50"
+    assert short_count(1_234_567) == "1.23 M"
+    assert duration(75) == "1 min 15 s"
+    assert duration(90_000) == "1 d 01 h"
+    assert human("learning_rate") == "Learning rate"
+    assert when("2026-01-02T03:04:05+01:00") == "2026-01-02 02:04 UTC"
+    assert when("yesterday") == "–"
+    assert moment(1e300) is None
