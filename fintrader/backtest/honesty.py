@@ -62,7 +62,8 @@ def assess(
 
     `trials`: how many strategies were tried to get this one. `trial_returns`: `[S, M]`, their daily returns on the
     window they were selected on. `market`, `settings`: the window, for random portfolios. `control`: what the same
-    search found on information-free features (`metrics` of its winner), as the caller ran it.
+    search found on information-free features, as the caller ran it: `metrics` of its winner on the window,
+    `best_selection_score`, `real_best_selection_score` (the true search's) and `selection_metric`.
     """
     names = list(results)
     name = main_strategy(names)
@@ -206,7 +207,16 @@ def _likely(report: Mapping[str, Any]) -> bool:
     """Whether the deflated Sharpe ratio passes, overfitting is not the likelier story, and nothing voids the result."""
     ratios, overfit = report["sharpe"], report["overfitting"]
     passes = ratios is not None and ratios["deflated"] is not None and ratios["deflated"] >= ENOUGH
-    return bool(passes and not report["ruined"] and (overfit is None or overfit["probability"] < 0.5))
+    voided = report["ruined"] or _control_did_as_well(report["control"])
+    return bool(passes and not voided and (overfit is None or overfit["probability"] < 0.5))
+
+
+def _control_did_as_well(control: Mapping[str, Any] | None) -> bool:
+    """Whether the search without information selected something that looked as good as the true search's best."""
+    if control is None:
+        return False
+    free, real = control.get("best_selection_score"), control.get("real_best_selection_score")
+    return free is not None and real is not None and bool(free >= real)
 
 
 def sentence(report: Mapping[str, Any]) -> str:
@@ -227,6 +237,8 @@ def sentence(report: Mapping[str, Any]) -> str:
     if not _likely(report):
         if ratios["sharpe"] <= 0:
             return f"Lost money, and no evidence of skill: {evidence}."
+        if ratios["deflated"] >= ENOUGH and _control_did_as_well(report["control"]):
+            return f"Not to be trusted: the same search found as much without information; {evidence}."
         if ratios["deflated"] >= ENOUGH and overfit is not None:
             return f"Likely overfitted: probability {overfit['probability']:.2f} by cross-validation; {evidence}."
         return f"Not distinguishable from luck: {evidence}."

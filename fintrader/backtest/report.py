@@ -173,10 +173,8 @@ def _luck_table(found: Mapping[str, Any]) -> str:
     if drawn and drawn["share_above"]["cumulative_return"] is not None:
         text = f"{drawn['share_above']['cumulative_return']:.1%} did better"
         add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, bought once")
-    control = found.get("control")
-    if control:
-        text = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in sorted(control.items()))
-        add("The same search without information", text, "features of other days: whatever it found is luck")
+    for question, answer, meaning in _control_rows(found.get("control")):
+        add(question, answer, meaning)
     cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
     return table(["Question", "Answer", "Meaning"], cells, css="left words")
 
@@ -200,8 +198,22 @@ def _rivals_table(found: Mapping[str, Any]) -> str:
     return table(head, rows, css="dense") + note(text)
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _control_rows(control: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    """The same search on features of other days: what it found while selecting, and what that was worth here."""
+    if not control:
+        return []
+    rows = []
+    best, real = control.get("best_selection_score"), control.get("real_best_selection_score")
+    if best is not None and real is not None:
+        text = f"{best:.3g}, with information {real:.3g}".replace("-", "−")
+        said = f"best selection score ({control.get('selection_metric', 'score')}); it can only be luck"
+        rows.append(("The same search without information", text, said))
+    metrics = control.get("metrics") or {}
+    if metrics:
+        earned = show(metrics.get("cumulative_return"), "percent").replace("-", "−")
+        text = f"{earned}, Sharpe {show(metrics.get('sharpe'), 'ratio').replace('-', '−')}"
+        rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))
+    return rows
 
 
 def _variance(ratios: Mapping[str, Any]) -> str:

@@ -63,6 +63,12 @@ def test_luck_is_called_luck_and_skill_skill(template: BacktestResult) -> None:
     assert skilled["verdict"].startswith("Unlikely to be luck: deflated Sharpe")
     assert skilled["likely_skill"]
     assert skilled["superiority"]["equal_weight"]["spa"] < 0.05
+    results = {"ensemble": with_returns(template, edge), "equal_weight": rival}
+    for score, verdict in ((1.0, "Unlikely to be luck"), (3.0, "Not to be trusted: the same search found as much")):
+        control = {"best_selection_score": score, "real_best_selection_score": 2.0, "metrics": {}}
+        judged = assess(results, trials=80, trial_returns=trials, control=control)
+        assert judged["verdict"].startswith(verdict)
+        assert judged["likely_skill"] == (score < 2)
     assert skilled["excess"]["equal_weight"]["low"] > 0
     shadow = with_returns(replace(template, name="equal_weight"), edge + rng.normal(0, 0.002, 250))
     beaten = assess({"ensemble": with_returns(template, edge), "equal_weight": shadow}, trials=80, trial_returns=trials)

@@ -73,6 +73,20 @@ def test_charts_hold_what_was_simulated() -> None:
     assert page_of(results, sensitivity=rows) == page
 
 
+def test_the_control_stands_beside_the_search() -> None:
+    market = make_market(240, 3, session_bars=20)
+    results = {"ensemble": simulate(noisy_policy(3), market, EnvSettings())}
+    control = {
+        "metrics": {"cumulative_return": -0.0123, "sharpe": -0.5},
+        "selection_metric": "utility",
+        "best_selection_score": 0.7,
+        "real_best_selection_score": 0.6,
+    }
+    page = render_report(tabulate(results, {}, assess(results, trials=5, control=control)))
+    assert "0.7, with information 0.6" in page
+    assert "−1.23 %, Sharpe −0.50" in page
+
+
 def test_names_from_outside_cannot_become_markup() -> None:
     market = make_market(60, 2)
     market = replace(market, symbols=("<script>alert(1)</script>", "B&B"))
