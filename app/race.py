@@ -65,7 +65,8 @@ def pace(
     begins = [*ended["started"].astype(float), *(launched or {}).values()]
     elapsed = rate = left = None
     if begins:
-        elapsed = (now if alive else float(ended["finished"].max())) - min(begins)
+        over = not alive or (planned is not None and len(ended) >= planned and not running)
+        elapsed = (float(ended["finished"].max()) if over else now) - min(begins)
     if len(ended):
         span = float(ended["finished"].max() - ended["started"].min())
         rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span if span > 0 else None

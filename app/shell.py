@@ -208,6 +208,8 @@ def status_line(run: Summary) -> None:
     icon, colour = STATUS[run.status]
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.badge(run.status, icon=icon, color=colour)  # type: ignore[arg-type]
+        if run.status == "running" and (stage := run.stage) is not None:
+            st.badge(plain(stage, 20), color="blue")
         if run.trials is not None:
             st.badge(f"{run.trials} trials", color="gray")
         if run.seed is not None:

@@ -45,6 +45,11 @@ class Summary:
         values = [value for value in known if value is not None]
         return sum(values) if values else None
 
+    @property
+    def stage(self) -> str | None:
+        """The stage that has begun and not ended."""
+        return next((name for name, stage in self.stages.items() if stage.get("done") is False), None)
+
     def headline(self) -> dict[str, Any]:
         """Metrics of the ensemble (or of the best pod where there is none)."""
         for strategy in ("ensemble", "best"):

@@ -44,6 +44,11 @@ def test_pace_of_a_dead_race_does_not_go_on() -> None:
     assert pace.left_seconds is None
 
 
+def test_the_clock_stops_with_the_last_pod() -> None:
+    pace = race.pace(table(*RACE[:3]), 3, alive=True, now=1e9)
+    assert pace.elapsed_seconds == 30.0
+
+
 def test_pace_before_the_first_result() -> None:
     pace = race.pace(table(RACE[3]), None, {"d": 120.0}, alive=True, now=150.0)
     assert pace.elapsed_seconds == 30.0
