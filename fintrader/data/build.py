@@ -21,7 +21,7 @@ import torch
 from fintrader.data import features as ft
 from fintrader.data.address import BUILD_VERSION, inputs_of, market_path, portable
 from fintrader.data.adjust import adjust, load_actions
-from fintrader.data.bars import Array, Bars
+from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.benchmark import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.place import Place
@@ -179,7 +179,7 @@ def assemble(
     reader.repairs.clear()
     with (progress or SILENT).task("features", total=len(symbols), unit="symbols") as task:
         for column, symbol in enumerate(symbols):
-            one = symbol_bars(reader.merged(symbol), grid)
+            one = symbol_bars(reader.merged(symbol), grid, reader.sessions_over)
             cells.fill(column, one, ft.symbol_features(one, names))
             ended += [symbol] if one.ended else []
             task.advance(note=symbol)
@@ -229,6 +229,9 @@ class _Reader:
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings, self.feed, self.grid = settings, feed, grid
         self.repairs: Counter[str] = Counter()
+        ends = grid.minutes[grid.first_bar[1:] - 1]
+        half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
+        self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
         self.actions = (*load_actions(settings.adjust), *feed.actions)
 
     def merged(self, symbol: str) -> Bars:

@@ -135,14 +135,16 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, int]:
     return merged, outside
 
 
-def symbol_bars(merged: Bars, grid: SessionGrid) -> SymbolBars:
+def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = None) -> SymbolBars:
     """What `to_grid` returned for one symbol (at least one bar of it), with its silent bars carried forward.
 
-    It has ended when at least one whole session at the grid's end holds no bar of it.
+    It has ended when at least one whole session at the end holds no bar of it. `sessions_over` is how many sessions the
+    data reaches through (all of the grid by default): one that is still running proves nothing.
     """
     at = merged.ts
     first, last = int(at[0]), int(at[-1])
-    ended = bool(grid.session[last] < grid.num_sessions - 1)
+    over = grid.num_sessions if sessions_over is None else sessions_over
+    ended = bool(grid.session[last] < over - 1)
     stop = last + 1 if ended else grid.num_bars
     length = stop - first
     tradable = np.zeros(length, dtype=bool)

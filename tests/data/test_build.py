@@ -67,6 +67,17 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Pa
     assert (market.features[nan] == 0).all()
 
 
+def test_a_session_that_is_not_over_proves_no_end(tmp_path: Path) -> None:
+    table = minute_table(symbols=3, sessions=5)
+    running = table.ts < pd.Timestamp("2016-01-08 10:05")
+    quiet = (table.ticker == "CCC") & (table.ts >= "2016-01-08")
+    gone = (table.ticker == "BBB") & (table.ts >= "2016-01-07")
+    market, report = make_market(settings(write_csv(tmp_path, table[running & ~quiet & ~gone])))
+    assert report["ended"] == ["BBB"]
+    assert market.last_bar.tolist() == [5 * 390 - 1, 3 * 390 - 1, 5 * 390 - 1]
+    assert not market.tradable[4 * 390 :, 2].any()
+
+
 def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
     table = minute_table(symbols=2, sessions=5)
     path = write_csv(tmp_path, table)
