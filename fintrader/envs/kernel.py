@@ -241,11 +241,6 @@ def step_range(
     kept, addition = np.empty(num_assets), np.empty(num_assets)
     strange = 0.0
     for b in range(low, high):
-        if b + 1 < high:  # the next account's rows lie anywhere in the market: ask for them now
-            ahead = min(bar_0[b + 1] + 1, num_bars - 1)
-            for line in range(0, num_assets * 4, 64):
-                _prefetch(mark, ahead * num_assets * 4 + line)
-                _prefetch(price, ahead * num_assets * 4 + line)
         bar, end, start, episode = bar_0[b], end_0[b], start_0[b], episode_0[b]
         cash, equity, peak, first = cash_0[b], equity_0[b], peak_0[b], first_0[b]
         begins = mode == NEXT_STEP and finished_0[b]
@@ -316,6 +311,11 @@ def step_range(
         finished_1[b] = finished and mode != SAME_STEP
         left = (end - bar) / max(end - start, 1)
         _write_private(obs, b, cash, equity, peak, first, left, shares_1, mark, bar)
-        if flat:
-            _copy_bytes(obs, (b * obs_width + width) * 4, rows, bar * row_bytes, row_bytes)
+    if flat:  # in a pass of its own, so that the copies overlap
+        for b in range(low, high):
+            if b + 1 < high:  # the next account's row lies anywhere in the market: ask for it now
+                ahead = bar_1[b + 1]
+                for line in range(0, row_bytes, 64):
+                    _prefetch(rows, ahead * row_bytes + line)
+            _copy_bytes(obs, (b * obs_width + width) * 4, rows, bar_1[b] * row_bytes, row_bytes)
     return strange == 0.0
