@@ -64,7 +64,7 @@ def simulate_weights(
     mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu()
 
     def decide(desk: Desk) -> Tensor:
-        target, price = weights(desk.bar), mark[desk.bar]
+        target, price = weights(desk.bar).cpu(), mark[desk.bar]
         want = torch.where(price > 0, target * desk.equity / price.clamp(min=1e-12), torch.zeros_like(price))
         order = want - torch.from_numpy(desk.held)
         return (order if settings.fractional else torch.trunc(order)).unsqueeze(0) / MAX_WHOLE_SHARES

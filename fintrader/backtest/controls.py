@@ -98,7 +98,7 @@ def random_portfolios(
     if not names.size:
         raise BacktestError("no member trades in the window's first two bars; start the window at another bar")
     ends = m.session_ends(market.session.cpu().numpy())
-    close = market.close[:, torch.from_numpy(names)].cpu().to(torch.float64).numpy()
+    close = market.close.cpu()[:, torch.from_numpy(names)].to(torch.float64).numpy()
     filled = _forward_fill(close)[ends] / entry[names]
     rng = numpy_generator(seed, "random-portfolios")
     weights = rng.exponential(size=(count, names.size))

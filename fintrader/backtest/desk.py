@@ -87,6 +87,7 @@ class EnvDesk:
         """`bars` is not offered here: the environment's interval is fixed."""
         if action is None:
             action = torch.zeros(1, self.layout.num_assets, dtype=torch.float64)
+        action = action.to(self.env.device)
         self._obs, _, terminated, truncated, info = self.env.step(action)
         self._write({name: value[0].cpu().numpy() for name, value in info.items()})
         if bool(terminated[0]):
@@ -114,6 +115,7 @@ class FastDesk:
     """A long-only account in numpy."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
+        self._device = market.device  # the policy's: observations are handed over there
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = market_view(market, settings, torch.float64)
         self.market, self.settings = market, settings
@@ -147,7 +149,8 @@ class FastDesk:
         account = (self._cash / safe, safe / self._first - 1.0, self._equity / self._peak - 1.0)
         private[: self.layout.account_width] = (*account, (self._end - self._bar) / max(self._end, 1))
         private[self.layout.account_width :] = self._held * self._mark[self._bar] / safe
-        return torch.cat((torch.from_numpy(private.astype(np.float32)), self._rows[self._bar])).unsqueeze(0)
+        obs = torch.cat((torch.from_numpy(private.astype(np.float32)), self._rows[self._bar])).unsqueeze(0)
+        return obs.to(self._device)
 
     def act(self, action: Tensor | None, bars: int | None = None) -> bool:
         """`bars` may exceed the decision interval: ruin is still looked for at the end of every interval."""

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.backtest import simulate
+from fintrader.backtest import simulate, simulate_baselines
+from fintrader.backtest.controls import random_portfolios
 from fintrader.backtest.desk import EnvDesk, FastDesk, make_desk
+from fintrader.backtest.sensitivity import without_each
 from fintrader.backtest.simulate import simulate_rule
 from fintrader.envs import EnvSettings
 from tests.backtest.policies import crashing_market, noisy_policy
@@ -115,3 +117,21 @@ def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings() -> None:
     forced = once.trades[once.trades["kind"] == "forced"]
     assert list(forced["symbol"]) == ["S002"]
     assert once.trade_list_profit() == pytest.approx(once.equity[-1] - once.equity[0])
+
+
+@pytest.mark.gpu
+def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    market, chosen = make_market(120, 5, session_bars=20), EnvSettings(decision_interval=3)
+    weight = torch.randn(26, 5, generator=torch.Generator().manual_seed(0))
+    placed = weight.cuda()
+    here = simulate(lambda obs: torch.tanh(obs @ weight[: obs.shape[1]]), market, chosen)
+    there = simulate(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)
+    exact = simulate(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen, exact=True)
+    assert there.equity == pytest.approx(here.equity, rel=1e-4)  # matrix products round differently
+    assert exact.equity == pytest.approx(there.equity, rel=1e-12)
+    for name, result in simulate_baselines(market.to("cuda"), chosen, every=True).items():
+        assert (result.equity == simulate_baselines(market, chosen, every=True)[name].equity).all(), name
+    assert random_portfolios(market.to("cuda"), chosen, seed=0, count=50).sharpe.shape == (50,)
+    assert len(without_each(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)) == 5
