@@ -11,79 +11,116 @@ and everything a seed fixes must equal an undisturbed run. Prints one JSON objec
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.common import finish
+from benchmarks.common import ROOT, finish
 from fintrader.runs import RunFolder
 from tests.tournament import chaos
 from tests.tournament.chaos import DONE, REFUSED, Faults, Tally, everything, forked
+
+PARTS = (
+    "kill",
+    "torn",
+    "full",
+    "pod_process",
+    "random_orchestrator",
+    "random_pod",
+    "two_orchestrators",
+    "real_full_disk",
+)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--pods", type=int, default=6)
     arguments.add_argument("--random", type=int, default=200, help="random moments, half of them pods")
+    arguments.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="some parts; --save keeps the others"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
-        figures = measure(home, options.pods, options.random)
+        parts = measure(home, options.pods, options.random, options.only)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    finish("chaos", figures, seed=5, save=options.save)
+    with (ROOT / "benchmarks" / "results" / ".chaos.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stored = ROOT / "benchmarks" / "results" / "chaos.json"
+        if options.save and set(options.only) != set(PARTS) and stored.exists():
+            parts = {**json.loads(stored.read_text())["parts"], **parts}
+        finish("chaos", {**summary(parts), "parts": parts}, seed=5, save=options.save)
 
 
-def measure(home: Path, pods: int, moments: int) -> dict[str, Any]:
+def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[str, Any]:
+    """Each part's counts, problems and slowest recovery."""
     import tests.tournament.conftest  # noqa: F401 - forks then find everything imported
 
     reference = RunFolder(home / "undisturbed")
     assert forked(reference, pods).status == DONE
     expected = everything(reference)
     points = chaos.count_points(home, pods)
-    figures: dict[str, Any] = {"operations": points}
-    recovery: list[float] = []
-    problems: list[str] = []
+    parts: dict[str, Any] = {}
+    for name in only:
+        if name == "real_full_disk":
+            parts[name] = real_full_disk(home, pods, expected)
+        else:
+            if name == "pod_process":
+                tally = pod_process(home, pods, expected)
+            elif name == "two_orchestrators":
+                tally = two_orchestrators(home, pods, expected)
+            elif name.startswith("random_"):
+                tally = at_random(home, pods, expected, name.removeprefix("random_"), moments // 2)
+            else:
+                tally = every_operation(home, pods, expected, name, points)
+            parts[name] = {
+                "scenarios": tally.scenarios,
+                "struck": tally.struck,
+                "problems": tally.problems[:20],
+                "recovery_seconds_max": round(max(tally.recovery, default=0.0), 3),
+            }
+        print(f"{name}: {parts[name]}", flush=True)
+    return parts
 
-    def add(name: str, tally: Tally) -> None:
-        figures[name] = {"scenarios": tally.scenarios, "struck": tally.struck, "problems": len(tally.problems)}
-        recovery.extend(tally.recovery)
-        problems.extend(tally.problems)
-        print(f"{name}: {figures[name]}", flush=True)
 
-    for mode in ("kill", "torn", "full"):
-        tally = Tally()
-        for at in range(1, points + 1 if mode == "kill" else points // 2 + 1):
-            faults = Faults(mode, at, home / f"{mode}-{at}.mark")
-            tally.strike_and_recover(
-                home, f"{mode}-{at}", pods, expected, lambda run, faults=faults: forked(run, pods, faults=faults)
-            )
-        add(mode, tally)
-    add("pod_process", pod_process(home, pods, expected))
-    add("random_orchestrator", at_random(home, pods, expected, "orchestrator", moments // 2))
-    add("random_pod", at_random(home, pods, expected, "pod", moments - moments // 2))
-    add("two_orchestrators", two_orchestrators(home, pods, expected))
-    figures["real_full_disk"] = real_full_disk(home, pods, expected)
-    print(f"real_full_disk: {figures['real_full_disk']}", flush=True)
-    struck = sum(figures[name]["struck"] for name in ("kill", "torn", "pod_process"))
+def summary(parts: dict[str, Any]) -> dict[str, Any]:
+    """The figures asked for."""
+    strikes = {name: part.get("struck", 0) for name, part in parts.items()}
     return {
-        **figures,
-        "kill_points": struck,
-        "recovery_seconds_max": round(max(recovery), 3),
-        "recovery_seconds_median": round(sorted(recovery)[len(recovery) // 2], 3),
-        "lost_or_doubled_or_changed": len(problems),
-        "problems": problems[:20],
+        "kill_points": sum(strikes.get(name, 0) for name in ("kill", "torn", "pod_process")),
+        "random_moments": sum(
+            parts.get(name, {}).get("scenarios", 0) for name in ("random_orchestrator", "random_pod")
+        ),
+        "full_disk_points": strikes.get("full", 0),
+        "recovery_seconds_max": max((part.get("recovery_seconds_max", 0.0) for part in parts.values()), default=0.0),
+        "lost_or_doubled_or_changed": sum(
+            len(part["problems"]) if isinstance(part.get("problems"), list) else part.get("problems", 0)
+            for part in parts.values()
+        ),
     }
+
+
+def every_operation(home: Path, pods: int, expected: Any, mode: str, points: int) -> Tally:
+    """A strike at each file and database operation of orchestrator and (threaded) pods."""
+    tally = Tally()
+    for at in range(1, points + 1 if mode == "kill" else points // 2 + 1):
+        faults = Faults(mode, at, home / f"{mode}-{at}.mark")
+        tally.strike_and_recover(
+            home, f"{mode}-{at}", pods, expected, lambda run, faults=faults: forked(run, pods, faults=faults)
+        )
+    return tally
 
 
 def pod_process(home: Path, pods: int, expected: Any) -> Tally:
@@ -167,5 +204,4 @@ def real_full_disk(home: Path, pods: int, expected: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    started = time.perf_counter()
     main()

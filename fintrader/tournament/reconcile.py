@@ -74,6 +74,7 @@ class Orchestrator:
         self._states: dict[str, tuple[str, str, int, str, str]] = {}
         self._new_specs: list[PodSpec] = []
         self._new_entries: list[Entry] = []
+        self._told: set[str] = set()
         self._idle_since: float | None = None
         self._turn_began = 0.0
         self._more_to_start = False
@@ -94,13 +95,12 @@ class Orchestrator:
         order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
         self.arrived = {pod: results[pod] for pod in order}
         self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
-        logged = set(known)
+        self._told = set(known)
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
         self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.board.applied)
         self._new_entries.clear()
-        self._events = [e for e in self._events if e["event"] != "applied" or e["pod"] not in logged]
         self._new_specs = self.specs[made:]
         if made:
             self._events.append({"event": "resumed", "token": self.lease.token, "results": len(results)})
@@ -258,7 +258,9 @@ class Orchestrator:
             verdict = submit(self.board, entry)
             if verdict.new:
                 self._new_entries.append(entry)
-                self._events.append(applied_event(entry, place, verdict))
+                if entry.spec.pod not in self._told:  # a restart applies everything again, but says so once
+                    self._told.add(entry.spec.pod)
+                    self._events.append(applied_event(entry, place, verdict))
             self._make_due(stored)
         for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
             self.specs.append(spec)

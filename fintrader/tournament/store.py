@@ -99,7 +99,7 @@ class RunStore:
 
     def specs(self) -> dict[str, PodSpec]:
         """All pods made so far, by id, in order."""
-        return {path.parent.name: PodSpec.from_json(path) for path in sorted(self.run.pods.glob("*/spec.json"))}
+        return {path.parent.name: PodSpec.from_json(path) for path in self._of_all_pods("spec.json")}
 
     def unbroken_specs(self) -> list[PodSpec]:
         """All specs by number, for the orchestrator. One that a power cut damaged or swallowed is dropped, with any
@@ -125,7 +125,12 @@ class RunStore:
 
     def results(self) -> dict[str, PodResult]:
         """All results, by pod, in order of the pods."""
-        return {path.parent.name: PodResult.from_json(path) for path in sorted(self.run.pods.glob("*/result.json"))}
+        return {path.parent.name: PodResult.from_json(path) for path in self._of_all_pods("result.json")}
+
+    def _of_all_pods(self, name: str) -> list[Path]:
+        """That file of every pod that has it, by the pod's number (p9999 before p10000)."""
+        paths = self.run.pods.glob(f"p[0-9]*/{name}")
+        return sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
 
     def set_aside(self, pod: str) -> None:
         """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs again."""

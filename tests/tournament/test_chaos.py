@@ -159,6 +159,8 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undistur
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
     assert any(event["event"] == "damaged" and event["pod"] == "p0001" for event in read_jsonl(run.events))
+    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    assert len(applied) == len(set(applied)) == PODS
 
 
 def test_a_torn_event_log_is_mended(tmp_path: Path, undisturbed: RunFolder) -> None:

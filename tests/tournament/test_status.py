@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fintrader.tournament import lease
 from fintrader.tournament.control import Control, scale
 from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.leaderboard import canonical
+from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.status import compare, lineage, rebuild, replay, status
 from fintrader.tournament.store import RunStore
@@ -123,29 +125,31 @@ def test_what_cannot_be_replayed_says_so(race: Race, tmp_path: Path) -> None:
 
 
 def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
-    """4 -> 64 -> 3 pods, each within two reconciles of the wish."""
+    """4 -> 64 -> 3 pods, each within two reconciles of the wish. Pods wait until both were looked at."""
     run = RunFolder(tmp_path / "run")
-    wishes = iter([64, 3])
-    trace: list[tuple[int, int, int | None]] = []
+    trace: dict[int, tuple[int, int]] = {}
+    release = threading.Event()
 
     def control(orchestrator: Orchestrator) -> None:
-        trace.append((orchestrator.reconciles, len(orchestrator.running), orchestrator.control.pods))
-        if orchestrator.reconciles in (3, 8):
-            scale(run, next(wishes))
+        turn = orchestrator.reconciles
+        trace[turn] = len(orchestrator.running), orchestrator.launcher.capacity()
+        if turn == 2:
+            scale(run, 64)
+        if turn == 4:
+            scale(run, 3)
+        if turn == 6:
+            release.set()
 
-    def slow(spec, context):  # type: ignore[no-untyped-def]
-        import time
-
-        time.sleep(0.3)
+    def waiting(spec: PodSpec, context: PodContext) -> PodOutput:
+        assert release.wait(60)
         return stubs.body(spec, context)
 
-    race(pods=90, workers=4, order="arrival", body=slow, how={"watch": control})
-    assert trace[0][1] == 4
-    at_64 = [running for turn, running, wish in trace if wish == 64 and turn <= 8]
-    assert 64 in at_64[:2]
-    events = [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"]
-    assert events == [64, 3]
-    assert trace[-1][1] <= 3
+    race(pods=90, workers=4, order="arrival", body=waiting, how={"watch": control})
+    assert trace[2] == (4, 4)
+    assert trace[4] == (64, 64)
+    assert trace[6] == (64, 3)  # threads cannot be stopped; processes are, see below
+    assert all(at_work <= 3 for turn, (at_work, _) in trace.items() if turn > max(trace) - 5)
+    assert [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"] == [64, 3]
 
 
 def test_scaling_down_processes_drains_without_orphans_or_losses(
