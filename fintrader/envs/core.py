@@ -80,6 +80,13 @@ class Record(NamedTuple):
     turnover: Tensor
     """`[B]` USD: all notionals traded."""
 
+    def without(self, mask: Tensor) -> Record:
+        """Nothing traded and nothing paid in the rows of `mask` `[B]`."""
+        names = ("fill_shares", "fill_cost", "closed_shares", "closed_cost", "interest", "cost", "turnover")
+        values = {name: getattr(self, name) for name in names}
+        rows = {name: mask.view(-1, *[1] * (value.ndim - 1)) for name, value in values.items()}
+        return self._replace(**{n: torch.where(rows[n], torch.zeros_like(v), v) for n, v in values.items()})
+
 
 def market_view(
     market: MarketTensors, settings: EnvSettings, dtype: torch.dtype, obs_dtype: torch.dtype = torch.float32

@@ -213,9 +213,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One decision for every account: obs `[B, D]`, reward `[B]`, terminated `[B]`, truncated `[B]`, info.
 
-        Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with NaN (on CUDA a
-        NaN counts as 0, because to look for one would wait for the device), before the first reset, and for a
-        finished account in DISABLED mode.
+        Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with NaN, before the
+        first reset, and for a finished account in DISABLED mode. On CUDA, where to look would be to wait for the
+        device, a NaN counts as 0 and a finished account stands still with reward 0.
         """
         account = self.account
         action = self._check_action(actions)
@@ -234,6 +234,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             after = select(began, self._begin_next(account), after)
             reward = torch.where(began, torch.zeros_like(reward), reward)
             terminated, truncated = terminated & ~began, truncated & ~began
+            if record is not None:
+                info = record.without(began)._asdict()
+        elif mode is AutoresetMode.DISABLED and not on_host:  # a finished account may have got here
+            over = account.finished
+            after = select(over, account, after)
+            reward = torch.where(over, torch.zeros_like(reward), reward)
         obs = self._observe(after)
         if mode is AutoresetMode.SAME_STEP:
             done = after.finished

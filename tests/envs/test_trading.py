@@ -237,6 +237,23 @@ def test_next_step_ignores_the_action_after_the_end() -> None:
     assert float(env.account.shares.sum()) == 0.0
 
 
+def test_the_step_that_begins_an_episode_records_no_trades() -> None:
+    env = TradingEnv(
+        make_market(30, 3),
+        EnvSettings(episode_bars=2),
+        num_envs=2,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        record=True,
+    )
+    env.reset(options={"episode_bars": torch.tensor([1, 2])})
+    env.step(torch.full((2, 3), 0.3))
+    *_, info = env.step(torch.full((2, 3), 0.6))
+    assert info["cost"][0] == 0.0
+    assert info["cost"][1] > 0.0
+    assert not bool(info["fill_shares"][0].any())
+    assert bool(info["fill_shares"][1].any())
+
+
 def test_disabled_mode_resets_by_mask() -> None:
     env = TradingEnv(make_market(30, 3), EnvSettings(episode_bars=2), num_envs=3, autoreset_mode=AutoresetMode.DISABLED)
     env.reset(options={"episode_bars": torch.tensor([1, 2, 2])})
