@@ -148,7 +148,13 @@ SOFT: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {**ON, "num_steps": 16, "update_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-3},
     "a2c": {**ON, "num_steps": 16, "learning_rate": 5e-4},
-    "apg": {**COMMON, "noise": 0.0, "num_steps": 16, "network": {"hidden": [32, 32], "activation": "tanh"}},
+    "apg": {
+        **COMMON,
+        "noise": 0.0,
+        "num_steps": 16,
+        "learning_rate": 3e-3,
+        "network": {"hidden": [32, 32], "activation": "tanh"},
+    },
     "ddpg": {**OFF, "noise": 0.4},
     "td3": {**OFF, "noise": 0.4},
     "sac": {**SOFT, "updates_per_step": 1.0},

@@ -42,11 +42,11 @@ class APGSettings(Settings):
     algo: Literal["apg"] = "apg"
     network: NetworkSettings = NetworkSettings()
     head: HeadSettings = HeadSettings()
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: float = Field(default=1e-2, gt=0)
     """Step size of the actor's Adam."""
     value_learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the value's Adam."""
-    num_steps: int = Field(default=32, ge=1)
+    num_steps: int = Field(default=16, ge=1)
     """H: decisions differentiated through."""
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per decision."""
