@@ -1,8 +1,9 @@
 """What the site is given when it is built: tables made from the code, and formulas as MathML.
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
-name; `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- errors -->` and `<!-- features -->` become
-tables of what their names say. Nothing in such a table is typed by hand, so nothing in it can be out of date.
+name (`own` instead of `settings`: without nested models). `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`,
+`<!-- errors -->` and `<!-- features -->` become tables of what their names say. Nothing in such a table is typed by
+hand, so nothing in it can be out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-_MARK = re.compile(r"^<!-- (settings|metrics|commands|faults|errors|features)(?:: (\S+))?(?: (\S+))? -->$", re.M)
+_MARK = re.compile(r"^<!-- (settings|own|metrics|commands|faults|errors|features)(?:: (\S+))?(?: (\S+))? -->$", re.M)
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
 
 
@@ -60,6 +61,20 @@ def settings_table(reference: str, prefix: str | None = None) -> str:
         for row in [_row(path, field, owner)]
     ]
     return _table(("setting", "type", "default", "meaning"), rows)
+
+
+def own_table(reference: str, _prefix: str | None = None) -> str:
+    """The fields of a settings model that are no models themselves."""
+    module, _, name = reference.partition(":")
+    model = getattr(import_module(module), name)
+    plain = [(name, field) for name, field in model.model_fields.items() if not _is_section(field.annotation)]
+    return _table(("setting", "type", "default", "meaning"), [_row(name, field, model) for name, field in plain])
+
+
+def _is_section(annotation: Any) -> bool:
+    """One model, or one out of several."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return all(isinstance(part, type) and issubclass(part, BaseModel) for part in parts)
 
 
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo, type[BaseModel]]]:
@@ -147,7 +162,8 @@ def type_name(annotation: Any) -> str:
         "date": "date",
         "Path": "path",
     }
-    return names.get(getattr(annotation, "__name__", ""), getattr(annotation, "__name__", str(annotation)))
+    name = getattr(annotation, "__name__", str(annotation))
+    return names.get(name, name.removesuffix("Settings"))
 
 
 def _default(field: FieldInfo) -> str:
@@ -257,6 +273,7 @@ def _cell(text: str) -> str:
 
 _MAKERS: dict[str, Callable[..., str]] = {
     "settings": settings_table,
+    "own": own_table,
     "metrics": metrics_table,
     "commands": commands_table,
     "faults": faults_table,

@@ -71,7 +71,7 @@ def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     values["data"]["source"] |= {"num_sessions": 25}
     values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
-    values["tournament"] |= {"pods": 2, "budget": {"env_steps": 1000}, "ensemble_size": 2}
+    values["tournament"] |= {"pods": 2, "workers": 1, "budget": {"env_steps": 1000}, "ensemble_size": 2}
     values["backtest"] = {**values.get("backtest", {}), "control": False}
     (world / "configs").mkdir()
     (world / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(values))
@@ -242,7 +242,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        assert "<!-- settings" not in text, f"{label(page)}: a table was not made"
+        assert not re.search(r"<!-- (settings|own|metrics|commands|faults|errors|features)", text), (
+            f"{label(page)}: a table was not made"
+        )
         assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (
             f"{label(page)} loads from elsewhere"
         )
