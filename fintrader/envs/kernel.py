@@ -241,6 +241,11 @@ def step_range(
     kept, addition = np.empty(num_assets), np.empty(num_assets)
     strange = 0.0
     for b in range(low, high):
+        if b + 1 < high:  # where the next account's prices begin; the processor follows from there
+            ahead = min(bar_0[b + 1] + 1, num_bars - 1) * num_assets * 4
+            for line in range(0, 192, 64):
+                _prefetch(mark, ahead + line)
+                _prefetch(price, ahead + line)
         bar, end, start, episode = bar_0[b], end_0[b], start_0[b], episode_0[b]
         cash, equity, peak, first = cash_0[b], equity_0[b], peak_0[b], first_0[b]
         begins = mode == NEXT_STEP and finished_0[b]
