@@ -11,6 +11,7 @@ environment itself, which must agree to the last bit. CSCV runs over 16 blocks o
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -114,6 +115,7 @@ def main() -> None:
         "assets": options.assets,
         "members": options.members,
         "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 1),
         "simulation_seconds": round(simulation_seconds, 2),
         "simulation_cpu_seconds": round(simulation_cpu, 2),
         "simulation_decision_minutes": 30,
