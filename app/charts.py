@@ -12,7 +12,7 @@ import streamlit as st
 
 from app import decimation
 from app.artifacts import light
-from app.wording import label
+from app.wording import label, number
 
 figures = light("figures")
 
@@ -188,4 +188,27 @@ def framed(
     )
     figure.update_yaxes(title={"text": y_title}, tickformat=".1%" if percent else None, type="log" if log_y else None)
     figure.update_xaxes(title={"text": x_title}, showgrid=False)
+    return figure
+
+
+def stored_histogram(counts: Any, edges: Any, title: str, colour: str, *, tickformat: str = "") -> go.Figure | None:
+    """A stored histogram as bars."""
+    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1 or not counts:
+        return None
+    numbers_ = [number(value) for value in [*counts, *edges]]
+    if any(value is None for value in numbers_):
+        return None
+    ends = np.array(numbers_[len(counts) :], dtype=float)
+    figure = go.Figure(
+        go.Bar(
+            x=(ends[:-1] + ends[1:]) / 2,
+            y=numbers_[: len(counts)],
+            width=np.diff(ends) * 0.94,
+            marker={"color": colour},
+            showlegend=False,
+            hovertemplate="%{x}: %{y}<extra></extra>",
+        )
+    )
+    framed(figure, x_title=title, hover="closest", height=250)
+    figure.update_xaxes(tickformat=tickformat)
     return figure

@@ -40,6 +40,12 @@ def ratio(value: Any, digits: int = 2, *, signed: bool = False) -> str:
     return DASH if found is None else f"{found:{'+' if signed else ''},.{digits}f}"
 
 
+def chance(value: Any) -> str:
+    """A p-value: 0.0123 as `0.012`, smaller ones as `< 0.001`."""
+    found = number(value)
+    return "< 0.001" if found is not None and 0 <= found < 0.0005 else ratio(value, 3)
+
+
 def usd(value: Any, *, signed: bool = False) -> str:
     """1234567.8 as `$1,234,568`; below a hundred dollars with cents."""
     found = number(value)

@@ -14,7 +14,7 @@ from app.artifacts import Backtest
 from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import guarded, page, pick_run
 from app.summary import Summary
-from app.wording import DASH, count, human, label, number, percent, plain, ratio, without_secrets
+from app.wording import DASH, chance, count, human, label, number, percent, plain, ratio, without_secrets
 
 NOTES = {
     "trials": "Strategies that were tried to get this one",
@@ -193,9 +193,9 @@ def rivals(report: dict[str, Any]) -> None:
                 "Excess a year": percent(one.get("excess"), signed=True),
                 "Low": percent(one.get("low"), signed=True),
                 "High": percent(one.get("high"), signed=True),
-                "p, paired bootstrap": ratio(one.get("p_value"), 3),
-                "p, reality check": ratio(two.get("reality_check"), 3),
-                "p, SPA": ratio(two.get("spa"), 3),
+                "p, paired bootstrap": chance(one.get("p_value")),
+                "p, reality check": chance(two.get("reality_check")),
+                "p, SPA": chance(two.get("spa")),
             }
         )
     if not rows:
@@ -204,29 +204,6 @@ def rivals(report: dict[str, Any]) -> None:
     config = {name: st.column_config.TextColumn(alignment="right") for name in list(rows[0])[1:]}
     st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="honesty_rivals", column_config=config)
     st.caption("Excess: paired block bootstrap of daily returns. Reality check: White (2000); SPA: Hansen (2005).")
-
-
-def bars(counts: Any, edges: Any, title: str, colour: str, *, tickformat: str = "") -> go.Figure | None:
-    """A stored histogram as bars."""
-    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1 or not counts:
-        return None
-    numbers_ = [number(value) for value in [*counts, *edges]]
-    if any(value is None for value in numbers_):
-        return None
-    ends = np.array(numbers_[len(counts) :], dtype=float)
-    figure = go.Figure(
-        go.Bar(
-            x=(ends[:-1] + ends[1:]) / 2,
-            y=numbers_[: len(counts)],
-            width=np.diff(ends) * 0.94,
-            marker={"color": colour},
-            showlegend=False,
-            hovertemplate="%{x}: %{y}<extra></extra>",
-        )
-    )
-    charts.framed(figure, x_title=title, hover="closest", height=250)
-    figure.update_xaxes(tickformat=tickformat)
-    return figure
 
 
 def overfitting(report: dict[str, Any]) -> None:
@@ -239,7 +216,9 @@ def overfitting(report: dict[str, Any]) -> None:
             icon=":material/hourglass_empty:",
         )
         return
-    figure = bars(found.get("logit_counts"), found.get("logit_edges"), "logit of the out-of-sample rank", "#9065b0")
+    figure = charts.stored_histogram(
+        found.get("logit_counts"), found.get("logit_edges"), "logit of the out-of-sample rank", "#9065b0"
+    )
     if figure is not None:
         figure.add_vline(x=0, line={"width": 1.5, "dash": "dash", "color": "#b42318"})
         charts.show(figure, "honesty_pbo")
@@ -257,7 +236,9 @@ def random_portfolios(report: dict[str, Any]) -> None:
         st.info("Not computed for this backtest.", icon=":material/hourglass_empty:")
         return
     histogram = part(found, "histogram")
-    figure = bars(histogram.get("counts"), histogram.get("edges"), "cumulative return", "#7f6d5f", tickformat=".0%")
+    figure = charts.stored_histogram(
+        histogram.get("counts"), histogram.get("edges"), "cumulative return", "#7f6d5f", tickformat=".0%"
+    )
     if figure is not None:
         charts.show(figure, "honesty_random")
     above = found.get("share_above")

@@ -23,6 +23,7 @@ COLUMNS = {
     "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
 }
+DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "broken": "✕ broken"}
 
 
@@ -149,13 +150,14 @@ def preview(runs: RunsFolder, run: Summary) -> None:
             stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
         )
         metric_table.short_window(len(stored.ends))
+        drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")
-            charts.show(charts.equity(stored.equity), "preview_equity", height=300)
+            charts.show(charts.equity(stored.equity[drawn]), "preview_equity", height=300)
         with right:
             st.caption("Drawdown, from session closes")
-            charts.show(charts.underwater(stored.daily_equity_with_start()), "preview_drawdown", height=300)
+            charts.show(charts.underwater(stored.daily_equity_with_start()[drawn]), "preview_drawdown", height=300)
         metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
     with guarded():
         board = artifacts.leaderboard(folder)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from app import charts, race
-from app.wording import count, duration, human, moment, percent, ratio, short_count, usd, when
+from app.wording import chance, count, duration, human, moment, percent, ratio, short_count, usd, when
 
 
 def table(*rows: dict[str, object]) -> pd.DataFrame:
@@ -126,6 +126,7 @@ def test_wording() -> None:
     assert short_count(1_234_567) == "1.23 M"
     assert duration(75) == "1 min 15 s"
     assert duration(90_000) == "1 d 01 h"
+    assert (chance(0.0), chance(0.0123), chance(None)) == ("< 0.001", "0.012", "–")
     assert human("learning_rate") == "Learning rate"
     assert when("2026-01-02T03:04:05+01:00") == "2026-01-02 02:04 UTC"
     assert when("yesterday") == "–"
