@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from fintrader import load_policy
+from fintrader.backtest import read_backtest
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import load_config, run, train_one
 
@@ -25,7 +26,7 @@ TINY = {
     "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 5},
     "agent": {"algo": "ppo", "num_steps": 16},
     "tournament": {"pods": 3, "pool_size": 2, "workers": 2, "budget": {"env_steps": 1024}, "leaderboard_size": 3},
-    "backtest": {"control": False},
+    "backtest": {"control": False, "sensitivity": False},
 }
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
 
@@ -146,7 +147,9 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
 
 def test_the_search_is_repeated_without_information(undisturbed: Path, tmp_path: Path):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
-    config = write_config(tmp_path, backtest={"control": True}, cache=str(undisturbed.parent / "tensors"))
+    config = write_config(
+        tmp_path, backtest={"control": True, "sensitivity": True}, cache=str(undisturbed.parent / "tensors")
+    )
     run(load_config(config))
     folder = tmp_path / "runs" / "tiny"
     honesty = json.loads((folder / "backtest" / "honesty.json").read_text())
@@ -154,6 +157,41 @@ def test_the_search_is_repeated_without_information(undisturbed: Path, tmp_path:
     assert honesty["control"]["metrics"]["cumulative_return"] is not None
     assert honesty["overfitting"] is not None or honesty["sharpe"]["deflated"] is not None
     assert len(list(folder.glob("control/pods/*/result.json"))) == 3
+
+
+def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_path: Path):
+    source = TINY["data"]["source"] | {"num_sessions": 17}  # type: ignore[index]
+    lengths = {"train_sessions": 6, "validation_sessions": 3, "test_sessions": 3, "embargo_sessions": 1}
+    config = write_config(tmp_path, data={"source": source}, walkforward=lengths)
+    words = [sys.executable, "-m", "fintrader", "walkforward", str(config)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not any(config.parent.glob("runs/tiny/folds/00/pods/*/result.json")):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "tiny"
+    assert json.loads((folder / "manifest.json").read_text())["trials"] == 6
+    stored = read_backtest(folder / "backtest")
+    assert set(stored.strategies) >= STRATEGIES
+    assert stored.equity.groupby("strategy")["session"].nunique().unique().tolist() == [6]
+    folds = stored.context["folds"]
+    whole = stored.metrics["buy_and_hold"]["cumulative_return"]
+    assert whole is not None
+    # what the folds leave behind, one after another, less what it costs to leave the first one's positions
+    chained = (1 + folds[0]["buy_and_hold"]) * (1 + folds[1]["buy_and_hold"]) - 1
+    assert chained - 0.0021 * 1.5 < whole < chained
+
+
+def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
+    folder = undisturbed.parent / "runs" / "tiny"
+    shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")
+    out = tmp_path / "comparison.html"
+    done = fintrader("compare", str(folder), str(tmp_path / "other"), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "6 trials in all" in out.read_text()
+    assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).returncode == 2
 
 
 def test_choosing_another_union_member_keeps_what_both_share(config: Path):

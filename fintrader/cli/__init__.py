@@ -66,6 +66,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": work.train,
     "tournament": work.tournament,
     "backtest": work.backtest,
+    "walkforward": work.walkforward,
+    "compare": work.compare,
     "status": inspect.status,
     "lineage": inspect.lineage,
     "scale": inspect.scale,

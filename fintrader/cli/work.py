@@ -88,6 +88,29 @@ def backtest(argv: list[str]) -> None:
     pipeline.backtest_run(Path(folder), parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
 
 
+def walkforward(argv: list[str]) -> None:
+    """CONFIG [--overrides]: train, choose, test, roll on; each fold a tournament, all test windows one backtest."""
+    from fintrader import pipeline
+
+    pipeline.walk_forward(parse_config("walkforward", argv))
+
+
+def compare(argv: list[str]) -> None:
+    """RUN_DIR RUN_DIR ... [--out FILE]: several backtests in one page."""
+    from fintrader.backtest import read_backtest
+    from fintrader.backtest.compare import write_comparison
+
+    words, out = list(argv), Path("comparison.html")
+    if "--out" in words[:-1]:
+        place = words.index("--out")
+        out = Path(words[place + 1])
+        del words[place : place + 2]
+    if not words or any(word.startswith("-") for word in words):
+        print("usage: fintrader compare RUN_DIR RUN_DIR ... [--out FILE]")
+        return
+    print(write_comparison(out, {Path(word).name: read_backtest(Path(word) / "backtest") for word in words}))
+
+
 def app(argv: list[str]) -> None:
     """[--runs-dir DIR] [--port N]: open the Streamlit app, on loopback."""
     settings = parse(AppSettings, AppSettings(), argv, "app")

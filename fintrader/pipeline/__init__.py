@@ -12,6 +12,7 @@ from fintrader.pipeline.stages import (
     run_tournament,
     verify_data,
 )
+from fintrader.pipeline.walkforward import walk_forward
 
 __all__ = [
     "CHOICES",
@@ -28,4 +29,5 @@ __all__ = [
     "run_tournament",
     "train_one",
     "verify_data",
+    "walk_forward",
 ]

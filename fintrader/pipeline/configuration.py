@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from fintrader import runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPOSettings
+from fintrader.backtest.walkforward import WalkForwardSettings
 from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
 from fintrader.envs.trading import EnvSettings
@@ -28,6 +29,10 @@ class BacktestSettings(Settings):
     """Proportional cost per trade in basis points; None keeps the environment's."""
     control: bool = True
     """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
+    sensitivity: bool = True
+    """Also trade at other costs, fills, delays and starts, and without each stock."""
+    tear_sheet: bool = False
+    """Also draw pyfolio's tear sheet (`backtest/tear_sheet.png`; needs the extra `report`)."""
 
 
 class RunConfig(Settings):
@@ -50,6 +55,8 @@ class RunConfig(Settings):
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()
     backtest: BacktestSettings = BacktestSettings()
+    walkforward: WalkForwardSettings = WalkForwardSettings()
+    """Only for `fintrader walkforward`."""
 
     @field_validator("name")
     @classmethod

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from fintrader import runs
 from fintrader.agents.policy import load_policy
-from fintrader.backtest import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtest import BacktestResult, StoredBacktest, simulate, simulate_baselines, write_backtest
 from fintrader.backtest.controls import information_free
+from fintrader.backtest.sensitivity import sensitivity
+from fintrader.backtest.tearsheet import write_tear_sheet
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.errors import BacktestError
 from fintrader.pipeline.configuration import RunConfig
 from fintrader.progress import Progress, reporter
 from fintrader.runs import Manifest, RunFolder
@@ -25,39 +28,70 @@ from fintrader.tournament.leaderboard import read_leaderboard
 def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
     """Ensemble, best pod and baselines over the chosen window, with all that tells skill from luck, written down."""
     market: MarketTensors = getattr(MarketTensors.load(path).split(), config.backtest.window)
-    env = config.env
-    if config.backtest.cost_bps is not None:
-        env = env.model_copy(update={"cost_bps": config.backtest.cost_bps})
-    trials = int(manifest.values["trials"])
+    env = backtest_settings(config)
     with reporter() as progress:
-        chosen = {"ensemble": config.folder.ensemble, "best": config.folder.pod(manifest.values["best"])}
-        results = {
-            name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
-            for name, home in chosen.items()
-        }
-        results |= simulate_baselines(market, env, progress=progress, every=True)
+        results = simulate_chosen(config.folder, market, env, str(manifest.values["best"]), progress)
         planted = _planted(market, env, results, progress)
         control = _control(config, path, env, progress) if config.backtest.control else None
-    context = {
-        "run": config.name,
-        "window": config.backtest.window,
-        "trials": trials,
-        "seed": config.seed,
-        "data_hash": manifest.values["data_hash"],
-        "config_hash": manifest.values["config_hash"],
-        "versions": manifest.values["versions"],
-        "command": manifest.values["command"],
-    }
-    write_backtest(
+        policy = load_policy(config.folder.ensemble / "policy.safetensors")
+        rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
+    context = provenance(config, manifest, config.backtest.window)
+    if planted:
+        context["planted"] = planted
+    if (quality := path.with_name("quality.json")).is_file():
+        context["quality"] = runs.read_json(quality)["kinds"]
+    stored = write_backtest(
         config.folder.backtest,
         results,
-        context=context | ({"planted": planted} if planted else {}),
+        context=context,
         trial_returns=trial_returns(config.folder),
         market=market,
         settings=env,
         control=control,
+        sensitivity=rows,
         seed=config.seed,
     )
+    if config.backtest.tear_sheet:
+        draw_tear_sheet(config, stored)
+
+
+def backtest_settings(config: RunConfig) -> EnvSettings:
+    """The environment's settings, at the backtest's costs if it has its own."""
+    if config.backtest.cost_bps is None:
+        return config.env
+    return config.env.model_copy(update={"cost_bps": config.backtest.cost_bps})
+
+
+def simulate_chosen(
+    folder: RunFolder, market: MarketTensors, env: EnvSettings, best: str, progress: Progress
+) -> dict[str, BacktestResult]:
+    """A finished tournament's ensemble and best pod, and every baseline, over the same bars."""
+    chosen = {"ensemble": folder.ensemble, "best": folder.pod(best)}
+    results = {
+        name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
+        for name, home in chosen.items()
+    }
+    return results | simulate_baselines(market, env, progress=progress, every=True)
+
+
+def provenance(config: RunConfig, manifest: Manifest, window: str) -> dict[str, Any]:
+    """What a report says of where its figures come from; nothing in it depends on the clock."""
+    kept = ("data_hash", "config_hash", "versions", "command")
+    return {
+        "run": config.name,
+        "window": window,
+        "trials": int(manifest.values["trials"]),
+        "seed": config.seed,
+        **{name: manifest.values[name] for name in kept},
+    }
+
+
+def draw_tear_sheet(config: RunConfig, stored: StoredBacktest) -> None:
+    """pyfolio's tear sheet beside the report; a window it cannot draw leaves a line that says so."""
+    try:
+        write_tear_sheet(config.folder.backtest / "tear_sheet.png", stored)
+    except BacktestError as error:
+        print(f"no tear sheet: {error}")
 
 
 def trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:

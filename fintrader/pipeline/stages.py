@@ -242,7 +242,7 @@ def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, agai
     manifest.finish()
     stored = runs.read_json(folder.backtest / "metrics.json")
     metrics = {name: stored[name] for name in sorted(stored, key=_rank)}
-    _print_outcome(config, manifest, metrics)
+    print_outcome(config, manifest, metrics)
     return RunOutcome(folder.root, metrics, int(manifest.values["trials"]))
 
 
@@ -254,7 +254,7 @@ def _rank(strategy: str) -> int:
     return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
 
 
-def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
+def print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
     folder, console = config.folder, Console()
     if not console.is_terminal:
