@@ -92,10 +92,10 @@ class Place:
                 return []
             return sorted(str(file)[len(base) :].lstrip("/") for file in files if str(file).endswith(suffix))
 
-    def sweep(self) -> None:
-        """Remove what a killed process left half-written; call it while holding the lock."""
+    def sweep(self, *, deep: bool = True) -> None:
+        """Remove what a killed process left half-written here (and below); call it while holding the lock."""
         if self.local is not None:
-            for file in self.local.rglob(".*.tmp"):
+            for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
 
     def remove(self) -> None:

@@ -220,26 +220,29 @@ def _by_symbol_and_month(batch: Bars) -> list[tuple[tuple[str, int], Bars]]:
 
 def _fingerprints(files: list[BarFile], store: Place) -> list[str]:
     """SHA-256 of each file. Those of files that did not change since are remembered in the store."""
-    stored = store.read("fingerprints.json")
-    try:
-        known: dict[str, list[str]] = json.loads(stored) if stored else {}
-    except ValueError:
-        known = {}
-    before = dict(known)
-    hashes = []
-    for file in files:
-        version, key = file.version(), f"{file.path}:{file.member or ''}"
-        remembered = known.get(key)
-        if version is None or remembered is None or remembered[0] != version:
-            digest = file.sha256()
-            if version is not None and not _racy(version):
-                known[key] = [version, digest]
-            hashes.append(digest)
-        else:
-            hashes.append(remembered[1])
-    if known != before:
-        store.write("fingerprints.json", json.dumps(known, sort_keys=True).encode())
+    with store.lock():
+        store.sweep(deep=False)
+        stored = store.read("fingerprints.json")
+        try:
+            known: dict[str, list[str]] = json.loads(stored) if stored else {}
+        except ValueError:
+            known = {}
+        before = dict(known)
+        hashes = [_fingerprint(file, known) for file in files]
+        if known != before:
+            store.write("fingerprints.json", json.dumps(known, sort_keys=True).encode())
     return hashes
+
+
+def _fingerprint(file: BarFile, known: dict[str, list[str]]) -> str:
+    version, key = file.version(), f"{file.path}:{file.member or ''}"
+    remembered = known.get(key)
+    if version is not None and remembered is not None and remembered[0] == version:
+        return remembered[1]
+    digest = file.sha256()
+    if version is not None and not _racy(version):
+        known[key] = [version, digest]
+    return digest
 
 
 def _racy(version: str) -> bool:

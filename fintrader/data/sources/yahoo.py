@@ -82,6 +82,14 @@ class Yahoo:
             **{name.lower(): table[name].to_numpy(dtype=np.float64) for name in ("Open", "High", "Low", "Close")},
         )
 
+    def _loud(self) -> dict[str, bool]:
+        """How this version of yfinance is told to raise what goes wrong."""
+        config = getattr(self._yfinance, "config", None)
+        if config is None:
+            return {"raise_errors": True}
+        config.debug.hide_exceptions = False
+        return {}
+
     def _request(self, symbol: str, first: dt.date, stop: dt.date) -> Any:
         """One request. yfinance is told to raise, because it otherwise logs an error and returns an empty table."""
         errors = self._yfinance.exceptions
@@ -95,7 +103,7 @@ class Yahoo:
                 prepost=False,
                 repair=False,
                 timeout=self.settings.timeout_seconds,
-                raise_errors=True,
+                **self._loud(),
             )
         except errors.YFRateLimitError:
             raise Busy("too many requests") from None
