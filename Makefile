@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+READY  := $(VENV)/.ready
+DEV    := $(VENV)/.ready-dev
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NAME   ?= env
 CONFIG ?= configs/quickstart.yaml
 # Several threads per process slow small batches down by far; every process gets one.
@@ -14,38 +16,44 @@ export OMP_NUM_THREADS := 1
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-install: $(STAMP) ## Create .venv and install fintrader with everything tests and app need
+install: $(READY) ## Create .venv and install fintrader with its app and report
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@touch $(STAMP)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e ".[app,fast,report]"
+	@touch $(READY)
+
+$(DEV): $(READY)
+	$(PIP) -e ".[dev]"
+	@touch $(DEV)
 
 run: install ## Run the quickstart: a synthetic market, a small tournament, an honest backtest
 	$(BIN)/fintrader run $(CONFIG)
 
 test: lint types floors pytest ## Everything CI checks: format, lint, types, floors, tests
 
-lint: install ## ruff: format and lint
+lint: $(DEV) ## ruff: format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: install ## mypy strict on fintrader/
+types: $(DEV) ## mypy strict on fintrader/
 	$(BIN)/mypy
 
-floors: install ## import-linter: imports run downward only
+floors: $(DEV) ## import-linter: imports run downward only
 	$(BIN)/lint-imports
 
-pytest: install ## The tests alone
+pytest: $(DEV) ## The tests alone
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 app: install ## Open the Streamlit app on the runs folder
 	$(BIN)/fintrader app
 
-bench: install ## Run one benchmark: make bench NAME=env
+bench: $(DEV) ## Run one benchmark: make bench NAME=env
 	$(BIN)/fintrader bench $(NAME)
 
-notebooks: install ## Execute the notebooks from top to bottom
+notebooks: $(DEV) ## Execute the notebooks from top to bottom
 	$(BIN)/python -m pytest tests/test_notebooks.py
 
 clean: ## Remove the environment and caches (runs and data stay)
