@@ -56,7 +56,7 @@ def main() -> None:
         parts = measure(home, options.pods, options.random, options.only)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    with (ROOT / "benchmarks" / "results" / ".chaos.lock").open("w") as lock:
+    with (Path(tempfile.gettempdir()) / "fintrader-chaos.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stored = ROOT / "benchmarks" / "results" / "chaos.json"
         if options.save and set(options.only) != set(PARTS) and stored.exists():
@@ -161,7 +161,8 @@ def at_random(home: Path, pods: int, expected: Any, target: str, moments: int) -
 
 
 def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> Tally:
-    """Two at once on one folder: one finishes, the other is refused or finds the work done."""
+    """Two at once on one folder, for longer than either waits: one finishes, the other is refused."""
+    os.environ["STUB_SECONDS"] = "1.0"
     tally = Tally()
     for number in range(pairs):
         run = RunFolder(home / f"pair-{number}")
@@ -174,9 +175,10 @@ def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> 
         codes = sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children)
         tally.scenarios += 1
         tally.struck += codes == [DONE, REFUSED]
-        problems = [] if codes in ([DONE, REFUSED], [DONE, DONE]) else [f"exit codes {codes}"]
+        problems = [] if codes == [DONE, REFUSED] else [f"exit codes {codes}"]
         tally.problems += [f"pair-{number}: {problem}" for problem in problems + chaos.check(run, {}, expected)]
         shutil.rmtree(run.root)
+    del os.environ["STUB_SECONDS"]
     return tally
 
 
