@@ -2,25 +2,29 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
 name (`own` instead of `settings`: without nested models). `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`,
-`<!-- errors -->` and `<!-- features -->` become tables of what their names say. Nothing in such a table is typed by
-hand, so nothing in it can be out of date.
+`<!-- errors -->`, `<!-- features -->` and `<!-- optimum -->` become tables of what their names say. Nothing in such a
+table is typed by hand, so nothing in it can be out of date.
 """
 
 from __future__ import annotations
 
 import html
 import inspect
+import json
 import re
 import types
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-_MARK = re.compile(r"^<!-- (settings|own|metrics|commands|faults|errors|features)(?:: (\S+))?(?: (\S+))? -->$", re.M)
+_MARK = re.compile(
+    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features)(?:: (\S+))?(?: (\S+))? -->$", re.M
+)
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
 
 
@@ -211,6 +215,35 @@ def metrics_table(*_: Any) -> str:
     return "\n\n".join(parts)
 
 
+def optimum_table(*_: Any) -> str:
+    """What each algorithm reached of the known optimum, from the benchmark's own record."""
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "known_optimum.json"
+    if not path.is_file():
+        return "No measurement is stored: run `fintrader bench known_optimum --save`."
+    stored = json.loads(path.read_text())
+    rows = []
+    for name, found in stored["figures"].items():
+        algo, _, reward = name.rpartition("_")
+        if isinstance(found, dict) and "share_60s" in found:
+            shares = [_spread(found.get(f"share_{seconds}s"), "{:.1%}") for seconds in (5, 20, 60)]
+            rows.append((algo.upper(), reward, *shares, _spread(found.get("rate_ratio"), "{:.2f}")))
+    machine = stored.get("machine", {})
+    seeds = f"{stored.get('seeds', 1)} seed{'' if stored.get('seeds', 1) == 1 else 's'}"
+    where = f"Measured with {seeds} on one thread of {machine.get('cpu', 'an unnamed machine')}"
+    where += f", commit {stored.get('commit', '?')[:12]}."
+    head = ("algorithm", "reward", "share at 5 s", "at 20 s", "at 60 s", "trade rate / optimal")
+    return _table(head, rows) + "\n\n" + where
+
+
+def _spread(found: Any, pattern: str) -> str:
+    """Mean over the seeds, with its range where there are several."""
+    if not isinstance(found, dict) or found.get("mean") is None:
+        return "–"
+    mean = pattern.format(found["mean"])
+    several = found["min"] != found["max"]
+    return f"{mean} ({pattern.format(found['min'])} to {pattern.format(found['max'])})" if several else mean
+
+
 def commands_table(*_: Any) -> str:
     """Every command of `fintrader` with the first line of its help."""
     from fintrader import cli
@@ -274,6 +307,7 @@ def _cell(text: str) -> str:
 _MAKERS: dict[str, Callable[..., str]] = {
     "settings": settings_table,
     "own": own_table,
+    "optimum": optimum_table,
     "metrics": metrics_table,
     "commands": commands_table,
     "faults": faults_table,

@@ -242,7 +242,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        assert not re.search(r"<!-- (settings|own|metrics|commands|faults|errors|features)", text), (
+        assert not re.search(r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features)", text), (
             f"{label(page)}: a table was not made"
         )
         assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (
