@@ -11,7 +11,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types floors pytest app bench notebooks clean
+.PHONY: help install run test test-adapters lint types floors pytest app bench notebooks clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -46,6 +46,15 @@ floors: $(DEV) ## import-linter: imports run downward only
 
 pytest: $(DEV) ## The tests alone
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-adapters: ## The adapters against the RL libraries themselves, each in an environment of its own
+	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
+	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt stable-baselines3 torchrl skrl pettingzoo "jax[cpu]" \
+		-e ".[fast]" pytest pytest-timeout hypothesis
+	.venv-adapters/bin/python -m pytest tests/envs/adapters
+	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
+	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e . pytest pytest-timeout hypothesis
+	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py
 
 app: install ## Open the Streamlit app on the runs folder
 	$(BIN)/fintrader app
