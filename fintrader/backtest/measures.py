@@ -37,7 +37,9 @@ class _Sample:
     def __init__(self, result: BacktestResult) -> None:
         self.result = result
         self.daily = result.daily_returns
-        self.index = result.benchmark_daily_returns
+        index = result.benchmark_daily_returns
+        # The index against itself: scaling it to the capital leaves rounding, which is no active return.
+        self.index = self.daily if np.allclose(self.daily, index, rtol=0.0, atol=1e-13) else index
         self.sessions = len(self.daily)
 
     @cached_property
@@ -318,8 +320,8 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "quadratic impact, Almgren and Chriss (2000)",
             _capacity,
         ),
-        ("trades", "Fills", _COUNT, "rows of the trade list", _LEDGER, lambda s: float(len(s.result.trades))),
-        ("round_trips", "Closed lots", _COUNT, "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
+        ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.result.trades))),
+        ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
         ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
         ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trip_average("profit_usd")),
         ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trip_average("minutes")),

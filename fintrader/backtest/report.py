@@ -22,6 +22,9 @@ KINDS = {
     "share of equity": "percent",
     "share of bars": "percent",
     "USD": "usd",
+    "count": "usd",
+    "sessions": "usd",
+    "minutes": "usd",
 }
 _EXTRA_COLUMNS = (("turnover", "Turnover a year", "ratio"), ("cost_usd", "Costs, USD", "usd"))
 _KIND_TITLES = {
@@ -295,7 +298,11 @@ def _all_metrics(stored: StoredBacktest) -> str:
             kind = KINDS.get(metric.unit, "ratio")
             cells = [number(stored.metrics[name].get(metric.key), kind) for name in stored.strategies]
             title = f'<span title="{html.escape(metric.formula)} ({html.escape(metric.source)})">'
-            unit = "" if kind == "percent" else f' <span class="unit">{html.escape(metric.unit)}</span>'
+            unit = (
+                ""
+                if kind == "percent" or metric.unit in ("ratio", "number", "count")
+                else f' <span class="unit">{html.escape(metric.unit)}</span>'
+            )
             rows.append(("", [f"{title}{html.escape(metric.title)}</span>{unit}", *cells]))
         head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
         parts.append(table(head, rows, css="dense"))

@@ -57,6 +57,8 @@ def test_benchmark_is_the_scaled_index() -> None:
     assert result.metrics["cost_usd"] == 0
     assert result.metrics["beta"] == pytest.approx(1)
     assert result.metrics["tracking_error"] == pytest.approx(0, abs=1e-12)
+    assert result.metrics["information_ratio"] is None  # nothing active: not 0/0 of rounding
+    assert result.metrics["batting_average"] == 0
     assert result.metrics["exposure_mean"] is None
 
 
