@@ -176,7 +176,7 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
 
 
 def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
-    """Results taken in per second, durable (log and database synced) before the next burst, `burst` at a time."""
+    """Results taken in per second, durable (log synced, index committed) before the next burst, `burst` at a time."""
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Leaderboard
     from fintrader.tournament.reconcile import applied_event

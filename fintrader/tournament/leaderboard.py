@@ -219,7 +219,9 @@ def open_or_replace(path: Path) -> tuple[Leaderboard, bool]:
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    # A power cut may cost the last transactions, never consistency; every start makes the index again from the store,
+    # whose files and log are synced.
+    connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA busy_timeout = 30000")
     return connection
 

@@ -319,7 +319,7 @@ class Orchestrator:
         self._more_to_start = vacant > LAUNCHES
 
     def _flush(self) -> None:
-        """Make this turn durable: one sync of the log, one transaction."""
+        """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
         self.log.append(*self._events)
         first = len(self.board.applied) - len(self._new_entries)
         self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())
