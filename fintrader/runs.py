@@ -179,10 +179,16 @@ class RunFolder:
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.root} is in use by another process; wait for it or stop it first") from None
+            for attempt in range(5):  # somebody who only asks whether it is held holds it for microseconds
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if attempt == 4:
+                        raise RunError(
+                            f"{self.root} is in use by another process; wait for it or stop it first"
+                        ) from None
+                    time.sleep(0.05)
             yield
 
 

@@ -128,6 +128,9 @@ def check_lookahead(config: RunConfig, cuts: int) -> bool:
     with reporter() as progress:
         report = lookahead(config.data, config.env, cuts=cuts, seed=config.seed, progress=progress)
     print(report)
+    if config.folder.root.is_dir():
+        tried = {"cuts": list(report.cuts), "modes": list(report.modes)}
+        runs.write_json(config.folder.root / "lookahead.json", {"leaks": [str(leak) for leak in report.leaks], **tried})
     return report.clean
 
 
