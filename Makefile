@@ -11,7 +11,7 @@ CONFIG ?= configs/quickstart.yaml
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-adapters lint types floors pytest app bench notebooks clean
+.PHONY: help install run test test-adapters lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ bench: $(DEV) ## Run one benchmark: make bench NAME=env
 
 notebooks: $(DEV) ## Execute the notebooks from top to bottom
 	$(BIN)/python -m pytest tests/test_notebooks.py
+
+docs: $(DEV) ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict
 
 clean: ## Remove the environment and caches (runs and data stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -103,11 +103,12 @@ CHOICES: dict[str, dict[str, type[Settings]]] = {
 """Options that choose which model stands in a place. Switching one keeps the settings both models share."""
 
 
-def load_config(path: Path, chosen: Mapping[str, str] | None = None) -> RunConfig:
+def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:
     """A configuration file as settings, with `chosen` union members (see CHOICES) put in place first.
 
     Raises ConfigError, one line, naming the file and the field.
     """
+    path = Path(path)
     values = read_yaml(path)
     values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
     for option, choice in (chosen or {}).items():
