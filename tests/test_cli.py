@@ -31,7 +31,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["run"], "needs CONFIG"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["runn", QUICKSTART], "did you mean 'run'?"),
-        (["data"], "needs one of: build, quality"),
+        (["data"], "needs one of: build, quality, dry-run, verify"),
         (["run", QUICKSTART, "--env.num-env", "3"], "--env.num-env: unknown setting; did you mean --env.num-envs?"),
         (["run", QUICKSTART, "--env.num-envs", "many"], "env.num-envs"),
         (["run", QUICKSTART, "--env.num-envs", "0"], "num_envs: input should be greater than or equal to 1, got 0"),

@@ -61,6 +61,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "run": work.run,
     "data build": work.data_build,
     "data quality": work.data_quality,
+    "data dry-run": work.data_dry_run,
     "data verify": work.data_verify,
     "lookahead": work.lookahead,
     "train": work.train,

@@ -60,6 +60,13 @@ def data_quality(argv: list[str]) -> None:
     pipeline.report_quality(parse_config("data quality", argv))
 
 
+def data_dry_run(argv: list[str]) -> None:
+    """CONFIG [--overrides]: say what a build would read, and build nothing."""
+    from fintrader import pipeline
+
+    pipeline.rehearse_data(parse_config("data dry-run", argv))
+
+
 def data_verify(argv: list[str]) -> None:
     """CONFIG [--overrides]: check every stored file against its hash; exit status 1 when one differs."""
     from fintrader import pipeline

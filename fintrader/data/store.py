@@ -147,6 +147,7 @@ def read_manifest(data: bytes, where: str) -> dict[str, Any]:
         body: dict[str, Any] = sealed["manifest"]
         text = json.dumps(body, sort_keys=True, separators=(",", ":"))
         good = sealed["sha256"] == hashlib.sha256(text.encode()).hexdigest() and body["format"] == FORMAT
+        good = good and {"chunks", "complete", "through"} <= set(body)
     except (ValueError, KeyError, TypeError):
         good = False
     if not good:

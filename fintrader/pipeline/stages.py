@@ -18,6 +18,7 @@ from fintrader.backtest import metrics_table
 from fintrader.backtest.lookahead import lookahead
 from fintrader.config import dump_yaml
 from fintrader.data.build import build_market
+from fintrader.data.dry_run import describe, dry_run
 from fintrader.data.quality import quality_report, write_quality
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.verify import verify
@@ -94,7 +95,7 @@ def report_quality(config: RunConfig) -> dict[str, Any]:
     Bars too broken to make a market of are reported below `cache/quality/<name>`.
     """
     with reporter() as progress:
-        report = quality_report(config.data, progress=progress)
+        report = quality_report(config.data, cache=config.cache, progress=progress)
         try:
             home = build_market(config.data, cache=config.cache, progress=progress).parent
         except DataError as error:
@@ -110,6 +111,13 @@ def report_quality(config: RunConfig) -> dict[str, Any]:
         print(f"  {kind}: {count:,}")
     for path in written:
         print(f"  {path}")
+    return report
+
+
+def rehearse_data(config: RunConfig) -> dict[str, Any]:
+    """Say what a build would read and how, without building anything."""
+    report = dry_run(config.data, cache=config.cache)
+    print(describe(report))
     return report
 
 
