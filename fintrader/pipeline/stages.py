@@ -246,15 +246,19 @@ def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -
 
 
 def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
-    folder = config.folder
     if again or not manifest.done("backtest"):
         with manifest.stage("backtest"):
             judge(config, manifest, market)
     manifest.finish()
-    stored = runs.read_json(folder.backtest / "metrics.json")
+    return conclude(config, manifest)
+
+
+def conclude(config: RunConfig, manifest: Manifest) -> RunOutcome:
+    """Print what a finished run found, and return it."""
+    stored = runs.read_json(config.folder.backtest / "metrics.json")
     metrics = {name: stored[name] for name in sorted(stored, key=_rank)}
-    print_outcome(config, manifest, metrics)
-    return RunOutcome(folder.root, metrics, int(manifest.values["trials"]))
+    _print_outcome(config, manifest, metrics)
+    return RunOutcome(config.folder.root, metrics, int(manifest.values["trials"]))
 
 
 STRATEGIES = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
@@ -265,7 +269,7 @@ def _rank(strategy: str) -> int:
     return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
 
 
-def print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
+def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
     folder, console = config.folder, Console()
     if not console.is_terminal:
@@ -281,5 +285,7 @@ def print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict
             f"Planted signal: the ensemble reached {expected:.0%} of the best expected log growth"
             + (f", {oracle:.0%} of what the oracle made of this window." if oracle is not None else ".")
         )
+    console.print(runs.read_json(folder.backtest / "honesty.json")["verdict"])
     for path in (folder.backtest / "report.html", folder.backtest / "metrics.json", folder.leaderboard, folder.root):
-        console.print(f"  {path}", highlight=False)
+        if path.exists():
+            console.print(f"  {path}", highlight=False)

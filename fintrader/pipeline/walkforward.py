@@ -11,7 +11,7 @@ from fintrader.backtest.walkforward import Fold, fold_market, make_folds, stitch
 from fintrader.data.tensors import MarketTensors
 from fintrader.pipeline.configuration import RunConfig
 from fintrader.pipeline.judgement import backtest_settings, provenance, simulate_chosen
-from fintrader.pipeline.stages import RunOutcome, claim, make_market, print_outcome, search
+from fintrader.pipeline.stages import RunOutcome, claim, conclude, make_market, search
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder, read_json
 
@@ -34,9 +34,7 @@ def walk_forward(config: RunConfig) -> RunOutcome:
             with manifest.stage("backtest"):
                 _judge(config, manifest, market, [folder for folder, _ in finished])
         manifest.finish()
-        metrics = read_json(config.folder.backtest / "metrics.json")
-        print_outcome(config, manifest, metrics)
-    return RunOutcome(config.folder.root, metrics, int(manifest.values["trials"]))
+        return conclude(config, manifest)
 
 
 def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int) -> tuple[RunFolder, int]:
