@@ -145,18 +145,27 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
     assert yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"]["pods"] == 4
 
 
-def test_the_search_is_repeated_without_information(undisturbed: Path, tmp_path: Path):
-    shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
-    config = write_config(
-        tmp_path, backtest={"control": True, "sensitivity": True}, cache=str(undisturbed.parent / "tensors")
-    )
+def test_the_search_is_repeated_without_information(tmp_path: Path):
+    source = TINY["data"]["source"] | {"num_sessions": 24}  # type: ignore[index]
+    config = write_config(tmp_path, data={"source": source}, backtest={"control": True, "sensitivity": True})
     run(load_config(config))
     folder = tmp_path / "runs" / "tiny"
     honesty = json.loads((folder / "backtest" / "honesty.json").read_text())
     assert honesty["trials"] == 3
     assert honesty["control"]["metrics"]["cumulative_return"] is not None
-    assert honesty["overfitting"] is not None or honesty["sharpe"]["deflated"] is not None
+    assert json.loads((folder / "backtest" / "sensitivity.json").read_text())
     assert len(list(folder.glob("control/pods/*/result.json"))) == 3
+
+
+def test_windows_too_short_for_the_control_are_judged_without_it(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
+    tensors = str(undisturbed.parent / "tensors")
+    run(load_config(write_config(tmp_path, backtest={"control": True, "sensitivity": False}, cache=tensors)))
+    assert "no control: 2 sessions are too few" in capsys.readouterr().out
+    honesty = json.loads((tmp_path / "runs" / "tiny" / "backtest" / "honesty.json").read_text())
+    assert honesty["control"] is None
 
 
 def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_path: Path):

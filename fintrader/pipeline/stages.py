@@ -22,7 +22,7 @@ from fintrader.data.dry_run import describe, dry_run
 from fintrader.data.quality import quality_report, write_quality
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.verify import verify
-from fintrader.errors import DataError, RunError
+from fintrader.errors import BacktestError, DataError, RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
 from fintrader.pipeline.judgement import information_free_market, judge
 from fintrader.progress import reporter
@@ -224,8 +224,12 @@ def _control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
     """The same search on features that hold no information: what it finds there is luck by construction."""
     if not config.backtest.control or manifest.done("control"):
         return
-    with manifest.stage("control"):
+    try:
         shuffled = information_free_market(market, config.seed)
+    except BacktestError as error:
+        print(f"no control: {error}")
+        return
+    with manifest.stage("control"):
         search(config, RunFolder(config.folder.control), shuffled, MarketTensors.stored_hash(shuffled))
 
 
