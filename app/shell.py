@@ -203,6 +203,21 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
     return chosen, runs.run(name)
 
 
+def pick_race(folder: Folder) -> Folder:
+    """The folder that holds the tournament: the run's own or, walked forward, that of the fold chosen here."""
+    folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
+    if not folds:
+        return folder
+    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    with left:
+        key = linked("fold", folds, folds[-1])  # of a living run, the fold that races
+        fold = st.selectbox("Fold", folds, key=key, format_func=lambda name: f"Fold {plain(name, 20)}")
+        remember("fold", fold)
+    with right:
+        st.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
+    return Folder(folder.path("folds", fold))
+
+
 def status_line(run: Summary) -> None:
     """Badges: what state a run is in, and what it is made of."""
     icon, colour = STATUS[run.status]

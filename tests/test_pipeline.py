@@ -181,7 +181,9 @@ def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_p
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "tiny"
-    assert json.loads((folder / "manifest.json").read_text())["trials"] == 6
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["trials"] == 6
+    assert manifest["command"] == f"fintrader walkforward {folder / 'config.yaml'}"
     stored = read_backtest(folder / "backtest")
     assert set(stored.strategies) >= STRATEGIES
     assert stored.equity.groupby("strategy")["session"].nunique().unique().tolist() == [6]

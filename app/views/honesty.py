@@ -336,9 +336,11 @@ def costs(stored: Backtest) -> None:
         paid, traded = float(stored.curves["cost_usd"][name].sum()), float(stored.curves["turnover_usd"][name].sum())
         profit = equity[-1] - equity[0] + paid
         lines[human(name)] = (steps, (profit - traded * steps / 1e4) / equity[0])
-    figure = charts.lines(lines, x_title="proportional cost, bps of notional", percent=True, height=300)
+    room = 18 * max(0, len(lines) - 3)  # on a narrow screen the legend takes a line for each
+    figure = charts.lines(lines, x_title="proportional cost, bps of notional", percent=True, height=300 + room)
     for trace, name in zip(figure.data, names, strict=True):
         trace.line.color = charts.figures.colour_of(name, stored.strategies.index(name))
+        trace.line.dash = charts.figures.DASHES.get(name, "solid")
     figure.add_hline(y=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
     charts.show(figure, "honesty_costs")
     even = ", ".join(

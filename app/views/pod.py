@@ -10,7 +10,7 @@ import streamlit as st
 
 from app import artifacts, charts, metric_table
 from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import choose, guarded, page, pick_run
+from app.shell import choose, guarded, page, pick_race, pick_run
 from app.wording import DASH, count, duration, human, plain, ratio
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
@@ -21,6 +21,7 @@ REFRESH_SECONDS = 3
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
+    folder = pick_race(folder)
     pods = artifacts.pods(folder)
     if pods.empty:
         raise NotThereError("no pod has been made yet")

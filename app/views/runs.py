@@ -7,7 +7,7 @@ import streamlit as st
 
 from app import artifacts, charts, metric_table
 from app.board import board_table
-from app.folders import NotThereError, RunsFolder
+from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import STATUS, go, guarded, linked, page, remember, sentence
 from app.summary import Summary, summaries
 from app.wording import duration, moment, number, plain, without_secrets
@@ -160,10 +160,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
             charts.show(charts.underwater(stored.daily_equity_with_start()[drawn]), "preview_drawdown", height=300)
         metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
     with guarded():
-        board = artifacts.leaderboard(folder)
-        if len(board):
-            st.caption(f"Leaderboard: the best {len(board)} pods by their validation score")
-        board_table(board, "preview_board")
+        leaders(folder)
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")
         st.code(without_secrets(run.command), language="bash")
@@ -171,6 +168,18 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         config = folder.text("config.yaml")
         with st.expander("Settings", icon=":material/settings:"):
             st.code(without_secrets(config), language="yaml")
+
+
+def leaders(folder: Folder) -> None:
+    """The leaderboard, or where it is to be found."""
+    folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
+    if folds:
+        st.caption(f"Walked forward: {len(folds)} folds, each with a leaderboard of its own on the Tournament page")
+        return
+    board = artifacts.leaderboard(folder)
+    if len(board):
+        st.caption(f"Leaderboard: the best {len(board)} pods by their validation score")
+    board_table(board, "preview_board")
 
 
 page("Runs", render)

@@ -10,7 +10,7 @@ import streamlit as st
 from app import artifacts, charts, race
 from app.board import board_table
 from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import choose, go, guarded, page, pick_run
+from app.shell import choose, go, guarded, page, pick_race, pick_run
 from app.summary import Summary, summary
 from app.wording import count, duration, human, plain, ratio, short_count
 
@@ -20,6 +20,8 @@ LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What 
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
+    place = pick_race(folder)
+    planned = race.planned_pods(folder)
     live = run.status == "running"
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
@@ -28,12 +30,12 @@ def render(runs: RunsFolder) -> None:
             now = summary(runs, run.name)
             if live and now.status != "running":
                 st.rerun()  # the whole page once more: status, and no more refreshing
-            draw(now, folder)
+            draw(now, place, planned)
 
     race_of()
 
 
-def draw(run: Summary, folder: Folder) -> None:
+def draw(run: Summary, folder: Folder, planned: int | None) -> None:
     """Everything below the header."""
     pods = artifacts.pods(folder)
     alive = run.status == "running"
@@ -42,7 +44,7 @@ def draw(run: Summary, folder: Folder) -> None:
     except NotThereError:
         events = []
     launched = race.at_work(events) if alive else {}
-    numbers(race.pace(pods, race.planned_pods(folder), launched, alive=alive), alive)
+    numbers(race.pace(pods, planned, launched, alive=alive), alive)
     if pods.empty:
         st.info("No pod has been made yet.", icon=":material/hourglass_empty:")
         return
@@ -58,7 +60,8 @@ def draw(run: Summary, folder: Folder) -> None:
         board_table(artifacts.leaderboard(folder), "race_board", short=True)
         place, beside = st.columns([3, 2], vertical_alignment="bottom")
         with place:
-            pod = choose("Look at a pod", list(pods["pod"]), "pod", label_visibility="collapsed")
+            order = pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
+            pod = choose("Look at a pod", order, "pod", label_visibility="collapsed")
         with beside:
             if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
                 go("pod.py", pod=pod)

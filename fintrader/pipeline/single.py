@@ -27,7 +27,7 @@ def train_one(config: RunConfig) -> Path:
     folder = config.folder
     home = folder.root / "train"
     with folder.lock():
-        market = MarketTensors.load(make_market(config, claim(config))).split()
+        market = MarketTensors.load(make_market(config, claim(config, "train"))).split()
         seed = derive(config.seed, "train")
         seed_everything(seed)
         device = config.resolved_device()

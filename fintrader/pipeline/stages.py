@@ -142,8 +142,10 @@ def check_lookahead(config: RunConfig, cuts: int) -> bool:
     return report.clean
 
 
-def claim(config: RunConfig) -> Manifest:
+def claim(config: RunConfig, verb: str = "run") -> Manifest:
     """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings.
+
+    A new one says that `fintrader <verb>` makes the run again.
 
     Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes on with them, and
     what followed from it is made again.
@@ -176,7 +178,7 @@ def claim(config: RunConfig) -> Manifest:
             seed=config.seed,
             device=config.resolved_device(),
             config_hash=hashlib.sha256(text.encode()).hexdigest(),
-            command=f"fintrader run {folder.config}",
+            command=f"fintrader {verb} {folder.config}",
         )
     if reopened or not folder.config.is_file():
         runs.write_text(folder.config, text)

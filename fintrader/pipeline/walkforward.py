@@ -23,7 +23,7 @@ def walk_forward(config: RunConfig) -> RunOutcome:
     Raises BacktestError when not even one fold fits into the data.
     """
     with config.folder.lock():
-        manifest = claim(config)
+        manifest = claim(config, "walkforward")
         path = make_market(config, manifest)
         if not manifest.done("backtest"):
             with manifest.stage("tournament"):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from app import artifacts
+from app.folders import Folder
 from fintrader.runs import RunFolder
 from tests.app import fakes
 from tests.app.conftest import PAGES, Open, healthy, said
@@ -51,6 +53,33 @@ def test_finished(open_page: Open, site: Path, page: str, name: str) -> None:
     assert not test.error
     if page in NEEDS_RUN:
         assert test.get("plotly_chart"), said(test)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_walked_forward(open_page: Open, site: Path, page: str) -> None:
+    """No tournament of its own: its folds' are shown, and nothing says that one is still to come."""
+    demo = site / "runs" / "demo"
+    best = {}
+    for seed, fold in enumerate(("00", "01")):
+        fakes.make_tournament(RunFolder(demo / "folds" / fold), pods=5 + seed, seed=seed)
+        best[fold] = artifacts.pods(Folder((demo / "folds" / fold).resolve()))
+    for path in (*demo.glob("leaderboard.sqlite*"), demo / "events.jsonl"):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(demo / "pods")
+    test = open_page(site, page, run="demo")
+    healthy(test)
+    assert not test.error
+    assert "no leaderboard yet" not in said(test)
+    if page == "runs":
+        assert "2 folds" in said(test)
+    if page in {"tournament", "pod"}:
+        select = next(box for box in test.selectbox if box.label == "Fold")
+        assert select.value == "01"
+        for fold in ("01", "00"):
+            select = next(box for box in test.selectbox if box.label == "Fold")
+            select.set_value(fold).run()
+            shown = next(box for box in test.selectbox if box.label.lower().endswith(("pod", "first")))
+            assert len(shown.options) == len(best[fold])
 
 
 @pytest.mark.parametrize("page", PAGES)
