@@ -50,7 +50,8 @@ def command(port: int = 8501, *, headless: bool | None = None) -> list[str]:
         options["server.headless"] = str(headless).lower()
     script = Path(__file__).resolve().parent / "streamlit_app.py"
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(script), *flags]
+    # -P: a folder called `app` where the reader happens to stand must not take this package's place
+    return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]
 
 
 def environment(

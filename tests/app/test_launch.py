@@ -19,7 +19,15 @@ def test_binds_to_loopback_and_sends_nothing() -> None:
     assert "--server.port=8600" in command
     assert "--browser.gatherUsageStats=false" in command
     assert "--client.showErrorDetails=none" in command
-    assert Path(command[4]).is_file()
+    assert Path(command[5]).is_file()
+
+
+def test_another_folder_called_app_is_no_matter(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong app')")
+    python = launch.command()[: launch.command().index("-m")]
+    found = "import runpy; runpy.run_module('app.launch')"
+    subprocess.run([*python, "-c", found], check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
