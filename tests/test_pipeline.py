@@ -195,6 +195,20 @@ def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_p
     assert chained - 0.0021 * 1.5 < whole < chained
 
 
+def test_a_second_look_at_other_costs_is_counted_and_named(undisturbed: Path, tmp_path: Path):
+    shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
+    folder = tmp_path / "runs" / "tiny"
+    before = read_backtest(folder / "backtest")
+    words = ["--backtest.cost-bps", "0", "--cache", str(undisturbed.parent / "tensors")]
+    done = fintrader("backtest", str(folder), *words)
+    assert done.returncode == 0, done.stderr
+    assert "net of 0 bps a trade" in done.stdout
+    after = read_backtest(folder / "backtest")
+    assert (before.context["looks"], after.context["looks"], after.context["cost_bps"]) == (1, 2, 0.0)
+    assert after.metrics["ensemble"]["cost_usd"] == 0
+    assert before.metrics["ensemble"]["cost_usd"] != 0
+
+
 def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     folder = undisturbed.parent / "runs" / "tiny"
     shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")

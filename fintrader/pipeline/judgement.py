@@ -81,6 +81,8 @@ def provenance(config: RunConfig, manifest: Manifest, window: str) -> dict[str, 
         "run": config.name,
         "window": window,
         "trials": int(manifest.values["trials"]),
+        "looks": int(manifest.values.get("looks", 1)),
+        "cost_bps": backtest_settings(config).cost_bps,
         "seed": config.seed,
         **{name: manifest.values[name] for name in kept},
     }

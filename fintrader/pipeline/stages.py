@@ -74,6 +74,8 @@ def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
             raise RunError(f"{folder}: its tournament has not finished; run `fintrader run {folder}/config.yaml` first")
         market = make_market(config, manifest)
         _control_stage(config, manifest, market)
+        if manifest.done("backtest"):  # every further look at a window makes it less of a test
+            manifest.update(looks=int(manifest.values.get("looks", 1)) + 1)
         return _backtest_stage(config, manifest, market, again=True)
 
 
@@ -281,7 +283,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dic
     if not console.is_terminal:
         console = Console(width=120)  # a log file has room; a table cut to 80 columns hides its figures
     context = runs.read_json(folder.backtest / "context.json")
-    title = f"{config.name}: {context['window']} window, net of {config.env.cost_bps:g} bps a trade"
+    title = f"{config.name}: {context['window']} window, net of {context['cost_bps']:g} bps a trade"
     console.print(metrics_table(metrics, title=title))
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
     if planted := context.get("planted"):
