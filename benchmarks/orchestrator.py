@@ -5,7 +5,8 @@
 Scale, with stub pods that sleep and then publish a result as any pod does: 1,000 pods registered, 256 at once, run by
 farm processes apart from the orchestrator's; what the orchestrator costs, how long its turns take, how many durable
 submissions it takes in a second, and how soon a changed capacity is honoured. Efficiency, with real PPO pods: the
-aggregate env-steps a second of several pods against one pod pinned to one core (or alone on the GPU).
+aggregate env-steps a second of several pods against one pod pinned to one core (or alone on the GPU), in turn, beside
+what the machine gives to as many processes that only count.
 Prints one JSON object as its last line.
 """
 
@@ -229,24 +230,38 @@ def elasticity(home: Path) -> dict[str, Any]:
     return {"up_4_to_64_reconciles": honoured.get(64), "down_64_to_3_reconciles": honoured.get(3)}
 
 
-def efficiency(home: Path, devices: str, counts: list[int], env_steps: int) -> dict[str, Any]:
-    """Aggregate env-steps a second while `n` real pods train at once, against one alone (on the CPU: pinned)."""
+SPIN = """
+import sys, time
+end, done = time.perf_counter() + float(sys.argv[1]), 0
+while time.perf_counter() < end:
+    for _ in range(10000):
+        done += 1
+print(done)
+"""
+
+
+def spin(count: int, seconds: float) -> float:
+    """Turns a second of `count` processes that only count, each pinned to a core: what the machine itself can do."""
+    command = [sys.executable, "-c", SPIN, str(seconds)]
+    ones = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    for core, one in zip(sorted(os.sched_getaffinity(0)), ones, strict=False):
+        os.sched_setaffinity(one.pid, {core})
+    return sum(int(one.communicate()[0]) for one in ones) / seconds
+
+
+def train_pods(home: Path, devices: str, count: int, env_steps: int, market: Path, num_envs: int) -> float:
+    """Aggregate env-steps a second of `count` real pods training at once, each on a core of its own on the CPU."""
     from fintrader.agents import Budget, PPOSettings
     from fintrader.envs import EnvSettings
     from fintrader.tournament.orchestrator import run_tournament
     from fintrader.tournament.settings import TournamentSettings
     from fintrader.tournament.store import RunStore
-    from tests.factories import make_market
 
-    market = home / "market.safetensors"
-    make_market(3 * 390 * 4, 8, 6, session_bars=390).save(market)
-    num_envs = 64 if devices == "cpu" else 2048
-    rates: dict[str, float] = {}
     cores = sorted(os.sched_getaffinity(0))
-    for count in counts:
-        if devices == "cpu":
-            os.sched_setaffinity(0, set(cores[:count]))
-        run = RunFolder(home / f"efficiency-{count}")
+    if devices == "cpu":
+        os.sched_setaffinity(0, set(cores[:count]))
+    try:
+        run = RunFolder(home)
         run_tournament(
             TournamentSettings(
                 pods=2 * count,
@@ -264,18 +279,45 @@ def efficiency(home: Path, devices: str, counts: list[int], env_steps: int) -> d
             agent=PPOSettings(),
             seed=0,
         )
-        # Pods of the second wave all run in warm workers beside each other.
-        warm = list(RunStore(run).results().values())[count:]
-        rates[str(count)] = round(sum(result.env_steps / result.seconds for result in warm), 1)
+    finally:
         os.sched_setaffinity(0, set(cores))
-        print(f"{count} pod(s): {rates[str(count)]:,.0f} env-steps/s", flush=True)
-    base = rates[str(counts[0])]
-    return {
+    # Pods of the second wave all run in warm workers beside each other.
+    warm = list(RunStore(run).results().values())[count:]
+    return sum(result.env_steps / result.seconds for result in warm)
+
+
+def efficiency(home: Path, devices: str, counts: list[int], env_steps: int, repeats: int) -> dict[str, Any]:
+    """Several pods at once against one alone, in turn, `repeats` times; and the same of processes that only count."""
+    from tests.factories import make_market
+
+    market = home / "market.safetensors"
+    make_market(3 * 390 * 4, 8, 6, session_bars=390).save(market)
+    num_envs = 64 if devices == "cpu" else 2048
+    pods: dict[str, list[float]] = {str(count): [] for count in counts}
+    bare: dict[str, list[float]] = {str(count): [] for count in counts}
+    for repeat in range(repeats):
+        for count in counts:
+            folder = home / f"efficiency-{repeat}-{count}"
+            pods[str(count)].append(train_pods(folder, devices, count, env_steps, market, num_envs))
+            if devices == "cpu":
+                bare[str(count)].append(spin(count, 3.0))
+            print(f"{count} pod(s): {pods[str(count)][-1]:,.0f} env-steps/s", flush=True)
+    rates = {count: statistics.median(values) for count, values in pods.items()}
+    base = str(counts[0])
+    figures: dict[str, Any] = {
         "devices": devices,
         "num_envs": num_envs,
-        "env_steps_per_second": rates,
-        "ratio_to_one": {count: round(rate / base, 3) for count, rate in rates.items()},
+        "repeats": repeats,
+        "env_steps_per_second": {count: round(rate, 1) for count, rate in rates.items()},
+        "every_repeat": {count: [round(value, 1) for value in values] for count, values in pods.items()},
+        "ratio_to_one": {count: round(rate / rates[base], 3) for count, rate in rates.items()},
     }
+    if devices == "cpu":
+        ceiling = {count: statistics.median(values) for count, values in bare.items()}
+        figures["bare_processes_ratio_to_one"] = {
+            count: round(rate / ceiling[base], 3) for count, rate in ceiling.items()
+        }
+    return figures
 
 
 def main() -> None:
@@ -290,13 +332,14 @@ def main() -> None:
     arguments.add_argument("--devices", default="cpu")
     arguments.add_argument("--counts", type=int, nargs="+", default=None)
     arguments.add_argument("--env-steps", type=int, default=400_000)
+    arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = Path(tempfile.mkdtemp(prefix="orchestrator-"))
     try:
         if options.efficiency:
             counts = options.counts or ([1, 2] if options.devices == "cpu" else [1, 2, 4, 8])
-            figures = efficiency(home, options.devices, counts, options.env_steps)
+            figures = efficiency(home, options.devices, counts, options.env_steps, options.repeats)
             name = f"efficiency_{options.devices}"
         else:
             figures = {
