@@ -14,7 +14,8 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, _cause, _oom_kills, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, slots_of
+from fintrader.tournament.launchers.local import _cause, _oom_kills
 from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs

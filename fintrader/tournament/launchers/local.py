@@ -1,4 +1,4 @@
-"""Launchers: where pods run. A launcher takes a spec and gives a future of its result; nothing else knows processes."""
+"""Pods as processes of this machine, one a slot: a core, a GPU, or a part of one."""
 
 from __future__ import annotations
 
@@ -9,65 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.pod import BODY, Body, PodContext, PodResult, PodSpec, Reason, failure_reason, run_pod
+from fintrader.tournament.launchers.base import START_SECONDS, PodFailure, PodProgress, settle
+from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
 from fintrader.tournament.pod import worker_environment as _environment
-
-START_SECONDS = 120.0
-"""A new process may take so long to import what it needs."""
-
-
-class PodFailure(Exception):
-    """A pod came to nothing; `reason` is a word from `pod.Reason`."""
-
-    def __init__(self, reason: Reason, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason: Reason = reason
-        self.detail = detail
-
-
-@dataclass
-class PodProgress:
-    """The last sign of life of a pod at work."""
-
-    share: float = 0.0
-    env_steps: int = 0
-    note: str = ""
-    since: float = 0.0
-    device: str = ""
-
-
-class Launcher(Protocol):
-    """Local processes, threads, or a cluster."""
-
-    def capacity(self) -> int:
-        """Pods that can work at once, at this moment."""
-
-    def resize(self, workers: int | None) -> None:
-        """Wanted number of pods at once; None: whatever the devices allow."""
-
-    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        """Start a pod. The future raises PodFailure when the pod is lost."""
-
-    def cancel(self, pod: str) -> None:
-        """Stop a pod at once; its future raises PodFailure with reason `drained`."""
-
-    def progress(self) -> dict[str, PodProgress]:
-        """Pods at work and how far they are."""
-
-    def tick(self) -> None:
-        """Called every so often: look for hung pods and for changed devices."""
-
-    def close(self) -> None:
-        """Stop everything."""
-
 
 # --- slots -----------------------------------------------------------------------------------------------------
 
@@ -309,7 +261,7 @@ class LocalLauncher:
                 del self._workers[worker.slot.name]
         if future is not None:
             reason, detail = worker.verdict or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
-            _settle(future, PodFailure(reason, detail))
+            settle(future, PodFailure(reason, detail))
 
     def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
         with self._lock:
@@ -330,17 +282,9 @@ class LocalLauncher:
         if future is None:
             return
         if kind == "done":
-            _settle(future, PodResult.model_validate(message["result"]))
+            settle(future, PodResult.model_validate(message["result"]))
         else:
-            _settle(future, PodFailure(message["reason"], message["detail"]))
-
-
-def _settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:
-    with suppress(InvalidStateError):
-        if isinstance(outcome, PodFailure):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+            settle(future, PodFailure(message["reason"], message["detail"]))
 
 
 def _oom_kills() -> int:
@@ -364,53 +308,3 @@ def _cause(code: int, log: Path, starved: bool) -> tuple[Reason, str]:
     if code < 0:
         return "killed", f"killed by signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"
-
-
-# --- threads ---------------------------------------------------------------------------------------------------
-
-
-class ThreadLauncher:
-    """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a debugger."""
-
-    def __init__(
-        self, run: RunFolder, market: Path, body: str | Body, *, workers: int, token: int | None = None
-    ) -> None:
-        self.run, self.market, self.body, self.token = run, market, body, token
-        self._limit = workers
-        self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
-        self._progress: dict[str, PodProgress] = {}
-
-    def capacity(self) -> int:
-        return self._limit
-
-    def resize(self, workers: int | None) -> None:
-        """Wanted number of threads."""
-        self._limit = workers or 1
-
-    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        self._progress[spec.pod] = PodProgress(since=time.time(), device="thread")
-        return self._pool.submit(self._work, spec, attempt)
-
-    def _work(self, spec: PodSpec, attempt: int) -> PodResult:
-        def report(share: float, env_steps: int, note: str) -> None:
-            self._progress[spec.pod] = PodProgress(share, env_steps, note, device="thread")
-
-        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, report=report)
-        try:
-            return run_pod(spec, context, self.body)
-        except Exception as error:
-            raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}"[:2000]) from error
-        finally:
-            self._progress.pop(spec.pod, None)
-
-    def cancel(self, pod: str) -> None:
-        """A thread cannot be stopped; its pod runs to its end."""
-
-    def progress(self) -> dict[str, PodProgress]:
-        return dict(self._progress)
-
-    def tick(self) -> None:
-        """Threads neither hang by themselves nor vanish."""
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,67 @@
+"""What every launcher is: it takes a spec and gives a future of its result; nothing else knows where pods run."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from fintrader.tournament.pod import PodResult, PodSpec, Reason
+
+START_SECONDS = 120.0
+"""A new process may take so long to import what it needs."""
+
+
+class PodFailure(Exception):
+    """A pod came to nothing; `reason` is a word from `pod.Reason`."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason: Reason = reason
+        self.detail = detail
+
+
+@dataclass
+class PodProgress:
+    """The last sign of life of a pod at work."""
+
+    share: float = 0.0
+    env_steps: int = 0
+    note: str = ""
+    since: float = 0.0
+    device: str = ""
+
+
+class Launcher(Protocol):
+    """Local processes, threads, or a cluster."""
+
+    def capacity(self) -> int:
+        """Pods that can work at once, at this moment."""
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of pods at once; None: whatever the devices allow."""
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        """Start a pod. The future raises PodFailure when the pod is lost."""
+
+    def cancel(self, pod: str) -> None:
+        """Stop a pod at once; its future raises PodFailure with reason `drained`."""
+
+    def progress(self) -> dict[str, PodProgress]:
+        """Pods at work and how far they are."""
+
+    def tick(self) -> None:
+        """Called every so often: look for hung pods and for changed devices."""
+
+    def close(self) -> None:
+        """Stop everything."""
+
+
+def settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:
+    """Give a future its outcome, unless it has one."""
+    with suppress(InvalidStateError):
+        if isinstance(outcome, PodFailure):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

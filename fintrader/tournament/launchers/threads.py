@@ -1,0 +1,58 @@
+"""Pods as threads of this process."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from fintrader.runs import RunFolder
+from fintrader.tournament.launchers.base import PodFailure, PodProgress
+from fintrader.tournament.pod import Body, PodContext, PodResult, PodSpec, failure_reason, run_pod
+
+
+class ThreadLauncher:
+    """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a debugger."""
+
+    def __init__(
+        self, run: RunFolder, market: Path, body: str | Body, *, workers: int, token: int | None = None
+    ) -> None:
+        self.run, self.market, self.body, self.token = run, market, body, token
+        self._limit = workers
+        self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
+        self._progress: dict[str, PodProgress] = {}
+
+    def capacity(self) -> int:
+        return self._limit
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of threads."""
+        self._limit = workers or 1
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        self._progress[spec.pod] = PodProgress(since=time.time(), device="thread")
+        return self._pool.submit(self._work, spec, attempt)
+
+    def _work(self, spec: PodSpec, attempt: int) -> PodResult:
+        def report(share: float, env_steps: int, note: str) -> None:
+            self._progress[spec.pod] = PodProgress(share, env_steps, note, device="thread")
+
+        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, report=report)
+        try:
+            return run_pod(spec, context, self.body)
+        except Exception as error:
+            raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}"[:2000]) from error
+        finally:
+            self._progress.pop(spec.pod, None)
+
+    def cancel(self, pod: str) -> None:
+        """A thread cannot be stopped; its pod runs to its end."""
+
+    def progress(self) -> dict[str, PodProgress]:
+        return dict(self._progress)
+
+    def tick(self) -> None:
+        """Threads neither hang by themselves nor vanish."""
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
