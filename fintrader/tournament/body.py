@@ -33,7 +33,7 @@ from fintrader.errors import CheckpointError, TournamentError
 from fintrader.progress import Progress, Task
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.evaluator import Evaluation, evaluate, settings_of
-from fintrader.tournament.fusion import Fused
+from fintrader.tournament.fusion import Fused, Make
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.store import RunStore
 
@@ -43,12 +43,20 @@ CPU = torch.device("cpu")
 def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodOutput:
     """The default body of a pod. Killed anywhere and called again, it ends with the same networks and score.
 
-    Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a NaN.
+    Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a NaN, RankLost when
+    a process of a pod that spans devices came to nothing.
     """
     seed_everything(spec.seed)
+    learner = _learner(spec, context)
+    try:
+        return _learn_and_evaluate(spec, context, learner)
+    finally:
+        learner.close()
+
+
+def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodOutput:
     split = _market(context.market)
-    env_settings = validate(EnvSettings, spec.env, f"{spec.pod}: env")
-    learner = _learner(spec, context, split, env_settings)
+    env_settings = _env_settings(spec)
     evaluations: dict[float, Evaluation] = {}
     stopped = False
     for share in (*spec.rungs, 1.0):
@@ -123,6 +131,9 @@ class Learner(Protocol):
     def state(self) -> dict[str, Tensor]:
         """What a child inherits."""
 
+    def close(self) -> None:
+        """Stop the processes that belong to it, if any."""
+
 
 class Single:
     """One agent on one device."""
@@ -139,28 +150,46 @@ class Single:
     def state(self) -> dict[str, Tensor]:
         return read_agent_state(self.folder)
 
+    def close(self) -> None:
+        """It has no processes."""
 
-def _learner(spec: PodSpec, context: PodContext, split: Split, env_settings: EnvSettings) -> Learner:
-    """The pod's learner, with its parent's networks and optimiser."""
-    settings = agent_settings(spec)
-    devices = [torch.device(name) for name in context.device.split("+")]
-    parent = None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
 
-    def make(seed: int, device: torch.device) -> tuple[Agent, TradingEnv]:
+def _env_settings(spec: PodSpec) -> EnvSettings:
+    return validate(EnvSettings, spec.env, f"{spec.pod}: env")
+
+
+def maker(spec: PodSpec, context: PodContext) -> Make:
+    """What makes the pod's agents and environments: (replica, round, device) -> both, seeded by replica and round."""
+    settings, env_settings = agent_settings(spec), _env_settings(spec)
+    split = _market(context.market)
+
+    def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
+        seed = derive(spec.seed, "replica", replica, number) if spec.replicas > 1 else spec.seed
         market = split.train if device == CPU else split.train.to(device)
         env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
         return make_agent(settings, env.layout, device=device, seed=seed), env
 
+    return make
+
+
+def parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] | None:
+    """What the pod begins from. Raises CheckpointError."""
+    return None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
+
+
+def _learner(spec: PodSpec, context: PodContext) -> Learner:
+    """The pod's learner, with its parent's networks and optimiser."""
+    apart = "/" in context.device
+    devices = [torch.device(name) for name in context.device.split("/" if apart else "+")]
+    parent = parent_state(spec, context)
+    make = maker(spec, context)
+    if spec.replicas > 1 and apart:
+        from fintrader.tournament.ranks import Ranked
+
+        return Ranked(spec, context, devices, make, parent=parent)
     if spec.replicas > 1:
-        return Fused(
-            context.folder,
-            devices,
-            lambda replica, round_, device: make(derive(spec.seed, "replica", replica, round_), device),
-            replicas=spec.replicas,
-            rounds=spec.fusions,
-            parent=parent,
-        )
-    agent, env = make(spec.seed, devices[0])
+        return Fused(context.folder, devices, make, replicas=spec.replicas, rounds=spec.fusions, parent=parent)
+    agent, env = make(0, 0, devices[0])
     if parent is not None:
         agent.inherit(parent)
     return Single(agent, env, context.folder)

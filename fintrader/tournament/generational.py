@@ -15,7 +15,7 @@ from typing import Protocol
 from fintrader.tournament.generator import Breeder
 from fintrader.tournament.pod import PodSpec
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.updater import Board
+from fintrader.tournament.updater import Board, Entry
 
 
 class Scheduler(Protocol):
@@ -62,6 +62,7 @@ class Generational:
 
     def __init__(self, population: int, survivors: int) -> None:
         self.population, self.survivors = population, survivors
+        self._chosen: tuple[Board, int, list[Entry]] | None = None
 
     def needs(self, index: int) -> int | None:
         return index // self.population * self.population
@@ -72,13 +73,20 @@ class Generational:
     def make(self, index: int, board: Board, breeder: Breeder) -> PodSpec:
         """The best continue as they are; each place below them gets a copy of one of them, moved a little."""
         generation, place = divmod(index, self.population)
-        last = board.applied[(generation - 1) * self.population : generation * self.population] if generation else []
-        best = sorted((entry for entry in last if entry.breeds), key=lambda entry: entry.order)[: self.survivors]
+        best = self._best(board, generation - 1) if generation else []
         if not best:
             return breeder.fresh(index, board, generation)
         if place < len(best):
             return breeder.child(index, board, best[place], generation=generation, explore=False)
         return breeder.child(index, board, best[place % len(best)], generation=generation)
+
+    def _best(self, board: Board, generation: int) -> list[Entry]:
+        """The survivors of a generation that is whole; sorted once, not for every child."""
+        if self._chosen is None or self._chosen[0] is not board or self._chosen[1] != generation:
+            last = board.applied[generation * self.population : (generation + 1) * self.population]
+            best = sorted((entry for entry in last if entry.breeds), key=lambda entry: entry.order)
+            self._chosen = board, generation, best[: self.survivors]
+        return self._chosen[2]
 
 
 class Replay:

@@ -155,11 +155,7 @@ def stop_rules(settings: TournamentSettings, board: Board, generation: int) -> t
         return ()
     rules = []
     for share in settings.halving_rungs:
-        scores = [
-            score
-            for entry in board.applied
-            if entry.spec.generation == generation and (score := entry.result.rung_scores.get(str(share))) is not None
-        ]
+        scores = board.rungs.get((generation, str(share)), [])
         if len(scores) >= MIN_PEERS:
             rules.append(StopRule(share=share, score=float(np.quantile(scores, settings.halving))))
     return tuple(rules)

@@ -20,6 +20,7 @@ from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.progress import SILENT, Progress
 from fintrader.runs import RunFolder, file_sha256
 from fintrader.tournament import lease as leases
+from fintrader.tournament.clock import Clock
 from fintrader.tournament.generational import Scheduler, scheduler_of
 from fintrader.tournament.generator import Breeder
 from fintrader.tournament.launchers import Launcher, LocalLauncher, slots_of
@@ -69,12 +70,13 @@ def run_tournament(
     ensemble: EnsembleBuilder | None = None,
     data_hash: str | None = None,
     watch: Callable[[Orchestrator], None] | None = None,
+    clock: Clock | None = None,
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
     `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
     `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs. `watch` is
-    called at every reconcile.
+    called at every reconcile. `clock` is real time, or that of a simulated cluster.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
@@ -103,7 +105,8 @@ def run_tournament(
             token=lease.token,
             hang_seconds=settings.hang_seconds,
         )
-        orchestrator = Orchestrator(settings, store, lease, scheduler or scheduler_of(settings), breeder, launcher)
+        scheduler = scheduler or scheduler_of(settings)
+        orchestrator = Orchestrator(settings, store, lease, scheduler, breeder, launcher, clock)
         try:
             orchestrator.race(progress or SILENT, watch)
         finally:

@@ -26,7 +26,7 @@ BODY = "fintrader.tournament.body:train_and_evaluate"
 WALL_CLOCK = ("started", "finished", "seconds", "device", "attempts")
 """Fields of a result that no seed can fix."""
 Reason = Literal[
-    "", "killed", "drained", "hung", "oom", "nan", "disk_full", "snapshot", "error", "stopped_early", "fenced"
+    "", "killed", "rank", "drained", "hung", "oom", "nan", "disk_full", "snapshot", "error", "stopped_early", "fenced"
 ]
 
 
@@ -163,7 +163,7 @@ class PodContext:
     run: RunFolder
     market: Path
     device: str = "cpu"
-    """Torch device, or several joined by `+`."""
+    """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
     token: int | None = None
     """The orchestrator's fencing token; a pod of a superseded orchestrator publishes nothing."""
     attempt: int = 1
@@ -174,6 +174,14 @@ class PodContext:
 
 class Fenced(TournamentError):
     """Another orchestrator has taken over; this pod's result is not wanted from here."""
+
+
+class RankLost(TournamentError):
+    """One process of a pod that spans devices came to nothing; `reason` is what the pod fails by."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason: Reason = reason
 
 
 Body = Callable[[PodSpec, PodContext], PodOutput]
@@ -242,6 +250,8 @@ def failure_reason(error: BaseException) -> Reason:
     name, text = type(error).__name__, str(error).lower()
     if isinstance(error, Fenced):
         return "fenced"
+    if isinstance(error, RankLost):
+        return error.reason
     if isinstance(error, MemoryError) or "OutOfMemory" in name or "out of memory" in text:
         return "oom"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -9,6 +9,7 @@ applied one after another, making each pod's spec at exactly the moment its sche
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import queue
@@ -22,6 +23,8 @@ from fintrader.progress import Progress
 from fintrader.runs import file_sha256
 from fintrader.tournament import lease as leases
 from fintrader.tournament import view
+from fintrader.tournament.arrivals import Arrivals
+from fintrader.tournament.clock import Clock
 from fintrader.tournament.control import Control
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generational import Scheduler
@@ -54,16 +57,17 @@ class Orchestrator:
         scheduler: Scheduler,
         breeder: Breeder,
         launcher: Launcher,
+        clock: Clock | None = None,
     ) -> None:
         self.settings, self.store, self.lease = settings, store, lease
         self.scheduler, self.breeder, self.launcher = scheduler, breeder, launcher
+        self.clock = clock or Clock()
         self.log = EventLog(store.run.events)
         self.index, replaced = open_or_replace(store.run.leaderboard)
         self.control = Control(store.run)
         self.board = Board(settings.leaderboard_size)
         self.specs: list[PodSpec] = []
-        self.arrived: dict[str, PodResult] = {}
-        """Results that are stored but not yet applied, in order of arrival."""
+        self.arrived = Arrivals(scheduler)
         self.waiting: list[PodSpec] = []
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
@@ -93,7 +97,8 @@ class Orchestrator:
         known = [str(event["pod"]) for event in self.log.of("applied")]
         order = [pod for pod in dict.fromkeys(known) if pod in results]
         order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
-        self.arrived = {pod: results[pod] for pod in order}
+        for pod in order:
+            self.arrived.add(results[pod])
         self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
         self._told = set(known)
         made = len(self.specs)
@@ -162,7 +167,7 @@ class Orchestrator:
     def reconcile(self) -> None:
         """One turn: take what arrived, apply what is due, make specs, start and stop pods."""
         self.reconciles += 1
-        self._turn_began = time.monotonic()
+        self._turn_began = self.clock.now()
         self.lease.check()
         self._rescale()
         self.launcher.tick()
@@ -176,9 +181,10 @@ class Orchestrator:
         """Sleep until a pod ends, at most `seconds`; not at all while there are pods to start."""
         if self.finished:
             return
-        with contextlib.suppress(queue.Empty):
-            self._ended.append(self._inbox.get(timeout=0.001 if self._more_to_start else seconds))
-        time.sleep(max(0.0, self._turn_began + PACE_SECONDS - time.monotonic()))
+        ended = self.clock.wait(self._inbox, 0.001 if self._more_to_start else seconds)
+        if ended is not None:
+            self._ended.append(ended)
+        self.clock.sleep(max(0.0, self._turn_began + PACE_SECONDS - self.clock.now()))
 
     def _rescale(self) -> None:
         if self.control.changed():
@@ -198,7 +204,7 @@ class Orchestrator:
             self.running.pop(pod, None)
             error = future.exception()
             if error is None:
-                self.arrived[pod] = future.result()
+                self.arrived.add(future.result())
             elif isinstance(error, PodFailure):
                 self._lose(pod, error)
             else:
@@ -208,7 +214,7 @@ class Orchestrator:
         """A pod came to nothing: try again, or note it as failed."""
         spec = self.specs[int(pod[1:])]
         if self.store.has_result(pod):  # it had published before it died
-            self.arrived[pod] = self.store.read_result(pod)
+            self.arrived.add(self.store.read_result(pod))
             return
         if failure.reason == "fenced":
             raise TournamentError(failure.detail)
@@ -231,28 +237,26 @@ class Orchestrator:
             self._requeue(spec, failure.reason)
             return
         now = time.time()
-        self.arrived[pod] = self.store.write_result(
-            PodResult(
-                pod=pod,
-                status="failed",
-                reason=failure.reason,
-                detail=failure.detail,
-                spec=spec.digest,
-                started=now,
-                finished=now,
-                attempts=lost,
-            )
+        failed = PodResult(
+            pod=pod,
+            status="failed",
+            reason=failure.reason,
+            detail=failure.detail,
+            spec=spec.digest,
+            started=now,
+            finished=now,
+            attempts=lost,
         )
+        self.arrived.add(self.store.write_result(failed))
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
-        self.waiting.append(spec)
-        self.waiting.sort(key=lambda one: one.index)
+        bisect.insort(self.waiting, spec, key=lambda one: one.index)
         self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason, "")
 
     def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
         """Apply what is due and make the specs that are due, step by step, each seeing exactly what it should."""
         self._make_due(stored)
-        while (result := self._due()) is not None:
+        while (result := self.arrived.due(len(self.board.applied))) is not None:
             entry = Entry(self.specs[int(result.pod[1:])], result)
             place = len(self.board.applied)
             verdict = submit(self.board, entry)
@@ -264,14 +268,6 @@ class Orchestrator:
             self._make_due(stored)
         for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
             self.specs.append(spec)
-
-    def _due(self) -> PodResult | None:
-        """The next result in the scheduler's order, if it is there."""
-        for pod in self.arrived:
-            position = self.scheduler.position(int(pod[1:]))
-            if position is None or position == len(self.board.applied):
-                return self.arrived.pop(pod)
-        return None
 
     def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
         """Specs whose moment is now: stored ones are read back, missing ones made."""
@@ -327,8 +323,7 @@ class Orchestrator:
 
     def _despair(self) -> None:
         """Stop when nothing can come of it."""
-        applied = self.board.applied
-        failed = sum(1 for entry in applied if entry.result.status == "failed")
+        applied, failed = self.board.applied, self.board.failed
         if 0 < failed == len(applied) and (self.finished or failed >= self.settings.pool_size + HOPELESS):
             last = applied[-1].result
             raise TournamentError(
@@ -338,9 +333,9 @@ class Orchestrator:
         if self.running or self._capacity() > 0 or self.finished:
             self._idle_since = None
         elif self._idle_since is None:
-            self._idle_since = time.monotonic()
+            self._idle_since = self.clock.now()
             self.log.append({"event": "no_capacity"})
-        elif time.monotonic() - self._idle_since > self.settings.hang_seconds:
+        elif self.clock.now() - self._idle_since > self.settings.hang_seconds:
             raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
 
     # --- what can be seen ------------------------------------------------------------------------------

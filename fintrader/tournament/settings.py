@@ -52,7 +52,8 @@ class TournamentSettings(Settings):
     workers: int | None = Field(None, ge=1)
     """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader scale` changes it."""
     devices: tuple[str, ...] = ("auto",)
-    """`auto` (CUDA if there is any, else cpu), `cpu` (a place a core), `cuda`, `cuda:0`, `cuda:0+1` (both at once)."""
+    """`auto` (CUDA if there is any, else cpu), `cpu` (a place a core), `cuda`, `cuda:0`, `cuda:0+1` (both at
+    once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu` (two, fused by gloo)."""
     pods_per_device: int = Field(1, ge=1)
     """Pods sharing a CUDA device."""
 

@@ -50,6 +50,10 @@ class Board:
     applied: list[Entry] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
+    failed: int = 0
+    """How many of the applied have come to nothing."""
+    rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, in order of application."""
 
     def by_pod(self) -> dict[str, Entry]:
         """The newest entry of each pod."""
@@ -79,6 +83,10 @@ def submit(board: Board, entry: Entry) -> Verdict:
         return Verdict(new=False)
     board.keys.add(entry.key)
     board.applied.append(entry)
+    board.failed += entry.result.status == "failed"
+    for share, reached in entry.result.rung_scores.items():
+        if reached is not None:
+            board.rungs.setdefault((entry.spec.generation, share), []).append(reached)
     if entry.result.score is None:
         return Verdict(new=True)
     position = sum(1 for row in board.rows if row.order < entry.order)

@@ -24,9 +24,11 @@ _TOLD = frozenset(
 
 def render(orchestrator: Orchestrator) -> RenderableType:
     """What the terminal shows of a tournament at this moment."""
+    progress = orchestrator.launcher.progress()
+    origins: dict[str, str] = {pod: orchestrator.specs[int(pod[1:])].origin for pod in progress}
     return Group(
         leaderboard_table(orchestrator.board.rows, orchestrator.settings.metric),
-        pods_table(orchestrator.launcher.progress(), {spec.pod: spec.origin for spec in orchestrator.specs}),
+        pods_table(progress, origins),
         *[Text(line, style="dim") for line in recent(orchestrator.log.records)],
     )
 

@@ -42,6 +42,30 @@ def test_the_average_is_a_mean_of_what_is_inherited_and_nothing_else() -> None:
     assert fused["noise"].item() == 7.0
 
 
+def test_variances_are_merged_with_what_lies_between_their_means() -> None:
+    torch.manual_seed(0)
+    halves = [torch.randn(500, 3, dtype=torch.float64) * (1 + k) + 4 * k for k in range(2)]
+    states = [
+        {"modules.n.mean": half.mean(0), "modules.n.var": half.var(0, correction=0), "modules.w.var": torch.ones(1) * k}
+        for k, half in enumerate(halves)
+    ]
+    fused = average(states)
+    whole = torch.cat(halves)
+    torch.testing.assert_close(fused["modules.n.mean"], whole.mean(0))
+    torch.testing.assert_close(fused["modules.n.var"], whole.var(0, correction=0))
+    assert fused["modules.w.var"].item() == 0.5  # a running variance without a mean of its own
+
+
+def test_a_damaged_round_is_fused_again(tmp_path: Path) -> None:
+    spec = fused_spec()
+    whole, context = run(tmp_path, spec)
+    path = context.folder / "fused-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    again, _ = run(tmp_path, spec)
+    assert again.snapshot == whole.snapshot
+    assert fusion.read_round(context.folder, 1) is not None
+
+
 def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> None:
     spec = fused_spec()
     output, context = run(tmp_path, spec)

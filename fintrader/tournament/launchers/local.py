@@ -53,18 +53,23 @@ def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], l
             slots += [Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),)) for number in range(cores)]
         elif device in ("auto", "cuda"):
             slots += [_cuda(name, place) for place in range(pods_per_device) for name in found]
+        elif set(device.split("/")) == {"cpu"}:
+            name = f"cpu-ranks-{len(slots)}"
+            slots.append(Slot(name, device, (("CUDA_VISIBLE_DEVICES", ""),)))
         elif device.startswith("cuda:"):
-            names = device.removeprefix("cuda:").split("+")
+            join = "/" if "/" in device else "+"
+            names = device.removeprefix("cuda:").split(join)
             if set(names) <= set(found):
-                slots += [_cuda(",".join(names), place) for place in range(pods_per_device)]
+                slots += [_cuda(",".join(names), place, join) for place in range(pods_per_device)]
         else:
-            raise ConfigError(f"tournament.devices: {device!r} is none of auto, cpu, cuda, cuda:0, cuda:0+1")
+            known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
+            raise ConfigError(f"tournament.devices: {device!r} is none of {known}")
     return slots
 
 
-def _cuda(names: str, place: int) -> Slot:
+def _cuda(names: str, place: int, join: str = "+") -> Slot:
     count = len(names.split(","))
-    inside = "cuda" if count == 1 else "+".join(f"cuda:{number}" for number in range(count))
+    inside = "cuda" if count == 1 else join.join(f"cuda:{number}" for number in range(count))
     return Slot(f"cuda-{names.replace(',', '+')}-{place}", inside, (("CUDA_VISIBLE_DEVICES", names),))
 
 

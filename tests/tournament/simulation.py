@@ -1,0 +1,414 @@
+"""A cluster that exists on a simulated clock only: the orchestrator and all its parts are the real ones.
+
+Pods are events: they start, end, are lost, are preempted with their node, or publish after they were given up. Every
+pod that ends writes its result to the real store; what is replaced is the hours in between. `benchmarks/scaling.py`
+runs it at full size, the tests briefly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import math
+import queue
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament.clock import Clock
+from fintrader.tournament.launchers import PodFailure, PodProgress
+from fintrader.tournament.leaderboard import read_leaderboard, read_pods
+from fintrader.tournament.orchestrator import run_tournament
+from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.reconcile import Orchestrator
+from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.store import RunStore
+from tests.tournament import stubs
+
+Score = Callable[[PodSpec, RunStore], tuple[float | None, bytes, int]]
+"""spec, store -> score, snapshot and env-steps: what the pod's training comes to."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The cluster and its weather. Times in seconds."""
+
+    gpus: int = 64
+    gpus_per_node: int = 8
+    pod: tuple[float, float] = (600.0, 600.0)
+    """Training with evaluation: uniform between the two."""
+    start: tuple[float, ...] = (0.0,)
+    """Samples of what a pod takes before it trains, drawn with replacement."""
+    end: tuple[float, ...] = (0.0,)
+    """Samples of what a pod takes to store what came out."""
+    failure_rate: float = 0.0
+    """Losses per second of a pod at work."""
+    preemption_rate: float = 0.0
+    """Preemptions per second of a node that is there."""
+    away: float = 300.0
+    """A preempted node comes back after so long."""
+    zombies: float = 0.0
+    """Share of lost pods that publish their result all the same, a moment after they were given up."""
+    checkpoints: bool = True
+    """A lost pod goes on from where it was (it has its own checkpoints) instead of from the start."""
+    seed: int = 0
+
+
+class SimulatedClock(Clock):
+    """Jumps from event to event. `charge`: the real CPU seconds of a turn pass on the simulated clock, times this."""
+
+    def __init__(self, charge: float = 0.0) -> None:
+        self.time = 0.0
+        self.charge = charge
+        self.cpu = 0.0
+        self.turns: list[float] = []
+        """CPU seconds of each of the orchestrator's turns."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._mark = time.process_time()
+
+    def now(self) -> float:
+        return self.time
+
+    def at(self, moment: float, call: Callable[[], None]) -> None:
+        """`call` when the clock reaches `moment`."""
+        heapq.heappush(self._events, (moment, next(self._count), call))
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass and everything happen that happens in them."""
+        self._until(self.time + seconds)
+        self._mark = time.process_time()
+
+    def wait(self, inbox: queue.SimpleQueue[Any], seconds: float) -> Any | None:
+        spent = time.process_time() - self._mark
+        self.cpu += spent
+        self.turns.append(spent)
+        end = self.time + seconds
+        self._until(self.time + spent * self.charge)
+        while inbox.empty() and self._events and self._events[0][0] <= end:
+            self._until(self._events[0][0])
+        if inbox.empty():
+            self._until(end)
+        self._mark = time.process_time()
+        return None if inbox.empty() else inbox.get()
+
+    def _until(self, moment: float) -> None:
+        while self._events and self._events[0][0] <= moment:
+            due, _, call = heapq.heappop(self._events)
+            self.time = max(self.time, due)
+            call()
+        self.time = max(self.time, moment)
+
+
+@dataclass
+class _Work:
+    """One attempt of one pod."""
+
+    spec: PodSpec
+    attempt: int
+    place: int
+    future: Future[PodResult]
+    began: float
+    ends: float
+    alive: bool = True
+
+
+class SimulatedCluster:
+    """A launcher whose pods are events. Notes everything that the checks afterwards need."""
+
+    def __init__(self, run: RunFolder, clock: SimulatedClock, world: World, score: Score) -> None:
+        self.clock, self.world, self.score = clock, world, score
+        self.store = RunStore(run)
+        self.random = np.random.default_rng(world.seed)
+        self.free = set(range(world.gpus))
+        self.gone: set[int] = set()
+        self.work: dict[str, _Work] = {}
+        self.left: dict[str, float] = {}
+        """Seconds of training that a lost pod still has before it."""
+        self.vacant_since: dict[int, float] = dict.fromkeys(self.free, 0.0)
+        self.idle: list[float] = []
+        """Seconds a GPU stood empty between two pods."""
+        self.busy = 0.0
+        """GPU seconds that went into pods, lost ones included."""
+        self.ended: dict[str, float] = {}
+        """When each pod's result was there first."""
+        self.attempts: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        self.problems: list[str] = []
+        for node in range(math.ceil(world.gpus / world.gpus_per_node)):
+            self._await_preemption(node)
+
+    # --- Launcher --------------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        return self.world.gpus - len(self.gone)
+
+    def resize(self, workers: int | None) -> None:
+        """The cluster is as large as it is."""
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        if not self.free:
+            self.problems.append(f"{spec.pod} launched at {self.clock.time:.1f} s without a free GPU")
+        if spec.pod in self.work:
+            self.problems.append(f"{spec.pod} launched twice at once")
+        place = min(self.free)
+        self.free.discard(place)
+        self.idle.append(self.clock.time - self.vacant_since[place])
+        world, random = self.world, self.random
+        training = self.left.get(spec.pod) or float(random.uniform(*world.pod))
+        if self.store.has_result(spec.pod):  # of an attempt that was given up: `run_pod` returns it at once
+            training = 0.0
+        starting = world.start[int(random.integers(len(world.start)))]
+        seconds = starting + training + world.end[int(random.integers(len(world.end)))]
+        future: Future[PodResult] = Future()
+        work = _Work(spec, attempt, place, future, self.clock.time, self.clock.time + seconds)
+        self.work[spec.pod] = work
+        self.attempts[spec.pod] += 1
+        failure = float(random.exponential(1 / world.failure_rate)) if world.failure_rate else math.inf
+        if failure < seconds:
+            if world.checkpoints:
+                self.left[spec.pod] = max(training - max(failure - starting, 0.0), 1e-3)
+            zombie = float(random.uniform()) < world.zombies
+            self.clock.at(self.clock.time + failure, lambda: self._lose(work, "killed", zombie))
+        else:
+            self.clock.at(work.ends, lambda: self._finish(work))
+        return future
+
+    def cancel(self, pod: str) -> None:
+        if pod in self.work:
+            self._lose(self.work[pod], "drained", False)
+
+    def progress(self) -> dict[str, PodProgress]:
+        return {}
+
+    def tick(self) -> None:
+        """Events come by themselves."""
+
+    def close(self) -> None:
+        """What still runs comes to nothing."""
+
+    # --- events ----------------------------------------------------------------------------------------
+
+    def _finish(self, work: _Work) -> None:
+        if not work.alive:
+            return
+        result = self._publish(work)
+        self._leave(work)
+        work.future.set_result(result)
+
+    def _lose(self, work: _Work, reason: Any, zombie: bool) -> None:
+        if not work.alive:
+            return
+        self.losses[reason] += 1
+        self._leave(work)
+        work.future.set_exception(PodFailure(reason, "simulated"))
+        if zombie:  # given up, but its last write was under way
+            self.clock.at(self.clock.time + float(self.random.uniform(0, 2)), lambda: self._publish(work))
+
+    def _leave(self, work: _Work) -> None:
+        work.alive = False
+        self.busy += self.clock.time - work.began
+        del self.work[work.spec.pod]
+        if work.place not in self.gone:
+            self.free.add(work.place)
+        self.vacant_since[work.place] = self.clock.time
+
+    def _publish(self, work: _Work) -> PodResult:
+        score, data, env_steps = self.score(work.spec, self.store)
+        self.ended.setdefault(work.spec.pod, self.clock.time)
+        return self.store.write_result(
+            PodResult(
+                pod=work.spec.pod,
+                status="done",
+                spec=work.spec.digest,
+                score=score,
+                snapshot=self.store.put(data) if data else None,
+                returns=(0.01,) * 20,
+                env_steps=env_steps,
+                started=work.began,
+                finished=self.clock.time,
+                seconds=self.clock.time - work.began,
+                attempts=work.attempt,
+            )
+        )
+
+    def _await_preemption(self, node: int) -> None:
+        if self.world.preemption_rate:
+            after = float(self.random.exponential(1 / self.world.preemption_rate))
+            self.clock.at(self.clock.time + after, lambda: self._preempt(node))
+
+    def _preempt(self, node: int) -> None:
+        places = set(range(node * self.world.gpus_per_node, (node + 1) * self.world.gpus_per_node))
+        places &= set(range(self.world.gpus))
+        self.gone |= places
+        self.free -= places
+        for work in [work for work in self.work.values() if work.place in places]:
+            self._lose(work, "drained", False)
+        self.clock.at(self.clock.time + self.world.away, lambda: self._return(node, places))
+
+    def _return(self, node: int, places: set[int]) -> None:
+        self.gone -= places
+        self.free |= places
+        self.vacant_since.update(dict.fromkeys(places, self.clock.time))
+        self._await_preemption(node)
+
+
+def arithmetic(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
+    """A score that only the spec's seed decides, with ties; one pod in fifty diverges and has none."""
+    value = int.from_bytes(hashlib.sha256(str(spec.seed).encode()).digest()[:4], "big") / 2**32
+    return (None if spec.seed % 50 == 7 else round(value, 3)), spec.pod.encode(), 100
+
+
+@dataclass
+class Simulated:
+    """What a simulated tournament came to."""
+
+    run: RunFolder
+    cluster: SimulatedCluster
+    clock: SimulatedClock
+    applied: dict[str, float] = field(default_factory=dict)
+    """When each pod's result was applied."""
+    restarts: int = 0
+
+    @property
+    def makespan(self) -> float:
+        return max(self.applied.values())
+
+
+class _Killed(Exception):
+    """The orchestrator's process ends here."""
+
+
+def simulate(
+    folder: Path,
+    settings: TournamentSettings,
+    world: World,
+    *,
+    score: Score = arithmetic,
+    charge: float = 0.0,
+    kill_after: tuple[int, ...] = (),
+    agent: Any = None,
+    stop: Callable[[Orchestrator, float], bool] | None = None,
+) -> Simulated:
+    """Run the tournament. `kill_after`: numbers of applied results after which the orchestrator dies and comes back.
+
+    A killed orchestrator's pods die with it. `stop` ends the simulation early.
+    """
+    run = RunFolder(folder)
+    clock = SimulatedClock(charge)
+    cluster = SimulatedCluster(run, clock, world, score)
+    outcome = Simulated(run, cluster, clock)
+    pending = list(kill_after)
+
+    def watch(orchestrator: Orchestrator) -> None:
+        applied = orchestrator.board.applied
+        for entry in applied[len(outcome.applied) :]:
+            outcome.applied.setdefault(entry.spec.pod, clock.time)
+        if len(orchestrator.running) > world.gpus:
+            cluster.problems.append(f"{len(orchestrator.running)} pods at work on {world.gpus} GPUs")
+        if pending and len(applied) >= pending[0]:
+            pending.pop(0)
+            raise _Killed
+        if stop is not None and stop(orchestrator, clock.time):
+            raise StopIteration
+
+    while True:
+        try:
+            run_tournament(
+                settings,
+                folder=run,
+                market=stubs.market(folder.parent),
+                agent=agent or stubs.StubAgent(),
+                seed=world.seed,
+                launcher=cluster,
+                ensemble=lambda *_: {"members": []},
+                watch=watch,
+                clock=clock,
+            )
+        except _Killed:
+            outcome.restarts += 1
+            for work in list(cluster.work.values()):
+                work.alive = False
+                cluster.free.add(work.place)
+            cluster.work.clear()
+            continue
+        except StopIteration:
+            pass
+        return outcome
+
+
+def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
+    """A tournament by arrival over that many pods."""
+    values: dict[str, Any] = {
+        "order": "arrival",
+        "pool_size": gpus,
+        "founders": min(8, pods),
+        "leaderboard_size": 64,
+        "retries": 10,
+        "search": {"learning_rate": Range(low=1e-5, high=1e-1, log=True)},
+        **changes,
+    }
+    return TournamentSettings(pods=pods, **values)
+
+
+def check(outcome: Simulated, settings: TournamentSettings) -> None:
+    """Nothing lost, nothing doubled, capacity honoured, and the board is what its pods' results say."""
+    cluster, run = outcome.cluster, outcome.run
+    assert not cluster.problems, cluster.problems[:5]
+    names = [f"p{index:04d}" for index in range(settings.pods)]
+    events = [str(event["pod"]) for event in read_jsonl(run.events) if event["event"] == "applied"]
+    assert sorted(events) == sorted(names), "every pod is applied once"
+    store = RunStore(run)
+    specs, results = store.specs(), store.results()
+    assert list(results) == names
+    rows = read_pods(run.leaderboard)
+    assert [row["pod"] for row in rows] == names
+    assert sorted(row["applied"] for row in rows) == list(range(settings.pods))
+    for row in rows:
+        result = results[row["pod"]]
+        assert (row["score"], row["status"], row["snapshot"]) == (result.score, result.status, result.snapshot)
+        assert result.spec == specs[row["pod"]].digest
+        if row["parent"]:
+            assert row["parent_snapshot"] == results[row["parent"]].snapshot
+    scored = [pod for pod in names if results[pod].score is not None]
+    best = sorted(scored, key=lambda pod: (-float(results[pod].score or 0.0), specs[pod].index))
+    assert [row["pod"] for row in read_leaderboard(run.leaderboard)] == best[: settings.leaderboard_size]
+
+
+def figures(outcome: Simulated, world: World, pods: int) -> dict[str, Any]:
+    """What the orchestrator cost, and what its pods waited for."""
+    cluster, clock = outcome.cluster, outcome.clock
+    waits = sorted(outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod]) for pod in outcome.applied)
+    idle = sorted(cluster.idle[world.gpus :]) or [0.0]
+    turns = sorted(clock.turns)
+    return {
+        "pods": pods,
+        "gpus": world.gpus,
+        "simulated_hours": round(outcome.makespan / 3600, 2),
+        "orchestrator_cpu_seconds": round(clock.cpu, 2),
+        "orchestrator_cpu_ms_per_pod": round(1000 * clock.cpu / pods, 3),
+        "turns": len(turns),
+        "turn_cpu_ms_p50": round(1000 * statistics.median(turns), 2),
+        "turn_cpu_ms_p99": round(1000 * percentile(turns, 0.99), 2),
+        "result_waits_seconds_p50": round(percentile(waits, 0.5), 3),
+        "result_waits_seconds_p99": round(percentile(waits, 0.99), 3),
+        "gpu_idle_between_pods_seconds_p50": round(percentile(idle, 0.5), 3),
+        "gpu_idle_between_pods_seconds_p99": round(percentile(idle, 0.99), 3),
+        "losses": dict(cluster.losses),
+        "attempts_most": max(cluster.attempts.values()),
+        "orchestrator_restarts": outcome.restarts,
+    }
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """Nearest rank in a sorted list."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,154 @@
+"""Learner fusion over processes: the same bytes as in one process, and a lost rank is a lost pod, tried again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from fintrader.agents import Budget, read_agent_state
+from fintrader.errors import ConfigError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament import ranks
+from fintrader.tournament.fusion import INHERITED, average, home_of, read_round
+from fintrader.tournament.launchers import cuda_devices, slots_of
+from fintrader.tournament.orchestrator import run_tournament
+from fintrader.tournament.pod import PodContext, PodSpec, RankLost, failure_reason, run_pod
+from fintrader.tournament.store import RunStore
+from tests.tournament.test_fusion import fused_spec, run
+from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker: sums over several threads would run in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
+    """Three replicas on two ranks: the second turn is not full."""
+    spec = fused_spec(replicas=3, fusions=2)
+    alone, there = run(tmp_path / "alone", spec)
+    ranked, here = run(tmp_path / "ranked", spec, device="cpu/cpu")
+    assert ranked.snapshot == alone.snapshot
+    assert (ranked.score, ranked.returns, ranked.env_steps) == (alone.score, alone.returns, alone.env_steps)
+    for number in range(2):
+        one, other = read_round(there.folder, number), read_round(here.folder, number)
+        assert one is not None
+        assert other is not None
+        assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+        assert [total.env_steps for total in one[1]] == [total.env_steps for total in other[1]]
+    again, _ = run(tmp_path / "ranked", spec)  # finished: no process is needed to say so
+    assert again.snapshot == alone.snapshot
+
+
+def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:
+    spec_settings = SETTINGS.model_copy(
+        update={"pods": 1, "replicas": 2, "fusions": 16, "budget": Budget(env_steps=16 * 256), "devices": ("cpu/cpu",)}
+    )
+
+    def kill() -> None:
+        """Rank 1, once a round is stored."""
+        while not (tmp_path / "run" / "pods" / "p0000" / "fused-0.safetensors").exists():
+            time.sleep(0.005)
+        os.kill(_rank_process(tmp_path / "run", 1), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    result = run_tournament(
+        spec_settings,
+        folder=RunFolder(tmp_path / "run"),
+        market=market_file(tmp_path),
+        env=ENV,
+        agent=AGENT,
+        seed=3,
+    )
+    lost = [event for event in read_jsonl(result.folder.events) if event["event"] == "lost"]
+    assert [(event["pod"], event["reason"]) for event in lost] == [("p0000", "rank")]
+    assert "rank 1 of 2 on cpu: killed by signal 9" in lost[0]["detail"]
+    stored = RunStore(result.folder)
+    found, spec = stored.read_result("p0000"), stored.read_spec("p0000")
+    assert found.attempts == 2
+    alone = run_pod(spec, PodContext(RunFolder(tmp_path / "alone"), market_file(tmp_path)))
+    assert found.reproducible() == alone.reproducible()
+
+
+def _rank_process(root: Path, rank: int) -> int:
+    """The process that writes that rank's log."""
+    log = str((root / "pods" / "p0000" / f"rank-{rank}.log").resolve())
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.readlink(entry / "fd" / "2") == log:
+                    return int(entry.name)
+            except OSError:
+                continue
+    raise AssertionError("no such rank")
+
+
+def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: Path) -> None:
+    with pytest.raises(RankLost, match=r"rank 1 of 2 on cuda:63") as raised:
+        run(tmp_path, fused_spec(), device="cpu/cuda:63")
+    assert failure_reason(raised.value) == "error"
+
+
+def test_backends() -> None:
+    cpu, first, second = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
+    assert ranks.backend_of([first, second]) == "nccl"
+    assert ranks.backend_of([first, first]) == "gloo"  # NCCL refuses two ranks on one GPU
+    assert ranks.backend_of([cpu, cpu]) == "gloo"
+    assert ranks.backend_of([first, cpu]) == "gloo"
+
+
+def test_devices_of_ranks() -> None:
+    (slot,) = slots_of(("cuda:2/3",), 1, probe=lambda: ["0", "1", "2", "3"])
+    assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == ("cuda:0/cuda:1", "2,3")
+    (threads,) = slots_of(("cuda:2+3",), 1, probe=lambda: ["0", "1", "2", "3"])
+    assert threads.device == "cuda:0+cuda:1"
+    assert slots_of(("cuda:2/9",), 1, probe=lambda: ["2"]) == []
+    first, second = slots_of(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
+    assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
+    assert first.name != second.name
+    with pytest.raises(ConfigError, match="is none of"):
+        slots_of(("cpu/gpu",), 1, probe=list)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
+def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
+    """On as many GPUs as there are (one rank of NCCL where there is one): the average of the stored replicas."""
+    count = max(1, min(2, torch.cuda.device_count()))
+    spec: PodSpec = fused_spec(fusions=2)
+    devices = [torch.device(f"cuda:{number}") for number in range(count)]
+    assert ranks.backend_of(devices) == "nccl"
+    context = PodContext(RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000")
+    context.folder.mkdir(parents=True)
+    from fintrader.tournament.body import maker
+
+    learner = ranks.Ranked(spec, context, devices, maker(spec, context))
+    try:
+        learner.advance(Budget.model_validate(spec.budget), 1.0, lambda progress: None)
+    finally:
+        learner.close()
+    fused = learner.state()
+    expected = average([read_agent_state(home_of(context.folder, 1, replica)) for replica in range(2)])
+    for name, tensor in expected.items():
+        if name.startswith(INHERITED):
+            assert torch.equal(fused[name], tensor), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
+def test_two_ranks_share_one_gpu_over_gloo(tmp_path: Path) -> None:
+    output, _ = run(tmp_path, fused_spec(), device="cuda:0/cuda:0")
+    assert output.env_steps == 384
+    assert load(output.snapshot)
