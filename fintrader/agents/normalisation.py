@@ -43,6 +43,10 @@ class ObservationNormaliser(nn.Module):
         """`[..., D]` raw to `[..., D]` standardised."""
         return ((obs - self._shift) * self._scale).clamp(-_CLIP, _CLIP)
 
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """What is subtracted, and what is multiplied by, for each group of columns: `[G]` float32 each."""
+        return self.mean.float(), (self.var + 1e-8).rsqrt().float()
+
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
         """Merge a batch `[..., D]` into the statistics."""

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
+from fintrader.agents.compiled import Bound, bind
 from fintrader.agents.heads import Head, HeadSettings
 from fintrader.agents.layout import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.agents.networks import Actor, NetworkSettings
@@ -38,6 +41,10 @@ class PolicyModule(nn.Module):
     def describe(self) -> dict[str, Any]:
         """Plain JSON from which the module can be built again, without its weights."""
         raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
+
+    def bind(self, rows: NDArray[np.float32]) -> Bound | None:
+        """The policy over the market rows `[T, N*F + N + M]` of one window, compiled (see `compiled.bind`)."""
+        return bind(self, rows)
 
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy was trained on the symbols and columns of `market`."""

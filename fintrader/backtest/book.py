@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pandas as pd
 import torch
@@ -16,6 +18,19 @@ Array = NDArray[np.float64]
 MINUTE_NS = 60_000_000_000
 
 
+class Fills(NamedTuple):
+    """Columns of some rows of the trade list."""
+
+    kind: NDArray[np.object_]
+    decided: NDArray[np.int64]
+    filled: NDArray[np.int64]
+    asset: NDArray[np.int64]
+    shares: Array
+    """Signed: bought > 0."""
+    price: Array
+    cost: Array
+
+
 class Book:
     """Arrays over T bars and N assets, written by whoever runs the account."""
 
@@ -27,7 +42,7 @@ class Book:
         self.shares = np.zeros((bars, assets))
         self.costs, self.turnover = np.zeros(bars), np.zeros(bars)
         self.ruined = False
-        self._fills: list[tuple[str, int, int, NDArray[np.int64], Array, Array, Array]] = []
+        self._fills: list[Fills] = []
 
     def trade(self, kind: str, decided: int, filled: int, shown: int, traded: Array, price: Array, cost: Array) -> None:
         """Note signed trades `[N]` (0 where none) at `price` and `cost` `[N]`, first seen in the equity of `shown`."""
@@ -35,9 +50,14 @@ class Book:
         if not which.size:
             return
         part = traded[which], price[which], cost[which]
-        self._fills.append((kind, decided, filled, which, *part))
+        when = np.full(which.size, decided), np.full(which.size, filled)
+        self.trades(np.full(which.size, kind, dtype=object), *when, which, *part)
         self.turnover[shown] += np.abs(part[0] * part[1]).sum()
         self.costs[shown] += part[2].sum()
+
+    def trades(self, *columns: NDArray[Any]) -> None:
+        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the book already."""
+        self._fills.append(Fills(*columns))
 
     def ruin(self, bar: int) -> None:
         """Close a ruined account at its last mark, with costs; its equity then stays what is left."""
@@ -74,10 +94,8 @@ class Book:
     def _trades(self) -> pd.DataFrame:
         if not self._fills:
             return empty_trades()
-        sizes = [len(fill[3]) for fill in self._fills]
-        kind = np.repeat(np.array([fill[0] for fill in self._fills], dtype=object), sizes)
-        decided, filled = (np.repeat([fill[k] for fill in self._fills], sizes) for k in (1, 2))
-        asset, shares, price, cost = (np.concatenate([fill[k] for fill in self._fills]) for k in (3, 4, 5, 6))
+        whole = Fills(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
+        kind, decided, filled, asset, shares, price, cost = whole
         start = self.market.minutes.cpu().numpy()
         length = self.market.bar_minutes * MINUTE_NS
         at_open = (kind == "order") & (self.settings.fill == "next_open")

@@ -1,13 +1,15 @@
-"""Two ways to run one account over a window: through `TradingEnv`, and by the same arithmetic in numpy.
+"""Three ways to run one account over a window: through `TradingEnv`, and by the same arithmetic in numpy, or compiled.
 
-`EnvDesk` is the environment itself. `FastDesk` follows the environment's ledger line by line for long-only
-accounts, without the cost of sixty tensor operations on a handful of numbers: bit for bit with whole shares (every
-product and sum is exact there), to rounding with fractions. The tests hold one to the other.
+`EnvDesk` is the environment itself. `FastDesk` follows the environment's ledger line by line for long-only accounts,
+without the cost of sixty tensor operations on a handful of numbers: bit for bit with whole shares (every product and
+sum is exact there), to rounding with fractions and with impact. `compiled_desk.CompiledDesk` does the same where numba
+is installed. The tests hold each to the environment.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import importlib.util
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from fintrader.envs.core import market_view
 from fintrader.envs.ledger import DUST_USD, MAX_WHOLE_SHARES, WEIGHT_GRID
 
 Array = NDArray[np.float64]
+Action: TypeAlias = "Tensor | NDArray[np.float32]"
+"""`[1, N]` from a policy, `[N]` from a bound one."""
 
 
 class Desk(Protocol):
@@ -46,16 +50,22 @@ class Desk(Protocol):
     def observe(self) -> Tensor:
         """`[1, D]` float32."""
 
-    def act(self, action: Tensor | None, bars: int | None = None) -> bool:
+    def act(self, action: Action | None, bars: int | None = None) -> bool:
         """Decide (None: order nothing), then wait `bars` (default: the decision interval); True when it is over."""
 
 
 def make_desk(market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> Desk:
-    """The fast desk where it applies, the environment where it does not (shorts), or where `exact` asks for it."""
+    """A fast desk where one applies, the environment where none does (shorts), or where `exact` asks for it."""
     settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
     plain = settings.observation == "flat" and settings.observation_dtype == "float32"
     usable = plain and not settings.short and settings.max_leverage == 1 and settings.maintenance_margin == 0
-    return FastDesk(market, settings) if usable and not exact else EnvDesk(market, settings)
+    if exact or not usable:
+        return EnvDesk(market, settings)
+    if importlib.util.find_spec("numba") is None:
+        return FastDesk(market, settings)
+    from fintrader.backtest.compiled_desk import CompiledDesk
+
+    return CompiledDesk(market, settings)
 
 
 class EnvDesk:
@@ -83,12 +93,12 @@ class EnvDesk:
     def observe(self) -> Tensor:
         return self._obs
 
-    def act(self, action: Tensor | None, bars: int | None = None) -> bool:
+    def act(self, action: Action | None, bars: int | None = None) -> bool:
         """`bars` is not offered here: the environment's interval is fixed."""
         if action is None:
             action = torch.zeros(1, self.layout.num_assets, dtype=torch.float64)
-        action = action.to(self.env.device)
-        self._obs, _, terminated, truncated, info = self.env.step(action)
+        given = torch.as_tensor(action).reshape(1, -1).to(self.env.device)
+        self._obs, _, terminated, truncated, info = self.env.step(given)
         self._write({name: value[0].cpu().numpy() for name, value in info.items()})
         if bool(terminated[0]):
             self.book.ruin(self.bar)
@@ -111,6 +121,12 @@ class EnvDesk:
         np.add.at(book.costs, bars, info["interest"])
 
 
+def flat_action(action: Action) -> Array:
+    """`[N]` float64."""
+    values = action.detach().cpu().numpy() if isinstance(action, Tensor) else action
+    return np.asarray(values, dtype=np.float64).reshape(-1)
+
+
 class FastDesk:
     """A long-only account in numpy."""
 
@@ -124,7 +140,7 @@ class FastDesk:
         self._mark, self._fill, self._buyable = view.mark.numpy(), view.fill.numpy(), view.buyable.numpy()
         self._rows, self._risk_off = view.rows, view.risk_off.numpy()
         self._end = market.num_bars - 1
-        last = view.last_bar.numpy()
+        self._last_bar = last = view.last_bar.numpy()
         self._endings = {int(bar): last == bar for bar in np.unique(last[last < market.num_bars])}
         self._bar = 0
         self._cash = self._equity = self._peak = self._first = float(settings.initial_cash_usd)
@@ -142,22 +158,32 @@ class FastDesk:
     def held(self) -> Array:
         return self._held
 
-    def observe(self) -> Tensor:
-        """As `envs.observation.private_part` beside the market's row."""
+    @property
+    def rows(self) -> NDArray[np.float32]:
+        """`[T, N*F + N + M]`: the market's part of every observation."""
+        rows: NDArray[np.float32] = self._rows.numpy()
+        return rows
+
+    def private(self) -> NDArray[np.float32]:
+        """`[A + N]`, as `envs.observation.private_part`; the next call may overwrite it."""
         private = np.empty(self.layout.private_width)
         safe = max(self._equity, 1e-6 * self._first)
         account = (self._cash / safe, safe / self._first - 1.0, self._equity / self._peak - 1.0)
         private[: self.layout.account_width] = (*account, (self._end - self._bar) / max(self._end, 1))
         private[self.layout.account_width :] = self._held * self._mark[self._bar] / safe
-        obs = torch.cat((torch.from_numpy(private.astype(np.float32)), self._rows[self._bar])).unsqueeze(0)
+        return private.astype(np.float32)
+
+    def observe(self) -> Tensor:
+        """The private part beside the market's row."""
+        obs = torch.cat((torch.from_numpy(self.private()), self._rows[self.bar])).unsqueeze(0)
         return obs.to(self._device)
 
-    def act(self, action: Tensor | None, bars: int | None = None) -> bool:
+    def act(self, action: Action | None, bars: int | None = None) -> bool:
         """`bars` may exceed the decision interval: ruin is still looked for at the end of every interval."""
         start, interval = self._bar, self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
         if action is not None:
-            self._order(np.asarray(action.detach().cpu().reshape(-1).numpy(), dtype=np.float64))
+            self._order(flat_action(action))
         ruined = self._wait(start, stop, interval)
         if ruined:
             self.book.ruin(self._bar)
@@ -254,13 +280,15 @@ class FastDesk:
             rows = slice(bar + 1, until + 1)
             book.shares[rows] = self._held
             equity = self._cash + self._mark[rows] @ self._held
-            if until in self._endings:
+            ends = np.arange(bar + 1, until + 1)
+            checked = ((ends - start) % interval == 0) | (ends == stop)
+            broke = self.settings.ruin_fraction * self._first
+            # What ends at the last of these bars is sold there, unless the account was ruined before.
+            if until in self._endings and not (checked[:-1] & (equity[:-1] <= broke)).any():
                 self._close(until)
                 equity[-1] = self._cash + self._mark[until] @ self._held
             book.equity[rows] = equity
-            ends = np.arange(bar + 1, until + 1)
-            checked = ((ends - start) % interval == 0) | (ends == stop)
-            ruin = np.flatnonzero(checked & (equity <= self.settings.ruin_fraction * self._first))
+            ruin = np.flatnonzero(checked & (equity <= broke))
             if ruin.size:
                 bar = bar + 1 + int(ruin[0])
                 self._bar, self._equity = bar, float(equity[ruin[0]])
