@@ -98,18 +98,18 @@ def one_seed(home: Path, seed: int, steps: int, ray: Path | None) -> dict[str, f
             arm(name, steps),
             folder=RunFolder(home / f"{name}-{seed}"),
             market=market,
-            env=config.env,
+            env=config.trading,
             agent=config.agent,
             seed=seed,
         )
-        figures[name] = test_sharpe(result.ensemble_policy, market, config.env)
+        figures[name] = test_sharpe(result.ensemble_policy, market, config.trading)
         if name != "independent":
-            figures[f"{name}_best"] = test_sharpe(result.best_policy, market, config.env)
+            figures[f"{name}_best"] = test_sharpe(result.best_policy, market, config.trading)
     if ray is not None:
         policy = home / f"ray-{seed}.safetensors"
         job = {"seed": seed, "steps": steps, "market": str(market), "cache": str(config.cache), "policy": str(policy)}
         subprocess.run([str(ray), __file__, "--ray-job", json.dumps(job)], check=True, cwd=ROOT)
-        figures["ray_pbt"] = test_sharpe(policy, market, config.env)
+        figures["ray_pbt"] = test_sharpe(policy, market, config.trading)
     print(f"seed {seed}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()), flush=True)
     return figures
 
@@ -143,7 +143,7 @@ def ray_job(job: dict[str, Any]) -> None:
     class Pod(tune.Trainable):
         def setup(self, values: dict[str, Any]) -> None:
             self.split = MarketTensors.load(job["market"]).split()
-            self.env = TradingEnv(self.split.train, config.env, seed=values["number"])
+            self.env = TradingEnv(self.split.train, config.trading, seed=values["number"])
             settings = config.agent.model_copy(
                 update={"learning_rate": values["learning_rate"], "noise": values["noise"]}
             )
@@ -151,7 +151,7 @@ def ray_job(job: dict[str, Any]) -> None:
 
         def step(self) -> dict[str, Any]:
             train(self.agent, self.env, Budget(env_steps=job["steps"]))
-            score = evaluate(self.agent.policy, self.split.validation, config.env).score
+            score = evaluate(self.agent.policy, self.split.validation, config.trading).score
             return {"score": -1e9 if score is None else score}
 
         def save_checkpoint(self, folder: str) -> None:

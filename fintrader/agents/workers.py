@@ -1,7 +1,7 @@
 """Classic environments for the same agents: worker processes that step, tensors in and out.
 
 Algorithms are comparable where everybody runs them, so any gymnasium environment with a continuous action space can be
-trained on. Each worker is a process of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
+trained on: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a configuration. Each worker is a process of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class GymnasiumSettings(Settings):
     """A classic environment."""
 
     kind: Literal["gymnasium"] = "gymnasium"
+    """`gymnasium`; `trading` is the default."""
     id: str = "Pendulum-v1"
-    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need `pip install gymnasium[mujoco]`."""
+    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`."""
     num_envs: int = Field(default=8, ge=1)
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"
     """`async`: a process each; `sync`: one after the other in this process, faster for cheap environments."""
+    evaluation_episodes: int = Field(default=20, ge=1)
+    """Episodes that the trained policy plays without noise; their mean return is what a training is judged by."""
 
 
 class WorkerEnv:
@@ -45,13 +48,7 @@ class WorkerEnv:
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         """`env` must reset in the same step. Raises ConfigError for spaces that are not continuous boxes."""
-        action, observation = env.single_action_space, env.single_observation_space
-        if not isinstance(action, gymnasium.spaces.Box):
-            raise ConfigError(f"the actions are {action}; these agents need a continuous Box, take another environment")
-        if not isinstance(observation, gymnasium.spaces.Box):
-            raise ConfigError(f"the observations are {observation}; wrap the environment so that they are one Box")
-        if not bool(np.isfinite(action.low).all() and np.isfinite(action.high).all()):
-            raise ConfigError("the actions have no bounds; wrap the environment with RescaleAction")
+        action, observation = continuous(env.single_action_space, env.single_observation_space)
         mode = env.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ConfigError("make the vector environment with autoreset_mode=AutoresetMode.SAME_STEP")
@@ -69,11 +66,20 @@ class WorkerEnv:
             return gymnasium.make(settings.id)
 
         makers: Sequence[Callable[[], gymnasium.Env[Any, Any]]] = [one] * settings.num_envs
+        # Once here, before any process starts: what is wrong with it is said by one traceback less.
         try:
-            one().close()
-        except (gymnasium.error.Error, ImportError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"env.id {settings.id!r} cannot be made: {first}") from None
+            probe = one()
+        except gymnasium.error.UnregisteredEnv as error:
+            raise ConfigError(
+                f"env.id: gymnasium knows no {settings.id!r} ({_first_line(error)}); correct it"
+            ) from None
+        except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+            hint = "pip install 'fintrader[classic]' brings MuJoCo and classic control"
+            raise ConfigError(f"env.id {settings.id!r} needs a package ({_first_line(error)}); {hint}") from None
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"env.id {settings.id!r} cannot be made: {_first_line(error)}") from None
+        continuous(probe.action_space, probe.observation_space)
+        probe.close()
         vector = AsyncVectorEnv if settings.workers == "async" else SyncVectorEnv
         return cls(vector(makers, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed, device=device)
 
@@ -118,16 +124,40 @@ class WorkerEnv:
         return torch.from_numpy(np.array(values, dtype=bool)).to(self.device)
 
 
-def mean_episode_return(env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int) -> float:
-    """Mean undiscounted return of the first `episodes` episodes to end, playing `policy` from fresh resets."""
+def continuous(action: Any, observation: Any) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
+    """Both spaces, if these agents can act and see in them. Raises ConfigError otherwise."""
+    if not isinstance(action, gymnasium.spaces.Box):
+        raise ConfigError(f"the actions are {action}; these agents need a continuous Box, take another environment")
+    if not isinstance(observation, gymnasium.spaces.Box):
+        raise ConfigError(f"the observations are {observation}; wrap the environment so that they are one Box")
+    if not bool(np.isfinite(action.low).all() and np.isfinite(action.high).all()):
+        raise ConfigError("the actions have no bounds; wrap the environment with RescaleAction")
+    return action, observation
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def episode_returns(env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int) -> list[float]:
+    """Undiscounted returns of `episodes` episodes from fresh resets, as many of each copy (give or take one).
+
+    Counting those that end first instead would count short episodes too often.
+    """
     obs, _ = env.reset(seed=seed)
-    running = torch.zeros(env.num_envs, device=env.device)
-    ended: list[float] = []
-    while len(ended) < episodes:
+    running = torch.zeros(env.num_envs, dtype=torch.float64)
+    wanted = [len(range(copy, episodes, env.num_envs)) for copy in range(env.num_envs)]
+    ended: list[list[float]] = [[] for _ in wanted]
+    while any(len(own) < count for own, count in zip(ended, wanted, strict=True)):
         with torch.no_grad():
             obs, reward, terminated, truncated, _ = env.step(policy(obs))
-        running += reward
-        done = terminated | truncated
-        ended += running[done].tolist()
-        running = torch.where(done, torch.zeros_like(running), running)
-    return float(np.mean(ended[:episodes]))
+        running += reward.cpu()
+        for copy in (terminated | truncated).nonzero().flatten().tolist():
+            ended[copy].append(float(running[copy]))
+            running[copy] = 0.0
+    return [value for own, count in zip(ended, wanted, strict=True) for value in own[:count]]
+
+
+def mean_episode_return(env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int) -> float:
+    """Mean of `episode_returns`."""
+    return float(np.mean(episode_returns(env, policy, episodes, seed=seed)))

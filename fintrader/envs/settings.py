@@ -19,6 +19,8 @@ REWARDS = ("profit", "log_return", "mean_variance", "drawdown", "differential_sh
 class EnvSettings(Settings):
     """How accounts trade, what they pay, what they see and what they are rewarded for."""
 
+    kind: Literal["trading"] = "trading"
+    """`trading`; a configuration may have `gymnasium` here instead (see `GymnasiumSettings`)."""
     num_envs: Annotated[int, Field(ge=1)] = 64
     """B: accounts stepping at once."""
 

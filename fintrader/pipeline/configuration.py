@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fintrader import runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPOSettings
+from fintrader.agents.workers import GymnasiumSettings
 from fintrader.backtest.walkforward import WalkForwardSettings
 from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
@@ -49,7 +50,7 @@ class RunConfig(Settings):
     cache: Path = Path("data/tensors")
     """Folder of built markets, shared by all runs."""
     data: DataSettings = DataSettings()
-    env: EnvSettings = EnvSettings()
+    env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: AgentSettings = PPOSettings()
     agents: tuple[AgentSettings, ...] = ()
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
@@ -57,6 +58,13 @@ class RunConfig(Settings):
     backtest: BacktestSettings = BacktestSettings()
     walkforward: WalkForwardSettings = WalkForwardSettings()
     """Only for `fintrader walkforward`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trading_unless_said(cls, values: Any) -> Any:
+        """The trading environment is the default kind."""
+        env = values.get("env") if isinstance(values, dict) else None
+        return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
 
     @field_validator("name")
     @classmethod
@@ -81,6 +89,16 @@ class RunConfig(Settings):
     def folder(self) -> runs.RunFolder:
         return runs.RunFolder.named(self.name, self.runs_dir)
 
+    @property
+    def trading(self) -> EnvSettings:
+        """The trading environment's settings. Raises ConfigError when `env.kind` says another one."""
+        if isinstance(self.env, GymnasiumSettings):
+            raise ConfigError(
+                f"env.kind: {self.env.id} is no market, so there is no tournament and no backtest; "
+                "train one agent in it with `fintrader train`"
+            )
+        return self.env
+
     def resolved_device(self) -> str:
         """The device's name. Raises ConfigError when it asks for a GPU that is not there."""
         if self.device == "auto":
@@ -97,6 +115,7 @@ def _choices(annotation: object, key: str) -> dict[str, type[Settings]]:
 
 
 CHOICES: dict[str, dict[str, type[Settings]]] = {
+    "env.kind": _choices(RunConfig.model_fields["env"].annotation, "kind"),
     "agent.algo": _choices(RunConfig.model_fields["agent"].annotation, "algo"),
     "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
 }

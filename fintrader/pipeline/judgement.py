@@ -58,8 +58,8 @@ def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
 def backtest_settings(config: RunConfig) -> EnvSettings:
     """The environment's settings, at the backtest's costs if it has its own."""
     if config.backtest.cost_bps is None:
-        return config.env
-    return config.env.model_copy(update={"cost_bps": config.backtest.cost_bps})
+        return config.trading
+    return config.trading.model_copy(update={"cost_bps": config.backtest.cost_bps})
 
 
 def simulate_chosen(

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from fintrader.agents import Budget, TrainProgress, load_policy, make_agent, save_policy, train
+from fintrader.agents import (
+    Agent,
+    Budget,
+    TrainProgress,
+    TrainResult,
+    load_policy,
+    make_agent,
+    save_policy,
+    train,
+)
+from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns
 from fintrader.backtest import metrics_table, simulate, simulate_baselines
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.trading import TradingEnv
+from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
 from fintrader.pipeline.stages import claim, make_market
@@ -21,36 +33,68 @@ from fintrader.seeding import derive, seed_everything
 def train_one(config: RunConfig) -> Path:
     """Train the configured agent for one pod's budget; returns the policy's path in `runs/<name>/train/`.
 
-    Killed anywhere, the same call goes on. Prints its validation figures beside the baselines'; the test window stays
-    unseen.
+    Killed anywhere, the same call goes on. In a market its validation figures are printed beside the baselines', and
+    the test window stays unseen; in a classic environment the return of its episodes.
     """
-    folder = config.folder
-    home = folder.root / "train"
-    with folder.lock():
-        market = MarketTensors.load(make_market(config, claim(config, "train"))).split()
-        seed = derive(config.seed, "train")
-        seed_everything(seed)
-        device = config.resolved_device()
-        env = TradingEnv(market.train.to(device), config.env, device=device, seed=derive(seed, "env"))
-        agent = make_agent(config.agent, env.layout, device=device, seed=seed)
-        budget = Budget(**config.tournament.budget.model_dump())
-        with reporter() as progress, progress.task(f"train {config.agent.algo}", total=1.0) as task:
-
-            def show(state: TrainProgress) -> None:
-                steps = f"{state.env_steps:,} env-steps"
-                task.update(state.fraction, note=f"{steps}, {state.steps_per_second:,.0f}/s")
-
-            result = train(agent, env, budget, folder=home, on_progress=show)
-            save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed}, market=market.train)
-        results = {"policy": simulate(load_policy(home / "policy.safetensors"), market.validation, config.env)}
-        results |= simulate_baselines(market.validation, config.env)
-        metrics = {name: dict(one.metrics) for name, one in results.items()}
-        write_json(home / "validation.json", {"metrics": metrics, "env_steps": result.env_steps, "trials": 1})
-    console = Console()
-    title = f"{config.name}: {config.agent.algo}, validation window, net of {config.env.cost_bps:g} bps a trade"
-    (console if console.is_terminal else Console(width=120)).print(metrics_table(metrics, title=title))
+    with config.folder.lock():
+        manifest = claim(config, "train")
+        home = config.folder.root / "train"
+        if isinstance(config.env, GymnasiumSettings):
+            _train_classic(config, config.env, home)
+        else:
+            _train_trader(config, config.env, make_market(config, manifest), home)
     print(f"  {home / 'policy.safetensors'}")
     return home / "policy.safetensors"
+
+
+def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Path) -> None:
+    market = MarketTensors.load(path).split()
+    seed, device = derive(config.seed, "train"), config.resolved_device()
+    seed_everything(seed)
+    env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
+    agent = make_agent(config.agent, env.layout, device=device, seed=seed)
+    result = _learn(config, agent, env, home)
+    save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed}, market=market.train)
+    results = {"policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)}
+    results |= simulate_baselines(market.validation, settings)
+    metrics = {name: dict(one.metrics) for name, one in results.items()}
+    write_json(home / "validation.json", {"metrics": metrics, "env_steps": result.env_steps, "trials": 1})
+    console = Console()
+    title = f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a trade"
+    (console if console.is_terminal else Console(width=120)).print(metrics_table(metrics, title=title))
+
+
+def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
+    seed, device = derive(config.seed, "train"), config.resolved_device()
+    seed_everything(seed)
+    env = WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)
+    try:
+        agent = make_agent(config.agent, env.layout, device=device, seed=seed)
+        result = _learn(config, agent, env, home)
+        save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed, "environment": settings.id})
+        policy = load_policy(home / "policy.safetensors", device=device)
+        returns = episode_returns(env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation"))
+    finally:
+        env.close()
+    mean, deviation = float(np.mean(returns)), float(np.std(returns))
+    said = {"environment": settings.id, "mean_return": mean, "deviation": deviation, "returns": returns}
+    write_json(home / "evaluation.json", {**said, "env_steps": result.env_steps, "seconds": result.seconds})
+    print(
+        f"{config.name}: {config.agent.algo} in {settings.id}: mean return {mean:,.1f} (deviation {deviation:,.1f}) "
+        f"over {len(returns)} episodes, after {result.env_steps:,} env-steps in {result.seconds:,.0f} s"
+    )
+
+
+def _learn(config: RunConfig, agent: Agent, env: Any, home: Path) -> TrainResult:
+    """`train` for one pod's budget, with a progress bar."""
+    budget = Budget(**config.tournament.budget.model_dump())
+    with reporter() as progress, progress.task(f"train {config.agent.algo}", total=1.0) as task:
+
+        def show(state: TrainProgress) -> None:
+            steps = f"{state.env_steps:,} env-steps"
+            task.update(state.fraction, note=f"{steps}, {state.steps_per_second:,.0f}/s")
+
+        return train(agent, env, budget, folder=home, on_progress=show)
 
 
 def replay_run(folder: Path, name: str | None = None) -> list[str]:
@@ -73,7 +117,7 @@ def replay_run(folder: Path, name: str | None = None) -> list[str]:
             target,
             config.tournament,
             market=market,
-            env=config.env,
+            env=config.trading,
             agent=config.agents or config.agent,
             seed=config.seed,
             device=config.resolved_device(),

@@ -136,7 +136,7 @@ def verify_data(config: RunConfig) -> bool:
 def check_lookahead(config: RunConfig, cuts: int) -> bool:
     """Change the future from random minutes on, build and trade again; prints what differs; True: nothing does."""
     with reporter() as progress:
-        report = lookahead(config.data, config.env, cuts=cuts, seed=config.seed, progress=progress)
+        report = lookahead(config.data, config.trading, cuts=cuts, seed=config.seed, progress=progress)
     print(report)
     if config.folder.root.is_dir():
         tried = {"cuts": list(report.cuts), "modes": list(report.modes)}
@@ -152,6 +152,8 @@ def claim(config: RunConfig, verb: str = "run") -> Manifest:
     Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes on with them, and
     what followed from it is made again.
     """
+    if verb != "train":
+        assert config.trading  # raises for an environment that is no market, before anything is built
     folder = config.folder
     text = dump_yaml(config)
     reopened: set[str] = set()
@@ -244,7 +246,7 @@ def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -
             config.tournament,
             folder=folder,
             market=market,
-            env=config.env,
+            env=config.trading,
             agent=config.agents or config.agent,
             seed=config.seed,
             device=config.resolved_device(),

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
 from fintrader.agents.fusion import DistributedLearner, LearnerTeam, fuse
 from fintrader.agents.pipelined import PipelinedAgent
-from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, mean_episode_return
+from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
 from fintrader.errors import CheckpointError, ConfigError
 from tests.agents.tiny import Identity
 
@@ -278,3 +278,27 @@ def test_a_team_of_another_size_cannot_resume() -> None:
     small = LearnerTeam(ppo(), layout, learners=1)
     with pytest.raises(CheckpointError):
         LearnerTeam(ppo(), layout, learners=2).load_state_dict(small.state_dict())
+
+
+class Uneven(Counter):
+    """Copies that were seeded with an odd number play episodes of one step, the others of five; reward 1 a step."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.length = 1 if seed % 2 else 5
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        obs, *_ = super().step(action)
+        return obs, 1.0, False, self.count == self.length, {}
+
+
+def test_short_episodes_do_not_crowd_out_long_ones() -> None:
+    env = WorkerEnv(SyncVectorEnv([Uneven] * 6, autoreset_mode=AutoresetMode.SAME_STEP))
+    returns = episode_returns(env, lambda obs: torch.zeros(len(obs), 1), 12, seed=3)
+    lengths = [copy.length for copy in env.env.envs]  # type: ignore[attr-defined]
+    assert sorted(set(lengths)) == [1, 5]
+    assert returns == [float(length) for length in lengths for _ in range(2)]
+    assert mean_episode_return(env, lambda obs: torch.zeros(len(obs), 1), 12, seed=3) == pytest.approx(
+        float(np.mean(lengths))
+    )

@@ -1,0 +1,162 @@
+"""`fintrader train`: one agent, in a market or in a classic environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import yaml
+
+from fintrader import pipeline
+from fintrader.agents import TrainProgress, load_policy
+from fintrader.agents.workers import GymnasiumSettings
+from fintrader.cli import main
+from fintrader.config import validate
+from fintrader.envs import EnvSettings
+from fintrader.errors import ConfigError, RunError
+from fintrader.pipeline import RunConfig, single
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def classic(folder: Path, **changes: Any) -> Path:
+    """A small training in Pendulum as a file; dotted names in `changes` with `__`."""
+    values: dict[str, Any] = {
+        "runs_dir": str(folder / "runs"),
+        "device": "cpu",
+        "env": {"kind": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "workers": "sync", "evaluation_episodes": 3},
+        "agent": {"algo": "ppo", "num_steps": 16, "network": {"hidden": [8]}},
+        "tournament": {"budget": {"env_steps": 128}},
+    }
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        values[section][key] = value
+    path = folder / "classic.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "runs" / "classic" / "train" / "evaluation.json").read_text())
+    return found
+
+
+def test_the_trading_environment_is_the_default_kind() -> None:
+    assert isinstance(validate(RunConfig, {}, "here").env, EnvSettings)
+    assert validate(RunConfig, {"env": {"num_envs": 3}}, "here").trading.num_envs == 3
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        config = pipeline.load_config(path)
+        assert isinstance(config.env, EnvSettings) == (path.stem != "pendulum"), path
+    with pytest.raises(ConfigError, match=r"cost_bp.*did you mean 'cost_bps'"):
+        validate(RunConfig, {"env": {"cost_bp": 3}}, "here")
+    with pytest.raises(ConfigError, match=r"env.*gymnasium"):
+        validate(RunConfig, {"env": {"kind": "chess"}}, "here")
+
+
+@pytest.mark.parametrize("workers", ["sync", "async"])
+def test_a_classic_environment_is_trained_and_judged(tmp_path: Path, workers: str) -> None:
+    path = classic(tmp_path, env__workers=workers)
+    main(["train", str(path)])
+    found = evaluation(tmp_path)
+    assert found["env_steps"] == 128
+    assert len(found["returns"]) == 3
+    assert found["mean_return"] == pytest.approx(sum(found["returns"]) / 3)
+    assert -2500 < found["mean_return"] < 0
+    assert load_policy(tmp_path / "runs" / "classic" / "train" / "policy.safetensors").layout.width == 3
+    before = (tmp_path / "runs" / "classic" / "train" / "state.safetensors").read_bytes()
+    main(["train", str(path)])  # over already: nothing is trained, the judgement is the same
+    assert evaluation(tmp_path) == found
+    assert (tmp_path / "runs" / "classic" / "train" / "state.safetensors").read_bytes() == before
+    with pytest.raises(RunError, match=r"agent\.gamma"):
+        pipeline.train_one(pipeline.load_config(classic(tmp_path, env__workers=workers, agent__gamma=0.5)))
+
+
+def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "classic.yaml"
+    path.write_text(yaml.safe_dump({"runs_dir": str(tmp_path / "runs"), "env": {"num_envs": 2, "cost_bps": 5}}))
+    words = "--env.kind gymnasium --env.workers sync --env.evaluation-episodes 1 --tournament.budget.env-steps 32"
+    main(["train", str(path), *words.split(), "--agent.num-steps", "16"])
+    assert evaluation(tmp_path)["environment"] == "Pendulum-v1"
+
+
+def test_a_killed_classic_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Exception):
+        pass
+
+    real, updates = single.train, []
+
+    def stopped(*arguments: Any, **keywords: Any) -> Any:
+        def on_progress(progress: TrainProgress) -> None:
+            updates.append(progress.updates)
+            if len(updates) == 2:
+                raise Killed
+
+        return real(*arguments, **{**keywords, "on_progress": on_progress, "checkpoint_seconds": 0.0})
+
+    monkeypatch.setattr(single, "train", stopped)
+    config = pipeline.load_config(classic(tmp_path))
+    with pytest.raises(Killed):
+        pipeline.train_one(config)
+    pipeline.train_one(config)
+    assert updates == [1, 2, 3, 4]
+    assert evaluation(tmp_path)["env_steps"] == 128
+
+
+@pytest.mark.parametrize("command", ["run", "tournament", "walkforward"])
+def test_there_is_no_tournament_in_a_classic_environment(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(classic(tmp_path))])
+    assert ended.value.code == 2
+    assert "fintrader train" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "classic" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"env__id": "CartPole-v1"}, r"Discrete\(2\).*continuous"),
+        ({"env__id": "Pendulm-v1"}, "Did you mean: `Pendulum`"),
+        ({"agent__algo": "dqn"}, "agent.*ppo"),
+        ({"env__id": "Reacher-v5"}, r"fintrader\[classic\]"),
+    ],
+)
+def test_what_cannot_be_trained(
+    tmp_path: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = gymnasium.make
+
+    def make(name: str) -> Any:
+        if name == "Reacher-v5":  # as on a machine without the extra
+            raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
+        return real(name)
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    with pytest.raises(ConfigError, match=said):
+        pipeline.train_one(pipeline.load_config(classic(tmp_path, **changes)))
+
+
+def test_accounts_cannot_be_differentiated_where_there_are_none(tmp_path: Path) -> None:
+    path = classic(tmp_path)
+    values = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**values, "agent": {"algo": "apg"}}))
+    with pytest.raises(ConfigError, match="apg needs the trading environment"):
+        pipeline.train_one(pipeline.load_config(path))
+
+
+def test_locomotion_trains(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco", reason="mujoco is missing: pip install '.[classic]'")
+    agent = {"algo": "sac", "learning_starts": 32, "batch_size": 16, "report_every": 8, "network": {"hidden": [8]}}
+    values = {
+        "runs_dir": str(tmp_path / "runs"),
+        "env": GymnasiumSettings(id="Hopper-v5", num_envs=2, workers="sync", evaluation_episodes=2).model_dump(),
+        "agent": agent,
+        "tournament": {"budget": {"env_steps": 96}},
+    }
+    (tmp_path / "classic.yaml").write_text(yaml.safe_dump(values))
+    pipeline.train_one(pipeline.load_config(tmp_path / "classic.yaml"))
+    assert evaluation(tmp_path)["mean_return"] > 0
