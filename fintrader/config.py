@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from fintrader.errors import ConfigError
 
@@ -42,7 +43,7 @@ def first_problem(model: type[BaseModel], error: ValidationError) -> str:
     """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    field = ".".join(str(part) for part in first["loc"]) or model.__name__
+    field = ".".join(str(part) for part in _without_tags(model, first["loc"])) or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         names = _sibling_names(model, first["loc"][:-1])
@@ -59,6 +60,22 @@ def first_problem(model: type[BaseModel], error: ValidationError) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _without_tags(model: type[BaseModel], path: tuple[int | str, ...]) -> Iterator[int | str]:
+    """The parts of a problem's path that a user wrote: which member of a union was meant is none of them."""
+    models: list[type[BaseModel]] = [model]
+    for part in path:
+        known = [candidate for candidate in models if part in candidate.model_fields]
+        tags = {tag for candidate in models for field in candidate.model_fields.values() for tag in _literals(field)}
+        if len(models) > 1 and not known and part in tags:
+            continue
+        yield part
+        models = [below for one in known for below in models_in(one.model_fields[str(part)].annotation)] or models
+
+
+def _literals(field: FieldInfo) -> tuple[Any, ...]:
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 def _sibling_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -80,3 +80,21 @@ def test_objects_are_imported_by_reference_and_misses_are_typed():
     for wrong in ("math", "math:nothing_there", "no_such_module_here:x", ":x"):
         with pytest.raises(ConfigError):
             load_object(wrong)
+
+
+def test_a_union_is_named_as_it_is_written(tmp_path: Path) -> None:
+    from fintrader.pipeline import load_config
+
+    for text, field in (
+        ("env: {num_env: 3}", "env.num_env:"),
+        ("env: {kind: gymnasium, num_env: 3}", "env.num_env:"),
+        ("agent: {algo: sac, alfa: 3}", "agent.alfa:"),
+        ("agent: {algo: sac, network: {hidden: [a]}}", "agent.network.hidden.0:"),
+        ("agents: [{algo: sac, alpha: -1}]", "agents.0.alpha:"),
+        ("agent: {algo: nosuch}", "agent:"),
+    ):
+        path = tmp_path / "c.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        assert str(caught.value).startswith(f"{path}: {field}"), str(caught.value)

@@ -35,6 +35,8 @@ class Columns(NamedTuple):
     """`[B, A]`"""
     holdings: Tensor
     """`[B, N]` current portfolio weights (raw observations) or their standardised values."""
+    history: Tensor
+    """`[B, L - 1, W]`: the market's rows of the bars before, oldest first."""
     features: Tensor
     """`[B, N, F]`"""
     tradable: Tensor
@@ -54,16 +56,28 @@ def num_actions(layout: Layout) -> int:
 
 
 def market_widths(layout: ObservationLayout) -> list[int]:
-    """Widths of account, holdings, features, tradable and context, in the order in which they lie."""
+    """Widths of account, holdings, history, features, tradable and context, in the order in which they lie."""
     assets, features, context = layout.num_assets, layout.num_features, layout.num_context
-    account = layout.width - assets * (2 + features) - context
-    return [account, assets, assets * features, assets, context]
+    history = (layout.lookback - 1) * layout.row_width
+    return [layout.account_width, assets, history, assets * features, assets, context]
 
 
 def split_columns(obs: Tensor, layout: ObservationLayout) -> Columns:
     """`obs [B, D]` as named views."""
-    account, holdings, features, tradable, context = torch.split(obs, market_widths(layout), dim=-1)
-    return Columns(account, holdings, features.reshape(*obs.shape[:-1], layout.num_assets, -1), tradable, context)
+    account, holdings, history, features, tradable, context = torch.split(obs, market_widths(layout), dim=-1)
+    features = features.reshape(*obs.shape[:-1], layout.num_assets, -1)
+    history = history.reshape(*obs.shape[:-1], layout.lookback - 1, layout.row_width)
+    return Columns(account, holdings, history, features, tradable, context)
+
+
+def window_of(part: Columns) -> Tensor:
+    """`[B, N, L, F + 1]`: each asset's features and whether it trades, oldest bar first, the newest last."""
+    assets, features = part.features.shape[-2:]
+    past = part.history[..., : assets * features]
+    past = past.reshape(*past.shape[:-1], assets, features).transpose(-2, -3)
+    traded = part.history[..., assets * features : assets * (features + 1)].transpose(-1, -2)
+    now = torch.cat([part.features, part.tradable.unsqueeze(-1)], dim=-1)
+    return torch.cat([torch.cat([past, traded.unsqueeze(-1)], dim=-1), now.unsqueeze(-2)], dim=-2)
 
 
 def holdings_of(obs: Tensor, layout: ObservationLayout) -> Tensor:
@@ -73,20 +87,19 @@ def holdings_of(obs: Tensor, layout: ObservationLayout) -> Tensor:
 
 
 def statistic_groups(layout: Layout) -> Tensor:
-    """`[D]` int64: which columns share one mean and deviation. Assets share theirs, feature by feature."""
+    """`[D]` int64: which columns share one mean and deviation. Assets and bars share theirs, feature by feature."""
     if isinstance(layout, FlatLayout):
         return torch.arange(layout.width)
-    account, assets, _, _, context = market_widths(layout)
+    account, assets, *_, context = market_widths(layout)
     features = layout.num_features
-    return torch.cat(
+    row = torch.cat(
         [
-            torch.arange(account),
-            torch.full((assets,), account),
             (torch.arange(features) + account + 1).repeat(assets),
             torch.full((assets,), account + 1 + features),
             torch.arange(context) + account + 2 + features,
         ]
     )
+    return torch.cat([torch.arange(account), torch.full((assets,), account), row.repeat(layout.lookback)])
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 The per-asset network reads each asset's columns with the same weights and lets assets see each other through the
 mean of their embeddings (https://arxiv.org/abs/1703.06114). Permuting the assets permutes its outputs, its size
 does not depend on the number of assets, and what is learned on one asset holds for all.
+
+Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last bars (`mlp`: the
+whole market's) in a few numbers, which then stand beside what the newest bar says. Without one, the bars before are
+plain further inputs.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,10 +19,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.layout import FlatLayout, Layout, market_widths, num_actions, split_columns
+from fintrader.agents.layers import AttentionEncoder, Dense, GruEncoder, Hidden, join
+from fintrader.agents.layout import FlatLayout, Layout, market_widths, num_actions, split_columns, window_of
 from fintrader.config import Settings
-
-_ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": nn.functional.silu, "elu": nn.functional.elu}
+from fintrader.errors import ConfigError
 
 
 class NetworkSettings(Settings):
@@ -36,50 +39,25 @@ class NetworkSettings(Settings):
     them, such as a drawdown penalty; otherwise they only invite learning the training window by heart."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy critics."""
-
-
-class Dense(nn.Module):
-    """A linear layer of one network, or of `members` networks at once as one batched matmul."""
-
-    def __init__(
-        self, width_in: int, width_out: int, *, members: int | None = None, gain: float = math.sqrt(2)
-    ) -> None:
-        super().__init__()
-        lead = () if members is None else (members,)
-        self.weight = nn.Parameter(torch.empty(*lead, width_in, width_out))
-        self.bias = nn.Parameter(torch.zeros(*lead, *(() if members is None else (1,)), width_out))
-        for matrix in self.weight.unbind(0) if members is not None else (self.weight,):
-            nn.init.orthogonal_(matrix, gain)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[R, in]` (or `[K, R, in]`) to `[R, out]`, with members to `[K, R, out]`."""
-        return x @ self.weight + self.bias
-
-
-class _Hidden(nn.Module):
-    """Optional normalisation, then the non-linearity."""
-
-    def __init__(self, width: int, settings: NetworkSettings) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
-        self.activation = _ACTIVATIONS[settings.activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.norm(x))
+    encoder: Literal["none", "gru", "attention"] = "none"
+    """How the bars that `env.lookback` shows are summed up: a gated recurrent unit, attention, or not at all (then
+    they are plain inputs)."""
+    encoder_width: int = Field(default=16, ge=1)
+    """Numbers the encoder makes of a window."""
 
 
 class Mlp(nn.Module):
-    """`[R, in]` to `[(K,) R, out]`."""
+    """`[R, in]` to `[*lead, R, out]`."""
 
     def __init__(
-        self, width_in: int, width_out: int, settings: NetworkSettings, *, members: int | None, out_gain: float
+        self, width_in: int, width_out: int, settings: NetworkSettings, *, lead: tuple[int, ...], out_gain: float
     ) -> None:
         super().__init__()
         widths = [width_in, *settings.hidden]
         layers: list[nn.Module] = []
         for a, b in itertools.pairwise(widths):
-            layers += [Dense(a, b, members=members), _Hidden(b, settings)]
-        self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, members=members, gain=out_gain))
+            layers += [Dense(a, b, lead=lead), Hidden(b, settings.activation, settings.layer_norm)]
+        self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, lead=lead, gain=out_gain))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -87,21 +65,23 @@ class Mlp(nn.Module):
 
 
 class AssetTrunk(nn.Module):
-    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to `[(K,) R, N, H]`.
+    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to `[*lead, R, N, H]`.
 
     Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one sees the common columns in place of the mean.
     """
 
-    def __init__(self, asset_width: int, common_width: int, settings: NetworkSettings, *, members: int | None) -> None:
+    def __init__(
+        self, asset_width: int, common_width: int, settings: NetworkSettings, *, lead: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.own = nn.ModuleList()
         self.common = nn.ModuleList()
         self.hidden = nn.ModuleList()
         width, shared = asset_width, common_width
         for size in settings.hidden:
-            self.own.append(Dense(width, size, members=members))
-            self.common.append(Dense(shared, size, members=members, gain=1.0))
-            self.hidden.append(_Hidden(size, settings))
+            self.own.append(Dense(width, size, lead=lead))
+            self.common.append(Dense(shared, size, lead=lead, gain=1.0))
+            self.hidden.append(Hidden(size, settings.activation, settings.layer_norm))
             width = shared = size
 
     def forward(self, assets: Tensor, common: Tensor) -> Tensor:
@@ -121,20 +101,68 @@ def uses_assets(layout: Layout, settings: NetworkSettings) -> bool:
     return settings.kind != "mlp" and not isinstance(layout, FlatLayout)
 
 
-def _common_width(layout: Layout, settings: NetworkSettings) -> int:
-    assert not isinstance(layout, FlatLayout)
-    account, _, _, _, context = market_widths(layout)
-    # One column at least: without any, the first layer would have no matrix.
-    return (account if settings.account else 0) + context or 1
+class AssetInput(nn.Module):
+    """Standardised `obs [R, D]` as per-asset columns `[R, N, P]` and common columns `[R, G]`."""
+
+    def __init__(self, layout: Layout, settings: NetworkSettings, *, lead: tuple[int, ...]) -> None:
+        super().__init__()
+        assert not isinstance(layout, FlatLayout)
+        self.layout, self.account = layout, settings.account
+        self.encoder = make_encoder(layout, settings, layout.num_features + 1, lead=lead)
+        past = (layout.lookback - 1) * (layout.num_features + 1)
+        self.width = layout.num_features + 2 + (past if self.encoder is None else settings.encoder_width)
+        """P"""
+        # One column at least: without any, the first layer would have no matrix.
+        account, *_, context = market_widths(layout)
+        self.common_width = (account if self.account else 0) + context or 1
+        """G"""
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        part = split_columns(obs, self.layout)
+        own = torch.cat([part.features, part.holdings.unsqueeze(-1), part.tradable.unsqueeze(-1)], dim=-1)
+        if self.encoder is not None:
+            window = window_of(part)
+            encoded = self.encoder(window.flatten(-4, -3)).unflatten(-2, window.shape[-4:-2])
+            own = join(own, encoded)
+        elif self.layout.lookback > 1:
+            own = torch.cat([own, window_of(part)[..., :-1, :].flatten(-2)], dim=-1)
+        common = torch.cat([part.account, part.context], dim=-1) if self.account else part.context
+        return own, common if common.shape[-1] else torch.zeros_like(obs[..., :1])
 
 
-def _columns(obs: Tensor, layout: Layout, account: bool) -> tuple[Tensor, Tensor]:
-    """Standardised `obs [R, D]` as per-asset columns `[R, N, F + 2]` and common columns `[R, G]`."""
-    assert not isinstance(layout, FlatLayout)
-    part = split_columns(obs, layout)
-    own = torch.cat([part.features, part.holdings.unsqueeze(-1), part.tradable.unsqueeze(-1)], dim=-1)
-    common = torch.cat([part.account, part.context], dim=-1) if account else part.context
-    return own, common if common.shape[-1] else torch.zeros_like(obs[..., :1])
+class FlatInput(nn.Module):
+    """Standardised `obs [R, D]` as one row each `[R, P]`."""
+
+    def __init__(self, layout: Layout, settings: NetworkSettings, *, lead: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layout, self.width = layout, layout.width
+        row = 0 if isinstance(layout, FlatLayout) else layout.row_width
+        self.encoder = make_encoder(layout, settings, row, lead=lead)
+        if self.encoder is not None and not isinstance(layout, FlatLayout):
+            self.width += settings.encoder_width - (layout.lookback - 1) * row
+
+    def forward(self, obs: Tensor) -> Tensor:
+        if self.encoder is None or isinstance(self.layout, FlatLayout):
+            return obs
+        private, rows = obs[..., : self.layout.private_width], obs[..., self.layout.private_width :]
+        window = rows.reshape(*rows.shape[:-1], self.layout.lookback, self.layout.row_width)
+        return join(private, window[..., -1, :], self.encoder(window))
+
+
+def make_encoder(
+    layout: Layout, settings: NetworkSettings, width_in: int, *, lead: tuple[int, ...]
+) -> GruEncoder | AttentionEncoder | None:
+    """The encoder that the settings ask for. Raises ConfigError when observations show but one bar."""
+    if settings.encoder == "none":
+        return None
+    if isinstance(layout, FlatLayout):
+        raise ConfigError(f"agent.network.encoder {settings.encoder} reads a market's last bars; set it to none here")
+    if layout.lookback < 2:
+        raise ConfigError(
+            f"agent.network.encoder {settings.encoder} needs bars to read: set env.lookback to 2 or more, e.g. 30"
+        )
+    kind = GruEncoder if settings.encoder == "gru" else AttentionEncoder
+    return kind(width_in, settings.encoder_width, layout.lookback, lead=lead)
 
 
 class Actor(nn.Module):
@@ -147,21 +175,23 @@ class Actor(nn.Module):
         self, layout: Layout, settings: NetworkSettings, *, cash: bool, outputs: int = 1, out_gain: float = 0.01
     ) -> None:
         super().__init__()
-        self.layout, self.outputs, self.cash, self.account = layout, outputs, cash, settings.account
-        latents = num_actions(layout) + cash
+        self.outputs = outputs
         self.per_asset = uses_assets(layout, settings)
-        if self.per_asset and not isinstance(layout, FlatLayout):
-            self.trunk = AssetTrunk(layout.num_features + 2, _common_width(layout, settings), settings, members=None)
+        if self.per_asset:
+            self.assets = AssetInput(layout, settings, lead=())
+            self.trunk = AssetTrunk(self.assets.width, self.assets.common_width, settings, lead=())
             self.head = Dense(settings.hidden[-1], outputs, gain=out_gain)
             self.cash_head = Dense(settings.hidden[-1], outputs, gain=out_gain) if cash else None
         else:
-            self.mlp = Mlp(layout.width, latents * outputs, settings, members=None, out_gain=out_gain)
+            self.input = FlatInput(layout, settings, lead=())
+            latents = num_actions(layout) + cash
+            self.mlp = Mlp(self.input.width, latents * outputs, settings, lead=(), out_gain=out_gain)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
         if not self.per_asset:
-            out: Tensor = self.mlp(obs)
+            out: Tensor = self.mlp(self.input(obs))
             return out.chunk(self.outputs, dim=-1)
-        h = self.trunk(*_columns(obs, self.layout, self.account))
+        h = self.trunk(*self.assets(obs))
         latent = self.head(h)
         if self.cash_head is not None:
             latent = torch.cat([latent, self.cash_head(h.mean(dim=-2)).unsqueeze(-2)], dim=-2)
@@ -182,26 +212,29 @@ class Critic(nn.Module):
         out_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        self.layout, self.latents, self.account = layout, latents, settings.account
         self.per_asset = uses_assets(layout, settings)
-        if self.per_asset and not isinstance(layout, FlatLayout):
-            extra = latents - layout.num_assets if latents else 0
-            own = layout.num_features + 2 + (1 if latents else 0)
-            self.trunk = AssetTrunk(own, _common_width(layout, settings) + extra, settings, members=members)
-            self.head = Dense(settings.hidden[-1], 1, members=members, gain=out_gain)
+        lead = () if members is None else (members,)
+        if self.per_asset:
+            # Each asset sees its own latent; what is left over (cash) all of them see.
+            extra = latents - num_actions(layout) if latents else 0
+            self.assets = AssetInput(layout, settings, lead=lead)
+            own = self.assets.width + (1 if latents else 0)
+            self.trunk = AssetTrunk(own, self.assets.common_width + extra, settings, lead=lead)
+            self.head = Dense(settings.hidden[-1], 1, lead=lead, gain=out_gain)
         else:
-            self.mlp = Mlp(layout.width + latents, 1, settings, members=members, out_gain=out_gain)
+            self.input = FlatInput(layout, settings, lead=lead)
+            self.mlp = Mlp(self.input.width + latents, 1, settings, lead=lead, out_gain=out_gain)
 
     def forward(self, obs: Tensor, latent: Tensor | None = None) -> Tensor:
         if not self.per_asset:
-            x = obs if latent is None else torch.cat([obs, latent], dim=-1)
-            value: Tensor = self.mlp(x)
+            x = self.input(obs)
+            value: Tensor = self.mlp(x if latent is None else join(x, latent))
             return value.squeeze(-1)
-        own, common = _columns(obs, self.layout, self.account)
+        own, common = self.assets(obs)
         if latent is not None:
             count = own.shape[-2]
-            own = torch.cat([own, latent[..., :count].unsqueeze(-1)], dim=-1)
-            common = torch.cat([common, latent[..., count:]], dim=-1)
+            own = join(own, latent[..., :count].unsqueeze(-1))
+            common = join(common, latent[..., count:])
         h = self.trunk(own, common)
         out: Tensor = self.head(h.mean(dim=-2)).squeeze(-1)
         return out

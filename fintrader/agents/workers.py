@@ -1,7 +1,8 @@
 """Classic environments for the same agents: worker processes that step, tensors in and out.
 
 Algorithms are comparable where everybody runs them, so any gymnasium environment with a continuous action space can be
-trained on: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a configuration. Each worker is a process of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
+trained on: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a configuration. Each worker is a process
+of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class FastDesk:
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = market_view(market, settings, torch.float64)
         self.market, self.settings = market, settings
-        self.layout = ObservationLayout(market.num_assets, market.num_features, market.num_context)
+        self.layout = ObservationLayout.of(market, settings.lookback)
         self.book = Book(market, settings)
         self._mark, self._fill, self._buyable = view.mark.numpy(), view.fill.numpy(), view.buyable.numpy()
         self._rows, self._risk_off = view.rows, view.risk_off.numpy()

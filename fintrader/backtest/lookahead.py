@@ -125,7 +125,7 @@ def find_leaks(
         raise BacktestError("there is no bar after the training window to cut at; give a longer market or more cuts")
     rng = numpy_generator(seed, "lookahead")
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
-    policy = policy or reacting_policy(market, seed)
+    policy = policy or reacting_policy(market, seed, env.lookback)
     leaks: list[Leak] = []
     with (progress or SILENT).task("look-ahead", total=len(chosen) * len(modes), unit="builds") as task:
         for cut in chosen.tolist():
@@ -200,15 +200,20 @@ def column_name(layout: ObservationLayout, market: MarketTensors, column: int) -
             if part == "features":
                 asset, feature = divmod(at, layout.num_features)
                 return f"feature {market.feature_names[feature]} of {market.symbols[asset]}"
+            if part == "history":
+                back, below = divmod(at, layout.row_width)
+                bare = replace(layout, lookback=1)
+                name = column_name(bare, market, below + bare.private_width)
+                return f"{name}, {layout.lookback - 1 - back} bars before"
             if part in ("holdings", "tradable"):
                 return f"{part} of {market.symbols[at]}"
             return f"{part} {market.context_names[at]}" if part == "context" else f"{part} {at}"
     raise IndexError(column)
 
 
-def reacting_policy(market: MarketTensors, seed: int) -> Policy:
+def reacting_policy(market: MarketTensors, seed: int, lookback: int = 1) -> Policy:
     """A fixed random function of every column: if anything it sees changes, so do its trades."""
-    layout = ObservationLayout(market.num_assets, market.num_features, market.num_context)
+    layout = ObservationLayout.of(market, lookback)
     draw = generator(seed, "lookahead-policy")
     weight = torch.randn(layout.width, layout.num_assets, generator=draw) / layout.width**0.5
 

@@ -111,7 +111,7 @@ def market_view(
         mark=carried.to(dtype).contiguous(),
         fill=fill.to(dtype).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
-        rows=market_rows(market.features, market.tradable, market.context, obs_dtype),
+        rows=market_rows(market.features, market.tradable, market.context, obs_dtype, settings.lookback),
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
         risk_off=_risk_off(market, settings),

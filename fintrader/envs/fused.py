@@ -40,6 +40,7 @@ def why_not_fused(settings: EnvSettings, device: torch.device, dtype: torch.dtyp
         "it has no least commission": settings.min_commission_usd > 0.0,
         "it decides at every bar": settings.decision_interval > 1,
         "it makes float32 observations": settings.observation_dtype != "float32",
+        "it shows one bar at a time": settings.lookback > 1,
         "it keeps no record": record,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

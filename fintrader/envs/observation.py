@@ -3,19 +3,23 @@
     account [A] | holdings weights [N] | market features [N*F] (asset-major) | tradable [N] | context [M]
 
 Everything is scale-free and known at the close of the bar the account stands at. The last three parts are the
-same for every account at that bar: the market's row.
+same for every account at that bar: the market's row. With a lookback of L bars, the rows of the L - 1 bars before
+stand in front of it, oldest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fintrader.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fintrader.data.tensors import MarketTensors
 
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
 """cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
@@ -33,6 +37,13 @@ class ObservationLayout:
     """M"""
     account_width: int = len(ACCOUNT_FEATURES)
     """A"""
+    lookback: int = 1
+    """L: bars shown, the newest included."""
+
+    @classmethod
+    def of(cls, market: MarketTensors, lookback: int = 1) -> ObservationLayout:
+        """The layout of observations of `market`."""
+        return cls(market.num_assets, market.num_features, market.num_context, lookback=lookback)
 
     @property
     def width(self) -> int:
@@ -45,16 +56,22 @@ class ObservationLayout:
         return self.account_width + self.num_assets
 
     @property
-    def market_width(self) -> int:
-        """N*F + N + M: what all accounts at the same bar share."""
+    def row_width(self) -> int:
+        """W = N*F + N + M: what one bar shows of the market."""
         return self.num_assets * (self.num_features + 1) + self.num_context
 
     @property
+    def market_width(self) -> int:
+        """L*W: what all accounts at the same bar share."""
+        return self.lookback * self.row_width
+
+    @property
     def slices(self) -> dict[str, slice]:
-        """Part name -> columns, in order."""
+        """Part name -> columns, in order; `history` only where there is any."""
         widths = {
             "account": self.account_width,
             "holdings": self.num_assets,
+            **({"history": (self.lookback - 1) * self.row_width} if self.lookback > 1 else {}),
             "features": self.num_assets * self.num_features,
             "tradable": self.num_assets,
             "context": self.num_context,
@@ -67,35 +84,50 @@ class ObservationLayout:
 
     def split(self, obs: Tensor) -> dict[str, Tensor]:
         """Views of `obs` `[..., D]`: account `[..., A]`, holdings `[..., N]`, features `[..., N, F]`, tradable
-        `[..., N]`, context `[..., M]`."""
+        `[..., N]`, context `[..., M]`; with a lookback also history `[..., L - 1, W]`, oldest bar first."""
         parts = {name: obs[..., columns] for name, columns in self.slices.items()}
         shape = (*obs.shape[:-1], self.num_assets, self.num_features)
         parts["features"] = parts["features"].reshape(shape)
+        if "history" in parts:
+            parts["history"] = parts["history"].reshape(*obs.shape[:-1], self.lookback - 1, self.row_width)
         return parts
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:
-        """The flat observation `[..., D]` of a private part `[..., A + N]` and its market rows `[..., N*F + N + M]`."""
+        """The flat observation `[..., D]` of a private part `[..., A + N]` and its market rows `[..., L*W]`."""
         return torch.cat((private, rows), dim=-1)
 
     def to_json(self) -> dict[str, int]:
         """Plain JSON that `from_json` reads back."""
-        return asdict(self)
+        plain = asdict(self)
+        if self.lookback == 1:  # files made before there was a lookback say nothing about it
+            del plain["lookback"]
+        return plain
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ObservationLayout:
         """Raises CheckpointError when `value` is no layout."""
         try:
-            return cls(**{name: int(value[name]) for name in cls.__dataclass_fields__})
+            given = {"lookback": 1, **value}
+            return cls(**{name: int(given[name]) for name in cls.__dataclass_fields__})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"not an observation layout ({error!r}); the file belongs to something else"
             ) from None
 
 
-def market_rows(features: Tensor, tradable: Tensor, context: Tensor, dtype: torch.dtype) -> Tensor:
-    """`[T, N*F + N + M]`: the market's part of every observation, laid out once."""
+def market_rows(features: Tensor, tradable: Tensor, context: Tensor, dtype: torch.dtype, lookback: int = 1) -> Tensor:
+    """`[T, L*W]`: the market's part of every observation, laid out once.
+
+    Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With a lookback the rows overlap in
+    memory: each bar is stored once, whatever L. Do not write to them.
+    """
     parts = (features.flatten(1).to(dtype), tradable.to(dtype), context.to(dtype))
-    return torch.cat(parts, dim=1).contiguous()
+    rows = torch.cat(parts, dim=1).contiguous()
+    if lookback == 1:
+        return rows
+    bars, width = rows.shape
+    padded = torch.cat((rows[:1].expand(lookback - 1, width), rows)).contiguous()
+    return padded.as_strided((bars, lookback * width), (width, 1))
 
 
 def private_part(

@@ -91,6 +91,9 @@ class EnvSettings(Settings):
     # --- observation -----------------------------------------------------------------------------------
     observation: Literal["flat", "factored"] = "flat"
     """flat: one row of width D; factored: the private part and the clock (market rows are shared)."""
+    lookback: Annotated[int, Field(ge=1)] = 1
+    """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a window's start its
+    first bar is repeated). Whatever stores observations grows with it; see `agent.network.encoder`."""
     observation_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the observation."""
 

@@ -68,7 +68,7 @@ class MultiTraderEnv:
         self.num_traders = self.traders.num_traders
         self.market = market if device is None else market.to(device)
         self.device = self.market.device
-        self.layout = ObservationLayout(market.num_assets, market.num_features, market.num_context)
+        self.layout = ObservationLayout.of(market, self.settings.lookback)
         self._view = market_view(self.market, self.settings, dtype)
         self._reward = make_reward(self.settings)
         self._shares_dtype = torch.float64 if self.settings.fractional else dtype

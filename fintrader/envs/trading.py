@@ -100,7 +100,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
-        self.layout = ObservationLayout(market.num_assets, market.num_features, market.num_context)
+        self.layout = ObservationLayout.of(market, settings.lookback)
         self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
         self._view = market_view(self.market, settings, dtype, self._obs_dtype)
         self._reward = make_reward(settings)
@@ -155,7 +155,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @property
     def market_rows(self) -> Tensor:
-        """`[T, N*F + N + M]`: what every account at bar t sees of the market, in the observation's dtype."""
+        """`[T, L*W]`: what every account at bar t sees of the market, in the observation's dtype; not to be written."""
         return self._view.rows
 
     def state_dict(self) -> dict[str, Tensor]:

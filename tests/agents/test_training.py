@@ -97,8 +97,8 @@ def test_an_ended_training_returns_at_once(tmp_path: Path) -> None:
 def test_a_budget_in_seconds_ends() -> None:
     env = Identity()
     result = train(make_agent(SMALL, env.layout), env, Budget(seconds=0.3))
-    assert 0.25 < result.seconds < 3.0
-    assert result.updates > 1
+    assert result.seconds >= 0.3
+    assert result.updates >= 1
 
 
 @pytest.mark.parametrize("values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}])

@@ -1,0 +1,100 @@
+"""What the networks are made of: layers that hold one network's weights, or those of many networks at once.
+
+`lead` is the shape of that many: `()` for one network, `(K,)` for K critics, `(G, K)` for the K critics of each of G
+learners. Weights of many are one tensor, and applying them is one batched matmul.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": nn.functional.silu, "elu": nn.functional.elu}
+
+
+class Dense(nn.Module):
+    """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of 0."""
+
+    def __init__(
+        self, width_in: int, width_out: int, *, lead: tuple[int, ...] = (), gain: float = math.sqrt(2)
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*lead, width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(*lead, *(1,) * bool(lead), width_out))
+        for matrix in self.weight.view(-1, width_in, width_out).unbind(0):
+            nn.init.orthogonal_(matrix, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[(*lead,) R, in]` to `[*lead, R, out]`; an `x` without the lead is every network's input."""
+        return x @ self.weight + self.bias
+
+
+class Hidden(nn.Module):
+    """Optional normalisation (https://arxiv.org/abs/1607.06450), then the non-linearity."""
+
+    def __init__(self, width: int, activation: str, layer_norm: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False) if layer_norm else nn.Identity()
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.norm(x))
+
+
+def join(*parts: Tensor) -> Tensor:
+    """Concatenate along the last dimension, the others broadcast."""
+    lead = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
+    return torch.cat([part.expand(*lead, part.shape[-1]) for part in parts], dim=-1)
+
+
+class GruEncoder(nn.Module):
+    """A gated recurrent unit over a window (https://arxiv.org/abs/1406.1078): its state after the newest bar.
+
+        r, z = σ(W x_t + U h + b),   n = tanh(W x_t + r ⊙ (U h + b)),   h ← (1 − z) ⊙ n + z ⊙ h
+
+    It starts from zero at the window's oldest bar, so that nothing is carried from one decision to the next.
+    """
+
+    def __init__(self, width_in: int, width: int, bars: int, *, lead: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.bars = bars
+        self.input = Dense(width_in, 3 * width, lead=lead, gain=1.0)
+        self.recurrent = Dense(width, 3 * width, lead=lead, gain=1.0)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """`[..., S, L, P]` to `[*lead, S, E]`."""
+        shape = window.shape[-3:-1]
+        inputs = self.input(window.flatten(-3, -2)).unflatten(-2, shape)
+        h = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
+        for bar in range(self.bars):
+            reset_in, update_in, new_in = inputs[..., bar, :].chunk(3, dim=-1)
+            reset, update, new = self.recurrent(h).chunk(3, dim=-1)
+            gate = torch.sigmoid(update_in + update)
+            h = (1 - gate) * torch.tanh(new_in + torch.sigmoid(reset_in + reset) * new) + gate * h
+        return h
+
+
+class AttentionEncoder(nn.Module):
+    """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar to all bars.
+
+    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its place
+    """
+
+    def __init__(self, width_in: int, width: int, bars: int, *, lead: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.bars = bars
+        self.query = Dense(width_in, width, lead=lead, gain=1.0)
+        self.key = Dense(width_in, width, lead=lead, gain=1.0)
+        self.value = Dense(width_in, width, lead=lead, gain=1.0)
+        self.place = nn.Parameter(torch.randn(*lead, *(1,) * bool(lead), bars, width) / math.sqrt(width))
+
+    def forward(self, window: Tensor) -> Tensor:
+        """`[..., S, L, P]` to `[*lead, S, E]`."""
+        shape, flat = window.shape[-3:-1], window.flatten(-3, -2)
+        query = self.query(window[..., -1, :]).unsqueeze(-2)
+        key = self.key(flat).unflatten(-2, shape) + self.place
+        weight = torch.softmax((query * key).sum(dim=-1) / math.sqrt(key.shape[-1]), dim=-1)
+        value: Tensor = self.value(flat).unflatten(-2, shape)
+        return (weight.unsqueeze(-1) * value).sum(dim=-2)

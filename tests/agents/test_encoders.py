@@ -1,0 +1,217 @@
+"""Observations of several bars, and what sums them up: nothing from the future, nothing older than the window."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from fintrader.agents import (
+    AgentSettings,
+    Budget,
+    EnsemblePolicy,
+    FlatLayout,
+    NetworkSettings,
+    PPOSettings,
+    load_policy,
+    make_agent,
+    save_policy,
+    train,
+)
+from fintrader.agents.export import export_onnx
+from fintrader.agents.layers import AttentionEncoder, GruEncoder
+from fintrader.agents.layout import split_columns, statistic_groups, window_of
+from fintrader.agents.networks import Actor, Critic
+from fintrader.backtest import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.errors import ConfigError
+from fintrader.pipeline import CHOICES
+from tests.factories import make_market
+
+LAYOUT = ObservationLayout(5, 3, 2, lookback=4)
+ENCODERS = ["none", "gru", "attention"]
+BARS = 4
+
+
+def network(encoder: str, **values: Any) -> NetworkSettings:
+    return NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values})
+
+
+def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values: Any) -> Tensor:
+    """Observations of one account that does nothing, from the first bar on."""
+    env = TradingEnv(market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1)
+    rows = [env.reset(seed=0)[0]]
+    rows += [env.step(torch.zeros(1, market.num_assets))[0] for _ in range(count - 1)]
+    return torch.cat(rows)
+
+
+def test_history_is_what_the_bars_before_showed() -> None:
+    market = make_market(60, 4)
+    obs, plain = seen(market), seen(market, lookback=1)
+    layout, single = (ObservationLayout.of(market, bars) for bars in (BARS, 1))
+    parts, rows = layout.split(obs), plain[:, single.private_width :]
+    assert torch.equal(obs[:, : layout.private_width], plain[:, : single.private_width])
+    assert torch.equal(obs[:, -single.row_width :], rows)
+    for t in range(30):
+        for back in range(1, BARS):
+            assert torch.equal(parts["history"][t, BARS - 1 - back], rows[max(t - back, 0)]), (t, back)
+    # the window that the networks read is the same thing by asset
+    window = window_of(split_columns(obs, layout))
+    assert torch.equal(window[9, :, -1, :-1], market.features[9])
+    assert torch.equal(window[9, :, 0, :-1], market.features[6])
+    assert torch.equal(window[9, :, 1, -1].bool(), market.tradable[7])
+
+
+def test_bars_are_stored_once() -> None:
+    market = make_market(60, 4)
+    env = TradingEnv(market, EnvSettings(lookback=20))
+    assert env.market_rows.shape == (60, 20 * env.layout.row_width)
+    assert env.market_rows.untyped_storage().nbytes() == 4 * (60 + 19) * env.layout.row_width
+
+
+def test_factored_observations_and_other_engines_agree() -> None:
+    market = make_market(60, 4)
+    flat = seen(market)
+    env = TradingEnv(market, EnvSettings(random_start=False, lookback=BARS, observation="factored"), num_envs=1)
+    obs, _ = env.reset(seed=0)
+    for t in range(20):
+        assert torch.equal(env.layout.assemble(obs["private"], env.market_rows[obs["clock"]])[0], flat[t])
+        obs, *_ = env.step(torch.zeros(1, 4))
+    assert env._fused is None  # the kernel copies single rows
+
+
+@pytest.mark.parametrize("cut", [5, 17])
+def test_no_future(cut: int) -> None:
+    market = make_market(60, 4, seed=1)
+    other = make_market(60, 4, seed=2)
+    names = ("open", "close", "features", "context", "tradable", "member")
+    later = {name: torch.cat([getattr(market, name)[:cut], getattr(other, name)[cut:]]) for name in names}
+    changed = dataclasses.replace(market, **later)
+    before, after = seen(market, fill="close"), seen(changed, fill="close")
+    assert torch.equal(before[:cut], after[:cut])
+    assert not torch.equal(before[cut], after[cut])
+    policy = make_agent(PPOSettings(network=network("gru")), ObservationLayout.of(market, BARS)).policy
+    with torch.no_grad():
+        assert torch.equal(policy(before[:cut]), policy(after[:cut]))
+
+
+@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -> None:
+    market = make_market(60, 4)
+    layout = ObservationLayout.of(market, BARS)
+    torch.manual_seed(0)
+    actor = Actor(layout, network(encoder, kind=kind), cash=True, out_gain=1.0)
+    features = market.features.clone()
+    features[10, 2] += 1.0
+    obs, bumped = seen(market), seen(dataclasses.replace(market, features=features))
+    with torch.no_grad():
+        moved = (actor(obs)[0] - actor(bumped)[0]).abs().amax(dim=1) > 1e-6
+    assert moved.nonzero().flatten().tolist() == [10, 11, 12, 13]
+
+
+def test_the_gru_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = GruEncoder(3, 5, BARS), nn.GRU(3, 5, batch_first=True)
+    with torch.no_grad():
+        for name, layer in (("ih", ours.input), ("hh", ours.recurrent)):
+            layer.bias.normal_()
+            getattr(theirs, f"weight_{name}_l0").copy_(layer.weight.T)
+            getattr(theirs, f"bias_{name}_l0").copy_(layer.bias)
+        window = torch.randn(7, BARS, 3)
+        torch.testing.assert_close(ours(window), theirs(window)[1][0])
+
+
+def test_attention_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours = AttentionEncoder(3, 5, BARS)
+    window = torch.randn(7, BARS, 3)
+    query, key = window[:, -1:] @ ours.query.weight, window @ ours.key.weight + ours.place
+    expected = nn.functional.scaled_dot_product_attention(query, key, window @ ours.value.weight)
+    torch.testing.assert_close(ours(window), expected[:, 0])
+    with torch.no_grad():  # it knows the order of the bars before
+        assert not torch.allclose(ours(window), ours(window[:, [1, 0, 2, 3]]))
+
+
+@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_members_are_independent_networks(kind: str, encoder: str) -> None:
+    several = Critic(LAYOUT, network(encoder, kind=kind), latents=6, members=3)
+    single = Critic(LAYOUT, network(encoder, kind=kind), latents=6)
+    obs, latent = torch.randn(2, LAYOUT.width), torch.randn(2, 6)
+    values = several(obs, latent)
+    assert values.shape == (3, 2)
+    for k in range(3):
+        shapes = {name: tensor.shape for name, tensor in single.state_dict().items()}
+        single.load_state_dict({n: t[k].reshape(shapes[n]) for n, t in several.state_dict().items()})
+        torch.testing.assert_close(values[k], single(obs, latent))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_permuting_assets_permutes_actions(encoder: str) -> None:
+    market = make_market(60, 4, gaps=False)
+    order = torch.tensor([2, 0, 3, 1])
+    names = ("open", "close", "features", "tradable", "member")
+    shuffled = dataclasses.replace(market, **{name: getattr(market, name)[:, order] for name in names})
+    agent = make_agent(PPOSettings(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
+    for parameter in agent.policy.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    agent.policy.normaliser.update(seen(market))
+    with torch.no_grad():
+        torch.testing.assert_close(agent.policy(seen(shuffled)), agent.policy(seen(market))[:, order])
+
+
+def test_bars_share_their_statistics() -> None:
+    groups, slices = statistic_groups(LAYOUT), LAYOUT.slices
+    row = groups[slices["features"].start :]
+    assert torch.equal(groups[slices["history"]], row.repeat(3))
+    assert torch.equal(groups.unique(), torch.arange(int(groups.max()) + 1))
+    assert ObservationLayout.from_json(LAYOUT.to_json()) == LAYOUT
+
+
+@pytest.mark.parametrize("encoder", ["gru", "attention"])
+@pytest.mark.parametrize("algo", sorted(CHOICES["agent.algo"]))
+def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str, encoder: str) -> None:
+    market = make_market(60, 4)
+    settings = EnvSettings(num_envs=4, episode_bars=20, lookback=BARS)
+    small = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {"learning_starts": 8, "batch_size": 8}
+    values = {"algo": algo, "network": network(encoder).model_dump(), **small}
+    env = TradingEnv(market, settings, seed=1)
+    agent = make_agent(TypeAdapter(AgentSettings).validate_python(values), env.layout, seed=1)
+    before = {name: tensor.clone() for name, tensor in agent.policy.state_dict().items()}
+    train(agent, env, Budget(env_steps=200))
+    learned = [name for name, tensor in agent.policy.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert any("encoder" in name for name in learned)
+
+    save_policy(tmp_path / "policy.safetensors", agent, market=market)
+    policy = load_policy(tmp_path / "policy.safetensors", market=market)
+    obs = seen(market)
+    with torch.no_grad():
+        assert torch.equal(policy(obs), agent.policy(obs))
+    both = EnsemblePolicy([policy, policy], mode="vote")
+    assert torch.equal(both(obs), policy(obs))
+    one, two = (simulate(each, market, settings, name="x") for each in (policy, both))
+    assert one.metrics == two.metrics
+
+
+@pytest.mark.parametrize("encoder", ["gru", "attention"])
+def test_an_encoder_becomes_onnx(tmp_path: Path, encoder: str) -> None:
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name, reason=f"{name} is missing: pip install '.[onnx]'")
+    agent = make_agent(PPOSettings(network=network(encoder)), LAYOUT, seed=1)
+    for parameter in agent.policy.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    assert export_onnx(agent.policy, tmp_path / "policy.onnx") < 1e-5
+
+
+def test_encoders_where_there_is_nothing_to_encode() -> None:
+    with pytest.raises(ConfigError, match=r"env\.lookback"):
+        make_agent(PPOSettings(network=network("gru")), ObservationLayout(5, 3, 2))
+    with pytest.raises(ConfigError, match="none"):
+        make_agent(PPOSettings(network=network("attention")), FlatLayout(3, 1))
