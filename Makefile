@@ -7,11 +7,13 @@ DEV    := $(VENV)/.ready-dev
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NAME   ?= env
 CONFIG ?= configs/quickstart.yaml
+# The blocks of the documentation that need a library of their own.
+EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
 # Several threads per process slow small batches down by far; every process gets one.
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-adapters lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-adapters test-triton lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -47,14 +49,19 @@ floors: $(DEV) ## import-linter: imports run downward only
 pytest: $(DEV) ## The tests alone
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-adapters: ## The adapters against the RL libraries themselves, each in an environment of its own
+test-adapters: ## The adapters and their examples against the RL libraries themselves, in environments of their own
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
 	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt stable-baselines3 torchrl skrl pettingzoo "jax[cpu]" \
 		-e ".[fast]" pytest pytest-timeout hypothesis
-	.venv-adapters/bin/python -m pytest tests/envs/adapters
+	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
-	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e . pytest pytest-timeout hypothesis
-	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py
+	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e ".[fast]" pytest pytest-timeout hypothesis
+	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(EXAMPLES)
+
+test-triton: ## The CUDA kernel against the torch core, on CPU in Triton's interpreter
+	test -x .venv-triton/bin/python || $(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/python -m pip install --quiet -c constraints.txt triton -e . pytest pytest-timeout hypothesis
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/envs/test_triton.py
 
 app: install ## Open the Streamlit app on the runs folder
 	$(BIN)/fintrader app

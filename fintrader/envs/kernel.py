@@ -2,8 +2,9 @@
 
 It computes what `core.advance`, `core.begin` and `core.observe` compute, to the last bit: float32 prices times whole
 shares, summed in float64, are exact, so the order of summation is free to be the fastest one, and everything else is
-done in the same order with the same roundings. Only the sums are compiled with leave to reassociate. Needs numba
-(the extra `fast`); without it the environment uses the torch core.
+done in the same order with the same roundings. Only the sums are compiled with leave to reassociate. Whole shares and
+actions on their grid are exact in float32 too, where twice as many fit into a register. Needs numba (the extra
+`fast`); without it the environment uses the torch core.
 """
 
 from __future__ import annotations
@@ -11,60 +12,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 
+from fintrader.envs.intrinsics import copy_bytes, prefetch, stream_bytes
 from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
 
-_GRID = WEIGHT_GRID
-_INVERSE_GRID = 1.0 / WEIGHT_GRID
+# Numbers the kernel works with; float32 ones keep float32 arithmetic what it is.
+_GRID, _INVERSE_GRID = np.float32(WEIGHT_GRID), 1.0 / WEIGHT_GRID
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _MOST = MAX_WHOLE_SHARES
-_LARGEST = float(np.finfo(np.float32).max)
+_MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ACCOUNT_WIDTH = 4
+_LINE = 64  # bytes the processor fetches at once
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
-
-
-@intrinsic
-def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
-    """Ask for the cache line at `array.data + offset` bytes."""
-    signature = types.void(array, offset)
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        import llvmlite.ir as ir
-
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(data, ir.IntType(8).as_pointer())
-        target = builder.gep(pointer, [args[1]])
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        number = ir.IntType(32)
-        builder.call(function, [target, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
-def _copy_bytes(
-    typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
-) -> Any:
-    """memcpy between two arrays: four times a loop's speed, because it need not read the lines it overwrites."""
-    signature = types.void(target, target_offset, source, source_offset, size)
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointers = []
-        for position in (0, 2):
-            data = context.make_array(sig.args[position])(context, builder, args[position]).data
-            start = builder.bitcast(data, cgutils.voidptr_t)
-            pointers.append(builder.gep(start, [args[position + 1]]))
-        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[4], 1)
-        return context.get_dummy_value()
-
-    return signature, generate
+OTHER, LOG_RETURN, PROFIT = 0, 1, 2  # rewards: what the kernel prepares for torch to finish
+BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of an account's integers
+CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of its floats; those below describe the step, before any reset
+STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
+TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of its flags
+FILL, MARK = 0, 1  # the two prices of a bar, side by side: a step reads one stretch of memory
 
 
 @njit(inline="always", error_model="numpy", cache=True)
@@ -75,140 +44,126 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(fastmath={"reassoc"}, error_model="numpy", cache=True)
-def _clean(action: Any, b: int, cleaned: Any) -> tuple[float, float]:
-    """Actions on the grid in [-1, 1]; returns the sum of the positive ones, which is exact, and how many are odd."""
-    total, odd = 0.0, 0.0
-    for n in range(cleaned.shape[0]):
-        given = np.float64(action[b, n])
-        odd += 0.0 if abs(given) <= _LARGEST else 1.0
-        a = min(max(given, -1.0), 1.0)
-        a = np.rint(a * _GRID) * _INVERSE_GRID
-        cleaned[n] = a
-        total += max(a, 0.0)
-    return total, odd
+@njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
+def _clean(action: Any, bits: Any, b: int, positive: Any) -> tuple[float, Any]:
+    """Positive parts of the actions in units of the grid; returns their sum, which is exact, and the largest
+    magnitude's bits."""
+    total, worst = 0.0, np.int32(0)
+    for n in range(positive.shape[0]):
+        worst = max(worst, bits[b, n] & _MAGNITUDE)
+        a = np.rint(min(max(action[b, n], _ZERO), _ONE) * _GRID)
+        positive[n] = a
+        total += np.float64(a)
+    return total, worst
 
 
 @njit(error_model="numpy", cache=True)
-def _want_target(cleaned: Any, unit: float, mark: Any, t: int, want: Any) -> None:
-    """floor(relu(a) * unit / price), 0 without a price; `unit` is V / max(1, sum relu(a))."""
+def _want_target(positive: Any, unit: float, quotes: Any, t: int, want: Any) -> None:
+    """floor(relu(a) * unit / price), 0 without a price; `unit` is V / max(1, sum relu(a)) for a unit of the grid."""
     for n in range(want.shape[0]):
-        price = np.float64(mark[t, n])
+        price = np.float64(quotes[t, MARK, n])
         listed = price > 0.0
-        shares = np.floor(max(cleaned[n], 0.0) * unit / (price if listed else 1.0))
+        shares = np.floor(np.float64(positive[n]) * unit / (price if listed else 1.0))
         want[n] = min(shares, _MOST) if listed else 0.0
 
 
 @njit(error_model="numpy", cache=True)
-def _keep_near(held: Any, b: int, mark: Any, t: int, band: float, want: Any) -> None:
+def _keep_near(held: Any, b: int, quotes: Any, t: int, band: float, want: Any) -> None:
     """Leave holdings alone that are within `band` USD of their target."""
     for n in range(want.shape[0]):
         holding = np.float64(held[b, n])
-        if abs(want[n] - holding) * np.float64(mark[t, n]) <= band and want[n] != 0.0:
+        if abs(want[n] - holding) * np.float64(quotes[t, MARK, n]) <= band and want[n] != 0.0:
             want[n] = holding
 
 
 @njit(error_model="numpy", cache=True)
-def _want_trade(cleaned: Any, held: Any, b: int, dead_band: float, max_shares: float, want: Any) -> None:
+def _want_trade(action: Any, held: Any, b: int, dead_band: float, max_shares: float, want: Any) -> None:
     """held + trunc(a * max_shares), not below zero."""
     for n in range(want.shape[0]):
-        a = cleaned[n]
-        size = np.floor(abs(a) * max_shares) if abs(a) > dead_band else 0.0
-        order = -size if a < 0.0 else size
-        want[n] = min(max(np.float64(held[b, n]) + order, 0.0), _MOST)
+        a = min(max(action[b, n], -_ONE), _ONE)
+        size = abs(np.float64(np.rint(a * _GRID))) * _INVERSE_GRID
+        order = np.floor(size * max_shares) if size > dead_band else 0.0
+        want[n] = min(max(np.float64(held[b, n]) + (-order if a < _ZERO else order), 0.0), _MOST)
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy", cache=True)
-def _sell(held: Any, b: int, want: Any, price: Any, t: int, kept: Any, addition: Any) -> tuple[float, float]:
+def _sell(held: Any, b: int, want: Any, quotes: Any, t: int, kept: Any, addition: Any) -> tuple[float, float]:
     """Holdings after the sales, wanted additions; returns the value sold and the value wanted.
 
-    `price` is negative where a symbol may be sold only and 0 where it does not trade.
+    Fill prices are negative where a symbol may be sold only and 0 where it does not trade.
     """
     sold, ordered = 0.0, 0.0
     for n in range(kept.shape[0]):
-        signed = np.float64(price[t, n])
+        signed = np.float64(quotes[t, FILL, n])
         p = abs(signed)
         holding = np.float64(held[b, n])
         left = min(want[n], holding) if p > 0.0 else holding
         more = want[n] - left if signed > 0.0 else 0.0
-        kept[n] = left
-        addition[n] = more
+        kept[n] = np.float32(left)
+        addition[n] = np.float32(more)
         sold += (holding - left) * p
         ordered += more * p
     return sold, ordered
 
 
-@njit(fastmath={"reassoc"}, error_model="numpy", cache=True)
+@njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
 def _target_and_sell(
-    cleaned: Any, unit: float, mark: Any, now: int, held: Any, b: int, price: Any, t: int, kept: Any, addition: Any
+    positive: Any, unit: float, quotes: Any, now: int, held: Any, b: int, t: int, kept: Any, addition: Any
 ) -> tuple[float, float]:
-    """`_want_target` and `_sell` in one pass."""
+    """`_want_target` and `_sell` in one pass, where every symbol has a price and may be bought."""
     sold, ordered = 0.0, 0.0
     for n in range(kept.shape[0]):
-        close = np.float64(mark[now, n])
-        listed = close > 0.0
-        shares = min(np.floor(max(cleaned[n], 0.0) * unit / (close if listed else 1.0)), _MOST)
-        want = shares if listed else 0.0
-        signed = np.float64(price[t, n])
-        p = abs(signed)
-        holding = np.float64(held[b, n])
-        left = min(want, holding) if p > 0.0 else holding
-        more = want - left if signed > 0.0 else 0.0
-        kept[n] = left
+        want = np.float32(np.floor(np.float64(positive[n]) * unit / np.float64(quotes[now, MARK, n])))
+        p = np.float64(quotes[t, FILL, n])
+        order = want - held[b, n]
+        more, less = max(order, _ZERO), max(-order, _ZERO)
+        kept[n] = held[b, n] - less
         addition[n] = more
-        sold += (holding - left) * p
-        ordered += more * p
+        sold += np.float64(less) * p
+        ordered += np.float64(more) * p
     return sold, ordered
 
 
-@njit(fastmath={"reassoc"}, error_model="numpy", cache=True)
+@njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
 def _buy(
-    kept: Any, addition: Any, scale: float, price: Any, t: int, shares: Any, b: int, mark: Any, bar: int
+    kept: Any, addition: Any, scale: float, quotes: Any, t: int, shares: Any, b: int, bar: int
 ) -> tuple[float, float]:
     """Add floor(scale * addition); returns the value bought and the value of the holdings at the close of `bar`."""
     bought, value = 0.0, 0.0
     for n in range(kept.shape[0]):
-        more = np.floor(scale * addition[n])
-        now = kept[n] + more
-        shares[b, n] = np.float32(now)
-        bought += more * abs(np.float64(price[t, n]))
-        value += now * np.float64(mark[bar, n])
+        more = np.floor(scale * np.float64(addition[n]))
+        now = kept[n] + np.float32(more)
+        shares[b, n] = now
+        bought += more * np.float64(quotes[t, FILL, n])  # nothing is added where that is not positive
+        value += np.float64(now) * np.float64(quotes[bar, MARK, n])
     return bought, value
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy", cache=True)
-def _value(shares: Any, b: int, mark: Any, t: int) -> float:
-    """Sum of shares times prices, exact."""
+def _value(shares: Any, b: int, quotes: Any, t: int) -> float:
+    """Sum of shares times closes, exact."""
     total = 0.0
     for n in range(shares.shape[1]):
-        total += np.float64(shares[b, n]) * np.float64(mark[t, n])
+        total += np.float64(shares[b, n]) * np.float64(quotes[t, MARK, n])
     return total
 
 
 @njit(error_model="numpy", cache=True)
-def _close_ended(shares: Any, b: int, mark: Any, last_bar: Any, bar: int) -> float:
+def _close_ended(shares: Any, b: int, quotes: Any, last_bar: Any, bar: int) -> float:
     """Sell what ends at this bar; returns its value."""
     total = 0.0
     for n in range(shares.shape[1]):
         if last_bar[n] == bar:
-            total += np.float64(shares[b, n]) * np.float64(mark[bar, n])
-            shares[b, n] = np.float32(0.0)
+            total += np.float64(shares[b, n]) * np.float64(quotes[bar, MARK, n])
+            shares[b, n] = _ZERO
     return total
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True)
 def _write_private(
-    obs: Any,
-    b: int,
-    cash: float,
-    equity: float,
-    peak: float,
-    first: float,
-    left: float,
-    shares: Any,
-    mark: Any,
+    obs: Any, b: int, cash: float, equity: float, peak: float, first: float, left: float, shares: Any, quotes: Any,
     t: int,
-) -> None:
+) -> None:  # fmt: skip
     """Account features and holdings weights."""
     safe = max(equity, 1e-6 * first)
     obs[b, 0] = np.float32(cash / safe)
@@ -217,58 +172,70 @@ def _write_private(
     obs[b, 3] = np.float32(left)
     divisor = np.float32(safe)
     for n in range(shares.shape[1]):
-        obs[b, _ACCOUNT_WIDTH + n] = shares[b, n] * mark[t, n] / divisor
+        obs[b, _ACCOUNT_WIDTH + n] = shares[b, n] * quotes[t, MARK, n] / divisor
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def _copy_row(obs: Any, b: int, rows: Any, bar: int, stream: bool) -> None:
+    """The market's row behind the private part; `stream` writes past the caches."""
+    size = rows.shape[1] * 4
+    place = (b + 1) * obs.shape[1] * 4 - size
+    if stream:
+        stream_bytes(obs, place, rows, bar * size, size)
+    else:
+        copy_bytes(obs, place, rows, bar * size, size)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def step_range(
-    low: int, high: int, mode: int, flat: bool, market: Any, rules: Any, old: Any, new: Any, out: Any
-) -> bool:
+    low: int, high: int, mode: int, flat: bool, stream: bool, worth: int, market: Any, rules: Any, given: Any, old: Any,
+    new: Any, obs: Any, final_obs: Any,
+) -> int:  # fmt: skip
     """Step accounts [low, high). The tuples are packed in `fused.FusedStep`, which names their parts.
 
-    Returns whether all actions were finite; if not, what was written means nothing.
+    Returns how many episodes ended, or -1 if an action was not finite; then what was written means nothing.
     """
-    mark, price, rows, last_bar, ends, risk_off = market
+    quotes, lowest, rows, last_bar, ends, risk_off = market
     target, same_bar, random_start, rate, ruin, max_shares, dead_band, band, turbulent = rules
-    (action, key, give_cash, give_shares, give_bars, bar_0, cash_0, shares_0, equity_0, peak_0, first_0, start_0,
-     end_0, episode_0, finished_0) = old  # fmt: skip
-    bar_1, cash_1, shares_1, equity_1, peak_1, first_1, start_1, end_1, episode_1, finished_1 = new
-    equity_out, peak_out, cost_out, turnover_out, terminated_out, truncated_out, final_bar, obs, final_obs = out
-    num_bars, num_assets = mark.shape
-    width = _ACCOUNT_WIDTH + num_assets
-    obs_width, row_bytes = obs.shape[1], rows.shape[1] * 4
-    cleaned, want = np.empty(num_assets), np.empty(num_assets)
-    kept, addition = np.empty(num_assets), np.empty(num_assets)
-    strange = 0.0
+    action, bits, key, give_cash, give_shares, give_bars = given
+    ints_0, floats_0, flags_0, shares_0 = old
+    ints_1, floats_1, flags_1, shares_1 = new
+    num_bars, num_assets = quotes.shape[0], quotes.shape[2]
+    quote_bytes, row_bytes = num_assets * 8, rows.shape[1] * 4
+    positive, want = np.empty(num_assets, np.float32), np.empty(num_assets)
+    kept, addition = np.empty(num_assets, np.float32), np.empty(num_assets, np.float32)
+    strange, count = False, 0
     for b in range(low, high):
-        if b + 1 < high:  # where the next account's prices begin; the processor follows from there
-            ahead = min(bar_0[b + 1] + 1, num_bars - 1) * num_assets * 4
-            for line in range(0, 192, 64):
-                _prefetch(mark, ahead + line)
-                _prefetch(price, ahead + line)
-        bar, end, start, episode = bar_0[b], end_0[b], start_0[b], episode_0[b]
-        cash, equity, peak, first = cash_0[b], equity_0[b], peak_0[b], first_0[b]
-        begins = mode == NEXT_STEP and finished_0[b]
+        if b + 1 < high:  # the next account's prices lie anywhere in the market: ask for them now
+            ahead = min(ints_0[BAR, b + 1], num_bars - 2) * quote_bytes
+            for line in range(quote_bytes // 2, 2 * quote_bytes, _LINE):
+                prefetch(quotes, ahead + line)
+        bar, end, start, episode = ints_0[BAR, b], ints_0[END, b], ints_0[START, b], ints_0[EPISODE, b]
+        cash, before, peak, first = floats_0[CASH, b], floats_0[EQUITY, b], floats_0[PEAK, b], floats_0[FIRST, b]
+        equity = before
+        begins = mode == NEXT_STEP and flags_0[FINISHED, b]
         terminated = truncated = False
         cost = turnover = 0.0
         if not begins:
-            total, odd = _clean(action, b, cleaned)
-            strange += odd
+            total, worst = _clean(action, bits, b, positive)
+            strange |= worst >= _INFINITY
             fill_bar = bar if same_bar else min(bar + 1, end)
             value = max(equity, 0.0)
+            unit = value / max(total * _INVERSE_GRID, 1.0) * _INVERSE_GRID
             calm = not (turbulent and risk_off[bar])
-            if calm and target and band == 0.0:
-                unit = value / max(total, 1.0)
-                sold, ordered = _target_and_sell(cleaned, unit, mark, bar, shares_0, b, price, fill_bar, kept, addition)
+            # lowest is 0 where a symbol has no price or may not be bought
+            if calm and target and band == 0.0 and value < _MOST * min(lowest[MARK, bar], lowest[FILL, fill_bar]):
+                sold, ordered = _target_and_sell(positive, unit, quotes, bar, shares_0, b, fill_bar, kept, addition)
             else:
                 if not calm:
                     want[:] = 0.0
                 elif target:
-                    _want_target(cleaned, value / max(total, 1.0), mark, bar, want)
-                    _keep_near(shares_0, b, mark, bar, band * value, want)
+                    _want_target(positive, unit, quotes, bar, want)
+                    if band > 0.0:
+                        _keep_near(shares_0, b, quotes, bar, band * value, want)
                 else:
-                    _want_trade(cleaned, shares_0, b, dead_band, max_shares, want)
-                sold, ordered = _sell(shares_0, b, want, price, fill_bar, kept, addition)
+                    _want_trade(action, shares_0, b, dead_band, max_shares, want)
+                sold, ordered = _sell(shares_0, b, want, quotes, fill_bar, kept, addition)
             closing_cost = rate * sold
             cash = cash + (sold - closing_cost)
             scale = 1.0
@@ -277,12 +244,12 @@ def step_range(
                 scale = min(budget / full, 1.0) if full > 0.0 else 1.0
             moving = bar < end
             bar = bar + 1 if moving else bar
-            bought, value = _buy(kept, addition, scale, price, fill_bar, shares_1, b, mark, bar)
+            bought, value = _buy(kept, addition, scale, quotes, fill_bar, shares_1, b, bar)
             opening_cost = rate * bought
             cash = max(cash - (bought + opening_cost), 0.0)
             cost, turnover = closing_cost + opening_cost, sold + bought
             if moving and ends[bar]:
-                ended = _close_ended(shares_1, b, mark, last_bar, bar)
+                ended = _close_ended(shares_1, b, quotes, last_bar, bar)
                 ended_cost = rate * ended
                 cash = cash + (ended - ended_cost)
                 cost, turnover, value = cost + ended_cost, turnover + ended, value - ended
@@ -290,14 +257,22 @@ def step_range(
             peak = max(peak, equity)
             terminated = equity <= ruin * first
             truncated = bar >= end and not terminated
-        equity_out[b], peak_out[b], cost_out[b], turnover_out[b] = equity, peak, cost, turnover
-        terminated_out[b], truncated_out[b], final_bar[b] = terminated, truncated, bar
+        floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = equity, peak
+        floats_1[COST, b], floats_1[TURNOVER, b] = cost, turnover
+        if worth == LOG_RETURN:
+            least = 1e-6 * first
+            floats_1[WORTH, b] = 1.0 if begins else max(equity, least) / max(before, least)
+        elif worth == PROFIT:
+            floats_1[WORTH, b] = (equity - before) / first
         finished = terminated or truncated
+        count += finished
+        flags_1[TERMINATED, b], flags_1[TRUNCATED, b], flags_1[DONE, b] = terminated, truncated, finished
+        ints_1[FINAL_BAR, b] = bar
         if mode == SAME_STEP and finished:
             left = (end - bar) / max(end - start, 1)
-            _write_private(final_obs, b, cash, equity, peak, first, left, shares_1, mark, bar)
+            _write_private(final_obs, b, cash, equity, peak, first, left, shares_1, quotes, bar)
             if flat:
-                _copy_bytes(final_obs, (b * obs_width + width) * 4, rows, bar * row_bytes, row_bytes)
+                _copy_row(final_obs, b, rows, bar, False)
         if begins or (mode == SAME_STEP and finished):
             last = num_bars - 1
             length = min(give_bars[b], last) if give_bars[b] > 0 else 1
@@ -309,18 +284,18 @@ def step_range(
             for n in range(num_assets):
                 shares_1[b, n] = give_shares[b, n]
             cash = give_cash[b]
-            equity = cash + _value(shares_1, b, mark, bar)
+            equity = cash + _value(shares_1, b, quotes, bar)
             peak = first = equity
-        bar_1[b], end_1[b], start_1[b], episode_1[b] = bar, end, start, episode
-        cash_1[b], equity_1[b], peak_1[b], first_1[b] = cash, equity, peak, first
-        finished_1[b] = finished and mode != SAME_STEP
+        if flat:
+            for line in range(0, row_bytes, _LINE):
+                prefetch(rows, bar * row_bytes + line)
+        ints_1[BAR, b], ints_1[END, b], ints_1[START, b], ints_1[EPISODE, b] = bar, end, start, episode
+        floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = cash, equity, peak, first
+        flags_1[FINISHED, b] = finished and mode != SAME_STEP
         left = (end - bar) / max(end - start, 1)
-        _write_private(obs, b, cash, equity, peak, first, left, shares_1, mark, bar)
-    if flat:  # in a pass of its own, so that the copies overlap
-        for b in range(low, high):
-            if b + 1 < high:  # the next account's row lies anywhere in the market: ask for it now
-                ahead = bar_1[b + 1]
-                for line in range(0, row_bytes, 64):
-                    _prefetch(rows, ahead * row_bytes + line)
-            _copy_bytes(obs, (b * obs_width + width) * 4, rows, bar_1[b] * row_bytes, row_bytes)
-    return strange == 0.0
+        _write_private(obs, b, cash, equity, peak, first, left, shares_1, quotes, bar)
+        if flat and b > low:  # one behind: its row has arrived meanwhile
+            _copy_row(obs, b - 1, rows, ints_1[BAR, b - 1], stream)
+    if flat and high > low:
+        _copy_row(obs, high - 1, rows, ints_1[BAR, high - 1], stream)
+    return -1 if strange else count

@@ -266,17 +266,16 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self, fused: FusedStep, account: Account, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         try:
-            after, reward, terminated, truncated, obs, final = fused(account, self._endowment, self._key, action)
+            after, reward, terminated, truncated, done, obs, final = fused(account, self._endowment, self._key, action)
         except EnvError:
             fused.restore(self._observe(account))
             raise
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            done = terminated | truncated
             final_obs = self._pack(final, fused.final_bar)
             info = {"final_obs": final_obs, "_final_obs": done, "final_info": {}, "_final_info": done}
         self._account = after
-        return self._pack(obs, after.bar), reward.to(torch.float32), terminated, truncated, info
+        return self._pack(obs, after.bar), reward, terminated, truncated, info
 
     def _pack(self, obs: Tensor, clock: Tensor) -> Any:
         return obs if self.settings.observation == "flat" else {"private": obs, "clock": clock}

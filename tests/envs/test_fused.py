@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings, TradingEnv, fused
 from fintrader.errors import EnvError
 from tests.envs.strategies import env_settings, random_actions
 from tests.factories import make_market
@@ -75,6 +75,19 @@ def test_threads_change_nothing() -> None:
             outputs.append((*last[:4], env.account.cash))
     finally:
         torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+@pytest.mark.parametrize("num_assets", [1, 13, 20])
+def test_stores_past_the_caches_change_nothing(num_assets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    market, outputs = make_market(60, num_assets, 3), []
+    for above in (1 << 40, 0):
+        monkeypatch.setattr(fused, "STREAM_ABOVE_BYTES", above)
+        env = TradingEnv(market, EnvSettings(episode_bars=7), num_envs=21, engine="fused", copy=False)
+        env.reset()
+        assert env._fused is not None
+        assert env._fused._stream == (above == 0)
+        outputs.append([env.step(a)[0].clone() for a in random_actions(2, 12, 21, num_assets)])
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
 

@@ -1,0 +1,100 @@
+"""What numba does not offer: prefetching, block copies, and stores past the caches, as intrinsics for the kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_LINE = 64
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
+    """The address `offset` bytes into an array."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.gep(builder.bitcast(data, cgutils.voidptr_t), [offset])
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
+    """Ask for the cache line at `array.data + offset` bytes."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        import llvmlite.ir as ir
+
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, *[ir.IntType(32)] * 3])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        number = ir.IntType(32)
+        target = _pointer(context, builder, sig.args[0], args[0], args[1])
+        builder.call(function, [target, number(0), number(3), number(1)])  # read, into the nearest cache, data
+        return context.get_dummy_value()
+
+    return types.void(array, offset), generate
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any) -> Any:
+    """memcpy between two arrays."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = _pointer(context, builder, sig.args[0], args[0], args[1])
+        origin = _pointer(context, builder, sig.args[2], args[2], args[3])
+        cgutils.raw_memcpy(builder, to, origin, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(target, target_offset, source, source_offset, size), generate
+
+
+@intrinsic
+def stream_bytes(
+    typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
+) -> Any:
+    """A copy of 4-byte words whose whole cache lines go past the caches: a processor that writes a line that way need
+    not read it first, which is half of what writing costs when the target is larger than the caches."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = _pointer(context, builder, sig.args[0], args[0], args[1])
+        origin = _pointer(context, builder, sig.args[2], args[2], args[3])
+        function = _stream_function(builder.module)
+        builder.call(function, [to, origin, args[4]])
+        return context.get_dummy_value()
+
+    return types.void(target, target_offset, source, source_offset, size), generate
+
+
+def _stream_function(module: Any) -> Any:
+    """`void (target, source, bytes)`: words up to the target's first whole line, lines, words of the rest."""
+    import llvmlite.ir as ir
+
+    name = "fintrader_stream_bytes"
+    if name in module.globals:
+        return module.globals[name]
+    size, word = ir.IntType(64), ir.IntType(32)
+    line = ir.VectorType(word, _LINE // 4)
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, cgutils.voidptr_t, size])
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    target, source, count = function.args
+
+    def copy(first: Any, number: Any, unit: Any, shift: int, align: int, *, past: bool) -> Any:
+        """`number` units from byte `first` on; returns the byte behind them."""
+        with cgutils.for_range(builder, number, intp=size) as loop:
+            offset = builder.add(first, builder.shl(loop.index, size(shift)))
+            origin = builder.bitcast(builder.gep(source, [offset]), unit.as_pointer())
+            to = builder.bitcast(builder.gep(target, [offset]), unit.as_pointer())
+            store = builder.store(builder.load(origin, align=4), to, align=align)
+            if past:
+                store.set_metadata("nontemporal", module.add_metadata([word(1)]))
+        return builder.add(first, builder.shl(number, size(shift)))
+
+    ahead = builder.and_(builder.neg(builder.ptrtoint(target, size)), size(_LINE - 1))
+    ahead = builder.select(builder.icmp_unsigned("<", count, ahead), count, ahead)
+    lines = builder.lshr(builder.sub(count, ahead), size(6))
+    done = copy(size(0), builder.lshr(ahead, size(2)), word, 2, 4, past=False)
+    done = copy(done, lines, line, 6, _LINE, past=True)
+    copy(done, builder.lshr(builder.sub(count, done), size(2)), word, 2, 4, past=False)
+    builder.ret_void()
+    return function
