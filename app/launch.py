@@ -1,4 +1,4 @@
-"""How the app is started: one command line, bound to loopback, with nothing sent anywhere.
+"""How the app is started: one command line, bound to loopback unless told otherwise, with nothing sent anywhere.
 
 from app.launch import serve
 serve(runs_dir=Path("runs"), port=8501)
@@ -30,14 +30,14 @@ _THEME = {
 }
 
 
-def command(port: int = 8501, *, headless: bool | None = None) -> list[str]:
+def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None) -> list[str]:
     """The command that serves the app. Raises ConfigError when streamlit is not installed."""
     if find_spec("streamlit") is None:
         raise ConfigError("the app needs streamlit; install it with `pip install 'fintrader[app]'`")
     if not 1 <= port <= 65535:
         raise ConfigError(f"port: must lie in 1..65535, got {port}")
     options = {
-        "server.address": "127.0.0.1",
+        "server.address": host,
         "server.port": str(port),
         "server.fileWatcherType": "none",
         "server.showEmailPrompt": "false",
@@ -70,11 +70,12 @@ def serve(
     runs_dir: Path | str = "runs",
     port: int = 8501,
     *,
+    host: str = "127.0.0.1",
     cache: Path | str | None = None,
     headless: bool | None = None,
 ) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on)."""
-    arguments = command(port, headless=headless)
+    arguments = command(port, host=host, headless=headless)
     variables = environment(runs_dir, cache)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)

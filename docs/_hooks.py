@@ -2,7 +2,7 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
 name (`own` instead of `settings`: without nested models). `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`,
-`<!-- errors -->`, `<!-- features -->` and `<!-- optimum -->` become tables of what their names say. Nothing in such a
+`<!-- errors -->`, `<!-- features -->`, `<!-- series -->` and `<!-- optimum -->` become tables of what their names say. Nothing in such a
 table is typed by hand, so nothing in it can be out of date.
 """
 
@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
-    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features)(?:: (\S+))?(?: (\S+))? -->$", re.M
+    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series)(?:: (\S+))?(?: (\S+))? -->$", re.M
 )
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
 
@@ -289,6 +289,18 @@ def features_table(*_: Any) -> str:
     return _table(("kind", "window if none is named", "definition"), rows)
 
 
+def series_table(*_: Any) -> str:
+    """Every family of series the metrics endpoint has."""
+    from fintrader.tournament.observe import CATALOGUE
+
+    ends = {"counter": "_total", "info": "_info", "histogram": "_bucket"}
+    rows = [
+        (f"`{name}{ends.get(one.kind, '')}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.meaning)
+        for name, one in CATALOGUE.items()
+    ]
+    return _table(("series", "kind", "labels", "meaning"), rows)
+
+
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -313,4 +325,5 @@ _MAKERS: dict[str, Callable[..., str]] = {
     "faults": faults_table,
     "errors": errors_table,
     "features": features_table,
+    "series": series_table,
 }

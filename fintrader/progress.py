@@ -9,11 +9,12 @@ Everything that takes long accepts `progress: Progress | None`; `None` stands fo
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -21,6 +22,8 @@ from rich.progress import Progress as RichProgress
 from rich.progress import Task as RichTask
 from rich.progress import TaskID as RichTaskID
 from rich.text import Text
+
+from fintrader import logs
 
 
 class Task:
@@ -109,6 +112,11 @@ class Progress:
     def say(self, text: str) -> None:
         """One line worth keeping, whatever is in progress."""
 
+    def event(self, record: dict[str, Any], text: str) -> None:
+        """Something happened: `text` is for people (empty: not worth a line), `record` for a structured log."""
+        if text:
+            self.say(text)
+
     def show(self, render: Callable[[], RenderableType] | None) -> None:
         """At a terminal: draw `render()` below the bars at each refresh; None: no more."""
 
@@ -146,13 +154,40 @@ class LineProgress(Progress):
     def begun(self, task: Task) -> None:
         self._last[task] = self.clock()
 
+    def tell(self, task: Task) -> None:
+        """Write where a task stands."""
+        self.say(task.line())
+
     def changed(self, task: Task) -> None:
         now = self.clock()
         if task.finished or now - self._last.get(task, now) >= self._seconds:
             self._last[task] = now
-            self.say(task.line())
+            self.tell(task)
         if task.finished:
             self._last.pop(task, None)
+
+
+class LogProgress(LineProgress):
+    """The same lines as records of a structured log, with their numbers as fields."""
+
+    def __init__(self, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(sys.stderr, seconds, clock)
+        self._log = logging.getLogger("fintrader.progress")
+
+    def say(self, text: str) -> None:
+        self._log.info(text.strip())
+
+    def event(self, record: dict[str, Any], text: str) -> None:
+        level = logging.WARNING if record["event"] in _MISHAPS else logging.INFO
+        fields = {key: value for key, value in record.items() if key != "time"}
+        self._log.log(level, text.strip() or str(record["event"]), extra={"fields": fields})
+
+    def tell(self, task: Task) -> None:
+        fields = {"task": task.name, "done": task.done, "total": task.total, "unit": task.unit, "rate": task.rate}
+        self._log.info(task.line(), extra={"fields": {**fields, "finished": task.finished}})
+
+
+_MISHAPS = frozenset({"lost", "damaged", "leaderboard_damaged", "no_capacity"})
 
 
 class _Rate(TaskProgressColumn):
@@ -221,10 +256,15 @@ class TerminalProgress(Progress):
 
 
 def reporter(stream: TextIO | None = None, *, quiet: bool = False, seconds: float = 10.0) -> Progress:
-    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere, nothing when `quiet`."""
-    stream = sys.stderr if stream is None else stream
+    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere, nothing when `quiet`.
+
+    Where logs are structured (`logs.written("json")`), records instead.
+    """
     if quiet:
         return SILENT
+    if stream is None and logs.structured():
+        return LogProgress(seconds)
+    stream = sys.stderr if stream is None else stream
     console = Console(file=stream)
     return TerminalProgress(console) if console.is_terminal else LineProgress(stream, seconds)
 

@@ -135,6 +135,14 @@ class RunFolder:
         return cls(Path(runs_dir) / name)
 
     @property
+    def label(self) -> str:
+        """What logs and metrics call it: the run's name; for a search inside a run, `name/control` or the like."""
+        for above in (self.root, *list(self.root.parents)[:3]):
+            if (above / "manifest.json").is_file():
+                return self.root.relative_to(above.parent).as_posix()
+        return self.root.name
+
+    @property
     def config(self) -> Path:
         return self.root / "config.yaml"
 

@@ -132,7 +132,7 @@ def test_every_command_exists(page: Path) -> None:
             for below in models_in(field.annotation):
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
-    known = {*options(RunConfig), *(f"--{name}" for name in CHOICES), "--help", "--json", "--pods", "--port"}
+    known = {*options(RunConfig), *(f"--{name}" for name in CHOICES), "--help", "--json", "--pods", "--port", "--host", "--out"}
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()
@@ -221,7 +221,7 @@ def test_tables_come_from_the_code() -> None:
         "| `agent.network.layer_norm` | true or false | `true` |" in table
     )  # the outer model's default, not the inner
     assert f"| `agent.batch_size` | integer, ≥ 1 | `{SACSettings().batch_size}` |" in table
-    for mark in ("metrics", "commands", "faults", "errors", "features"):
+    for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
 
 
@@ -242,7 +242,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        assert not re.search(r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features)", text), (
+        assert not re.search(r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series)", text), (
             f"{label(page)}: a table was not made"
         )
         assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (

@@ -3,16 +3,21 @@
     fintrader run configs/quickstart.yaml --env.num-envs 64
 
 Values come from three places, later ones win: the models' defaults, the YAML file, the command line. A mistake in
-any of them is one line on standard error and exit status 2; an interruption (Ctrl-C) is 130.
+any of them is one line on standard error and exit status 2; an interruption (Ctrl-C) is 130, SIGTERM 143.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 
+from fintrader import logs
 from fintrader.cli import inspect, work
 from fintrader.errors import ConfigError, FintraderError
 
@@ -20,17 +25,46 @@ from fintrader.errors import ConfigError, FintraderError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with a status."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    with logs.written(_log_format(argv)):
+        _main(argv)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: somebody wants this machine back, e.g. a cluster that drains a node."""
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _main(argv: list[str]) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)  # as the first process of a container it would do nothing
     try:
         dispatch(argv)
     except FintraderError as error:
-        print(f"fintrader: {one_line(str(error))}", file=sys.stderr)
+        _complain(one_line(str(error)))
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("fintrader: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        _complain("interrupted; the same command goes on from here")
+        sys.exit(143 if isinstance(stop, Terminated) else 130)
     except BrokenPipeError:  # the reader of our output went away, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _log_format(argv: list[str]) -> str:
+    """Known before anything is parsed, so that a mistake on the command line is told in the same form."""
+    joined = " ".join(argv).replace("log_format", "log-format")
+    asked = "--log-format json" in joined or "--log-format=json" in joined
+    return "json" if asked else logs.from_environment()
+
+
+def _complain(text: str) -> None:
+    if logs.structured():
+        logging.getLogger("fintrader").error(text)
+    else:
+        print(f"fintrader: {text}", file=sys.stderr)
 
 
 def dispatch(argv: list[str]) -> None:
@@ -74,6 +108,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "scale": inspect.scale,
     "replay": inspect.replay,
     "tournament rebuild": inspect.rebuild,
+    "export tensorboard": inspect.export_tensorboard,
     "app": work.app,
     "bench": work.bench,
 }

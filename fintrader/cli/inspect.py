@@ -31,6 +31,13 @@ class ReplayOptions(Settings):
     """Name of the new run; the old one's with `-replay` unless set."""
 
 
+class ExportOptions(Settings):
+    """Where an export goes."""
+
+    out: Path | None = None
+    """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is replaced."""
+
+
 def status(argv: list[str]) -> None:
     """RUN_DIR [--json]: pods by state, leaderboard, what is at work, losses and their reasons."""
     from fintrader.tournament.status import status as ask
@@ -102,6 +109,18 @@ def rebuild(argv: list[str]) -> None:
     folder = _run_folder("tournament rebuild", argv)
     if folder is not None:
         print(f"{folder.leaderboard}: made again from {ask(folder)} results")
+
+
+def export_tensorboard(argv: list[str]) -> None:
+    """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for TensorBoard."""
+    from fintrader.tournament.tensorboard import export
+
+    folder, rest = positional("export tensorboard", "RUN_DIR", argv)
+    options = parse(ExportOptions, ExportOptions(), rest if folder else ["--help"], "export tensorboard RUN_DIR")
+    if folder is None:
+        return
+    exported = export(_folder(folder), options.out)
+    print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
 
 
 def _run_folder(command: str, argv: list[str]) -> RunFolder | None:

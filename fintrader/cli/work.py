@@ -20,7 +20,9 @@ class AppSettings(Settings):
     runs_dir: Path = Path("runs")
     """Folder that holds the runs."""
     port: int = Field(8501, ge=1, le=65535)
-    """Port on the loopback interface."""
+    """Port to listen on."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the app has no users and no passwords, so anything but loopback needs a guard before it."""
     headless: bool = False
     """Do not open a browser."""
 
@@ -119,13 +121,13 @@ def compare(argv: list[str]) -> None:
 
 
 def app(argv: list[str]) -> None:
-    """[--runs-dir DIR] [--port N]: open the Streamlit app, on loopback."""
+    """[--runs-dir DIR] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
     settings = parse(AppSettings, AppSettings(), argv, "app")
     try:
         from app.launch import serve
     except ImportError:
         raise ConfigError("the app is not part of this installation; install fintrader from its source tree") from None
-    serve(settings.runs_dir, settings.port, headless=settings.headless or None)
+    serve(settings.runs_dir, settings.port, host=settings.host, headless=settings.headless or None)
 
 
 def bench(argv: list[str]) -> None:

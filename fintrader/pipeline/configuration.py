@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from fintrader import runs
+from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPOSettings
 from fintrader.agents.workers import GymnasiumSettings
@@ -49,6 +49,12 @@ class RunConfig(Settings):
     """Folder that holds all runs."""
     cache: Path = Path("data/tensors")
     """Folder of built markets, shared by all runs."""
+    log_format: logs.LogFormat = "plain"
+    """`json`: logs as one JSON object a line on standard error, with run and pod (FINTRADER_LOG_FORMAT too)."""
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    """Serve Prometheus metrics of the tournament on this port (0: any free one); None: no endpoint."""
+    metrics_host: str = "127.0.0.1"
+    """Address the metrics endpoint listens on; `0.0.0.0` lets other machines read it, without a password."""
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: AgentSettings = PPOSettings()

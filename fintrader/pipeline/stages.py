@@ -25,6 +25,7 @@ from fintrader.data.verify import verify
 from fintrader.errors import BacktestError, DataError, RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
 from fintrader.pipeline.judgement import information_free_market, judge
+from fintrader.pipeline.observation import observing, watching
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.orchestrator import CHANGEABLE, TournamentResult
@@ -47,7 +48,7 @@ def run(config: RunConfig) -> RunOutcome:
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
-    with config.folder.lock():
+    with observing(config), config.folder.lock():
         manifest = claim(config)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
@@ -59,7 +60,7 @@ def run_tournament(config: RunConfig | Path | str) -> Path:
     """Data and tournament; returns the run's folder. Takes settings or the path of a YAML configuration."""
     if not isinstance(config, RunConfig):
         config = load_config(Path(config))
-    with config.folder.lock():
+    with observing(config), config.folder.lock():
         manifest = claim(config)
         _tournament_stage(config, manifest, make_market(config, manifest))
     return config.folder.root
@@ -189,8 +190,8 @@ def claim(config: RunConfig, verb: str = "run") -> Manifest:
     return manifest
 
 
-_PLACES = ("runs_dir", "cache", "name")
-"""Settings that say where things lie and change no result."""
+_PLACES = ("runs_dir", "cache", "name", "log_format", "metrics_port", "metrics_host")
+"""Settings that say where things lie, or how they are watched, and change no result."""
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
 
 def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -> TournamentResult:
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is over."""
-    with reporter() as progress:
+    with watching(config, folder) as watch, reporter() as progress:
         return race(
             config.tournament,
             folder=folder,
@@ -252,6 +253,7 @@ def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -
             device=config.resolved_device(),
             progress=progress,
             data_hash=data_hash,
+            watch=watch,
         )
 
 

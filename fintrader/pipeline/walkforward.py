@@ -11,6 +11,7 @@ from fintrader.backtest.walkforward import Fold, fold_market, make_folds, stitch
 from fintrader.data.tensors import MarketTensors
 from fintrader.pipeline.configuration import RunConfig
 from fintrader.pipeline.judgement import backtest_settings, provenance, simulate_chosen
+from fintrader.pipeline.observation import observing
 from fintrader.pipeline.stages import RunOutcome, claim, conclude, make_market, search
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder, read_json
@@ -22,7 +23,7 @@ def walk_forward(config: RunConfig) -> RunOutcome:
     Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
     Raises BacktestError when not even one fold fits into the data.
     """
-    with config.folder.lock():
+    with observing(config), config.folder.lock():
         manifest = claim(config, "walkforward")
         path = make_market(config, manifest)
         if not manifest.done("backtest"):

@@ -112,7 +112,7 @@ def run_tournament(
         finally:
             launcher.close()
             orchestrator.close()
-        return _finish(orchestrator, ensemble)
+        return _finish(orchestrator, ensemble, progress or SILENT)
 
 
 def market_hash(market: Path) -> str:
@@ -129,7 +129,7 @@ def market_hash(market: Path) -> str:
     return stored or file_sha256(Path(market))
 
 
-def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None) -> TournamentResult:
+def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progress: Progress) -> TournamentResult:
     """Choose the members, store the ensemble, and say what there is."""
     run = orchestrator.store.run
     if not orchestrator.board.rows:
@@ -144,6 +144,7 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None) -> Tou
     end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
     if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
         orchestrator.log.append(end)
+        progress.event(end, "")
     return TournamentResult(
         folder=run,
         trials=trials,

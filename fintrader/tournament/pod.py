@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
+from fintrader import logs
 from fintrader.config import Settings, load_object
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder, dump_json, file_sha256
 
+log = logging.getLogger("fintrader.pod")
 BODY = "fintrader.tournament.body:train_and_evaluate"
 WALL_CLOCK = ("started", "finished", "seconds", "device", "attempts")
 """Fields of a result that no seed can fix."""
@@ -192,6 +195,23 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 
     Raises Fenced when another orchestrator took over, and whatever the body raises.
     """
+    with (
+        logs.written(logs.from_environment()),
+        logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
+    ):
+        log.info("pod begins", extra={"fields": {"device": context.device, "origin": spec.origin}})
+        try:
+            result = _run_pod(spec, context, body)
+        except Exception:
+            if logs.structured():
+                log.exception("pod is lost")
+            raise
+        fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
+        log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
+        return result
+
+
+def _run_pod(spec: PodSpec, context: PodContext, body: str | Body) -> PodResult:
     from fintrader.tournament.lease import current_token
     from fintrader.tournament.store import RunStore
 

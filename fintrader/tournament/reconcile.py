@@ -72,6 +72,8 @@ class Orchestrator:
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
         self.reconciles = 0
+        self.turn_seconds = 0.0
+        """What the last turn took."""
         self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
         self._ended: list[tuple[str, Future[PodResult]]] = []
         self._events: list[dict[str, Any]] = []
@@ -148,9 +150,12 @@ class Orchestrator:
 
     def race(self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None) -> None:
         """Reconcile until all pods have a result."""
+        told = len(self.log.records)
         self.recover()
         if not self.finished and self._capacity() < 1:
             raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
+        for event in self.log.records[told:]:
+            progress.event(event, "")
         told = len(self.log.records)
         with progress.task("tournament", total=self.settings.pods, unit="pods") as task:
             progress.show(lambda: view.render(self))
@@ -175,6 +180,7 @@ class Orchestrator:
         self._advance()
         self._place()
         self._flush()
+        self.turn_seconds = time.monotonic() - self._turn_began
         self._despair()
 
     def _wait(self, seconds: float) -> None:
@@ -341,11 +347,11 @@ class Orchestrator:
     # --- what can be seen ------------------------------------------------------------------------------
 
     def _tell(self, progress: Progress, told: int) -> int:
-        """One line for each result (of a small tournament) and each mishap since `told`."""
+        """One line for each result (of a small tournament) and each mishap since `told`; logs get every event."""
         for event in self.log.records[told:]:
             small = self.settings.pods <= CHATTY and event["event"] == "applied"
-            if small or event["event"] in ("lost", "damaged", "capacity", "no_capacity"):
-                progress.say(f"  {view.describe(event)}")
+            worth = small or event["event"] in ("lost", "damaged", "capacity", "no_capacity")
+            progress.event(event, f"  {view.describe(event)}" if worth else "")
         return len(self.log.records)
 
     def _done_share(self) -> float:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from fintrader import logs
 from fintrader.config import load_object
 from fintrader.runs import RunFolder
 from fintrader.tournament.pod import PodContext, PodSpec, failure_reason, run_pod
@@ -46,6 +47,14 @@ def die_with(parent: int) -> None:
 
 
 def main() -> None:
+    """Serve pods until the launcher is gone."""
+    with logs.written(logs.from_environment()):
+        logs.print_as_records()
+        serve()
+
+
+def serve() -> None:
+    """Import what pods need, then run one after another."""
     die_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
     channel = Channel(os.fdopen(os.dup(1), "w"))
@@ -94,7 +103,8 @@ def work(task: dict[str, Any], channel: Channel) -> bool:
     try:
         result = run_pod(spec, context, task["body"])
     except BaseException as error:
-        traceback.print_exc(file=sys.stderr)
+        if not logs.structured():  # then the pod's own log has it
+            traceback.print_exc(file=sys.stderr)
         reason = failure_reason(error)
         last = reason in ("oom", "fenced") or not isinstance(error, Exception)
         detail = f"{type(error).__name__}: {error}"[:2000]

@@ -20,6 +20,7 @@ def test_binds_to_loopback_and_sends_nothing() -> None:
     assert "--browser.gatherUsageStats=false" in command
     assert "--client.showErrorDetails=none" in command
     assert Path(command[5]).is_file()
+    assert "--server.address=0.0.0.0" in launch.command(8600, host="0.0.0.0")
 
 
 def test_another_folder_called_app_is_no_matter(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""A run as TensorBoard event files: what each pod logged while it learned, its scores, and the race itself.
+
+`<out>/<pod>/` holds one pod: its `metrics.jsonl` over env-steps, its scores on the way and at the end, and its
+searched hyper-parameters (the HParams page). `<out>/tournament/` holds the race over the number of results.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.store import RunStore
+
+MARK = ".fintrader-export"
+"""A file that says that a folder is one of ours, hence may be replaced."""
+COUNTERS = ("update", "env_steps", "seconds")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and where."""
+
+    out: Path
+    pods: int
+    scalars: int
+
+
+def export(run: RunFolder, out: Path | None = None) -> Exported:
+    """Write the event files of `run` to `out` (`<run>/tensorboard` unless given); an earlier export is replaced whole.
+
+    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, the extra `observe` is
+    not installed, or `out` holds something else.
+    """
+    if not (run.root / "tournament.json").exists():
+        raise TournamentError(f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise TournamentError(
+            "TensorBoard is not installed; install it with `pip install 'fintrader[observe]'`"
+        ) from None
+    out = run.root / "tensorboard" if out is None else out
+    if out.exists() and not (out / MARK).is_file():
+        raise TournamentError(f"{out} exists and is no export of a run; choose another --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        (new / MARK).touch()
+        store = RunStore(run)
+        specs, results = store.specs(), store.results()
+        written = 0
+        for name, spec in specs.items():
+            with SummaryWriter(str(new / name)) as writer:
+                written += _pod(writer, spec, results.get(name), read_jsonl(run.pod(name) / "metrics.jsonl"))
+        with SummaryWriter(str(new / "tournament")) as writer:
+            written += _race(writer, read_jsonl(run.events), results)
+        new.chmod(0o755)
+        old = new.with_name(new.name + ".old")
+        if out.exists():
+            os.replace(out, old)
+        os.replace(new, out)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return Exported(out, len(specs), written)
+
+
+def _pod(writer: Any, spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]) -> int:
+    """One pod's curves over its own env-steps; wall clock from when it started, where that is known."""
+    written = 0
+    began = result.started if result is not None and result.started else None
+    for record in records:
+        wall = None if began is None else began + float(record.get("seconds", 0.0))
+        for name, value in record.items():
+            if name not in COUNTERS and isinstance(value, int | float):
+                writer.add_scalar(f"training/{name}", value, int(record.get("env_steps", 0)), walltime=wall)
+                written += 1
+    if result is None:
+        return written
+    budget = float(spec.budget.get("env_steps") or result.env_steps)
+    for share, score in sorted(result.rung_scores.items()):
+        if score is not None:
+            writer.add_scalar("validation/score", score, int(budget * float(share)), walltime=result.finished)
+            written += 1
+    final = {"validation/score": result.score, **{f"validation/{k}": v for k, v in result.metrics.items()}}
+    for name, metric in final.items():
+        if metric is not None and math.isfinite(metric):
+            writer.add_scalar(name, metric, result.env_steps, walltime=result.finished)
+            written += 1
+    if result.score is not None:
+        hyper = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in _flat(spec)}
+        writer.add_hparams(hyper, {"hparam/score": result.score}, run_name=".")
+        written += 1
+    return written
+
+
+def _flat(spec: PodSpec) -> list[tuple[str, Any]]:
+    return [("algo", str(spec.agent.get("algo", ""))), ("origin", spec.origin), *spec.hyper.items()]
+
+
+def _race(writer: Any, events: list[dict[str, Any]], results: dict[str, PodResult]) -> int:
+    """The race over the number of results: each score, the best so far, the env-steps and losses until then."""
+    best, steps, lost, count, written = -math.inf, 0, 0, 0, 0
+    counted: set[str] = set()
+    for event in events:
+        lost += event.get("event") == "lost"
+        if event.get("event") != "applied" or event["pod"] in counted:
+            continue
+        counted.add(event["pod"])
+        count += 1
+        score = event.get("score")
+        result = results.get(event["pod"])
+        steps += result.env_steps if result is not None else 0
+        values: dict[str, float] = {"tournament/env_steps": steps, "tournament/lost_attempts": lost}
+        if score is not None:
+            best = max(best, score)
+            values |= {"tournament/score": score, "tournament/best_score": best}
+        for name, value in values.items():
+            writer.add_scalar(name, value, count, walltime=event.get("time"))
+            written += 1
+    return written

@@ -1,0 +1,115 @@
+"""Structured logs: one JSON object a line, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from fintrader import logs
+from fintrader.progress import LogProgress, reporter
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_record_carries_what_is_bound_and_what_came_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with logs.written("json"), logs.bound(run="r"), logs.bound(pod="p0001"):
+        logging.getLogger("x").info("%s steps", 5, extra={"fields": {"score": math.nan, "time": 3, "deep": [math.inf]}})
+    (record,) = lines(capsys)
+    assert (record["run"], record["pod"], record["message"], record["level"]) == ("r", "p0001", "5 steps", "info")
+    assert (record["score"], record["deep"], record["time_"]) == ("nan", ["inf"], 3)
+    assert str(record["time"]).endswith("+00:00")
+
+
+def test_an_exception_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with logs.written("json"):
+        try:
+            raise ValueError("two\nlines")
+        except ValueError:
+            logging.getLogger("x").exception("went wrong")
+    (record,) = lines(capsys)
+    assert "ValueError: two\nlines" in str(record["exception"])
+
+
+def test_warnings_and_prints_of_pods_become_records(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with logs.written("json"), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("careful", stacklevel=1)
+        logs.print_as_records()
+        print("a word")
+        print("no end", end="")
+    messages = [str(record["message"]) for record in lines(capsys)]
+    assert "careful" in messages[0]
+    assert messages[1:] == ["a word"]
+
+
+def test_plain_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    with logs.written("plain"):
+        assert not logs.structured()
+        assert not isinstance(reporter(), LogProgress)
+    with logs.written("json"):
+        assert logs.structured()
+        assert os.environ[logs.FORMAT_VARIABLE] == "json", "pods' processes inherit it"
+        assert isinstance(reporter(), LogProgress)
+        with logs.written("json"):
+            pass
+        assert logs.structured(), "the inner block changed nothing"
+    assert (logging.getLogger().handlers, logging.getLogger().level) == (handlers, level)
+    assert logs.FORMAT_VARIABLE not in os.environ
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    with logs.written("json"), reporter() as progress:
+        with progress.task("train", total=10, unit="steps") as task:
+            task.update(10)
+        progress.say("  a line")
+        progress.event({"event": "lost", "pod": "p0001", "time": 1.0}, "")
+    done, said, lost = lines(capsys)
+    assert (done["task"], done["done"], done["total"], done["finished"]) == ("train", 10, 10, True)
+    assert said["message"] == "a line"
+    assert (lost["level"], lost["message"], lost["pod"]) == ("warning", "lost", "p0001")
+
+
+@pytest.mark.parametrize("how", [["--log-format", "json"], ["--log-format=json"], None])
+def test_mistakes_and_crashes_are_records_too(how: list[str] | None) -> None:
+    variables = {**os.environ, **({logs.FORMAT_VARIABLE: "json"} if how is None else {})}
+    words = ["run", "nowhere.yaml", *(how or [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "fintrader", *words], capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.returncode == 2
+    record = json.loads(done.stderr)
+    assert record["level"] == "error"
+    assert "nowhere.yaml: no such file" in record["message"]
+
+
+@pytest.mark.parametrize(("signal", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal: str, status: int) -> None:
+    """A container's first process ignores SIGTERM unless it handles it."""
+    stop = f"lambda argv: signal.raise_signal(signal.{signal})"
+    code = f"import signal, fintrader.cli as c; c.dispatch = {stop}; c.main(['run'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "the same command goes on from here" in done.stderr
+
+
+def test_a_bug_is_a_record_with_its_trace() -> None:
+    code = "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--log-format', 'json'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    record = json.loads(done.stderr)
+    assert record["level"] == "critical"
+    assert "ZeroDivisionError" in record["exception"]

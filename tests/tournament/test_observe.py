@@ -1,0 +1,313 @@
+"""What a running tournament tells: the real endpoint, scraped while pods race."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.errors import ConfigError
+from fintrader.runs import RunFolder
+from fintrader.tournament.observe import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
+from fintrader.tournament.settings import TournamentSettings
+from tests.tournament import stubs
+from tests.tournament.conftest import Race, settings
+
+pytest.importorskip("prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'")
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "configs" / "grafana" / "tournament.json"
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def get(endpoint: Endpoint, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def parse(text: str) -> Samples:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def scrape(endpoint: Endpoint) -> Samples:
+    status, text = get(endpoint, "/metrics")
+    assert status == 200
+    return parse(text)
+
+
+def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
+    return {dict(labels)[label]: value for (found, labels), value in samples.items() if found == name}
+
+
+@pytest.fixture
+def endpoint() -> Any:
+    server = Endpoint.serve("127.0.0.1", 0)
+    yield server
+    server.close()
+
+
+def test_the_endpoint_tells_the_truth_at_every_turn(race: Race, tmp_path: Path, endpoint: Endpoint) -> None:
+    run = RunFolder(tmp_path / "run")
+    stubs.plant(run, "p0003", "nan")
+    stubs.plant(run, "p0005", "oom", times=9)
+    turns: list[Samples] = []
+    orchestrators: list[Any] = []
+    wanted = settings(pods=8, workers=2, retries=1)
+
+    with endpoint.watching("run", wanted) as watch:
+
+        def watched(orchestrator: Any) -> None:
+            watch(orchestrator)
+            orchestrators.append(orchestrator)
+            turns.append(scrape(endpoint))
+
+        result = race("run", pods=8, workers=2, retries=1, how={"watch": watched})
+
+    assert len(turns) > 2
+    for number, samples in enumerate(turns, 1):
+        states = by_label(samples, "fintrader_pods", "state")
+        assert sum(states.values()) == 8, states
+        assert set(states) == {"planned", "waiting", "running", "arrived", "done", "stopped", "failed"}
+        assert samples["fintrader_reconcile_seconds_count", (("run", "run"),)] == number
+    steps = [samples["fintrader_env_steps_total", (("run", "run"),)] for samples in turns]
+    assert steps == sorted(steps), "a counter never falls"
+    last = turns[-1]
+    assert by_label(last, "fintrader_submissions_total", "status") == {"done": 7, "failed": 1}
+    assert by_label(last, "fintrader_pod_losses_total", "reason") == {"nan": 1, "oom": 2}
+    assert last["fintrader_launches_total", (("run", "run"),)] == 8 + 1 + 1
+    assert steps[-1] == 7 * 100 + 50, "the failed pod had done 50 steps, and its second attempt repeated them"
+    assert last["fintrader_capacity_pods", (("run", "run"),)] == 2
+    assert last["fintrader_best_score", (("metric", "sharpe"), ("run", "run"))] == result.leaderboard[0]["score"]
+    assert last["fintrader_leaderboard_rows", (("run", "run"),)] == len(result.leaderboard)
+    assert last["fintrader_reconcile_seconds_bucket", (("le", "+Inf"), ("run", "run"))] == len(turns)
+    assert (
+        sum(by_label(last, "fintrader_build_info", "torch").values()) == 1
+    )  # one series of value 1 with the versions as labels
+
+
+def test_counts_survive_a_restart_but_the_rate_does_not_jump(race: Race, endpoint: Endpoint) -> None:
+    race("run", pods=4)
+    with endpoint.watching("run", settings(pods=6, workers=2)) as watch:
+        seen: list[tuple[int, float]] = []
+
+        def watched(orchestrator: Any) -> None:
+            watch(orchestrator)
+            seen.append((watch.env_steps, watch.rate()))
+
+        race("run", pods=6, how={"watch": watched})
+    samples = scrape(endpoint)
+    assert by_label(samples, "fintrader_submissions_total", "status") == {"done": 6}
+    assert samples["fintrader_launches_total", (("run", "run"),)] == 6
+    assert samples["fintrader_env_steps_total", (("run", "run"),)] == 600
+    assert seen[0][0] >= 400
+    assert watch._marks[0][1] >= 400, "the first four pods' steps are not this process's work"
+
+
+def test_the_rate_is_that_of_the_last_half_minute() -> None:
+    now = [100.0]
+    watch = Watch("run", TournamentSettings(), clock=lambda: now[0])
+    watch._marks.append((now[0], 0))
+    for _ in range(100):
+        now[0] += 1.0
+        watch._steps("p0000", int(now[0] - 100) * 50)
+        watch._mark()
+        assert watch.rate() == pytest.approx(50.0)
+    watch._steps("p0000", 10)  # an attempt that starts over
+    assert watch.env_steps == 5000
+    now[0] += 300.0
+    watch._mark()
+    assert watch.rate() < 6.0
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tool of that name which answers as the real one does, and notes that it was asked."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    asked = tmp_path / "asked"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nprintf "0, 1024, 81559\\n1, [N/A], 81559\\n"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    return asked
+
+
+def test_gpu_memory_is_read_from_nvidia_smi(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = _Gpus()
+    assert gpus.read() == [("0", 1024 * 2**20, 81559 * 2**20)]
+    gpus.read()
+    assert nvidia_smi.read_text().count("\n") == 1, "asked once in ten seconds at most"
+    monkeypatch.setenv("PATH", str(nvidia_smi.parent / "nothing"))
+    assert _Gpus().read() == []
+
+
+def test_every_family_of_the_catalogue_is_told(race: Race, nvidia_smi: Path, tmp_path: Path) -> None:
+    stubs.plant(RunFolder(tmp_path / "run"), "p0001", "nan")
+    endpoint = Endpoint.serve()
+    try:
+        with endpoint.watching("run", settings()) as watch:
+            race("run", how={"watch": watch})
+        samples = scrape(endpoint)
+    finally:
+        endpoint.close()
+    told = {name for name, _ in samples}
+    for name, metric in CATALOGUE.items():
+        suffix = {"counter": "_total", "histogram": "_count", "info": "_info", "gauge": ""}[metric.kind]
+        assert name + suffix in told, name
+        assert metric.meaning
+    assert samples["fintrader_gpu_memory_used_bytes", (("gpu", "0"),)] == 2**30
+    assert "process_resident_memory_bytes" in told or sys.platform != "linux"
+
+
+def test_health_fails_when_a_race_stands_still(endpoint: Endpoint) -> None:
+    assert get(endpoint, "/healthz") == (200, "ok\n")
+    with endpoint.watching("run", settings()) as watch:
+        assert get(endpoint, "/healthz")[0] == 200, "it has not begun yet"
+        watch.last_turn = time.time() - STALE_SECONDS - 60
+        status, text = get(endpoint, "/healthz")
+        assert status == 503
+        assert "no turn of the reconcile loop" in text
+    assert get(endpoint, "/healthz")[0] == 200, "a race that is over owes no turns"
+    assert get(endpoint, "/secrets")[0] == 404
+
+
+def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
+    with pytest.raises(ConfigError, match=f"metrics_port: 127.0.0.1:{endpoint.port} is taken"):
+        Endpoint.serve("127.0.0.1", endpoint.port)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Endpoint.serve("256.0.0.1", 0)
+
+
+def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
+    from fintrader.pipeline import RunConfig
+
+    assert RunConfig().metrics_port is None
+    assert RunConfig().metrics_host == "127.0.0.1"
+    assert endpoint.host == "127.0.0.1"
+    own = [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    for address in own:
+        if not address.startswith("127."):
+            with pytest.raises(OSError), socket.create_connection((address, endpoint.port), timeout=2):
+                pass
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"fintrader\[observe\]"):
+        Endpoint.serve()
+
+
+@pytest.mark.slow
+def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_path: Path) -> None:
+    """Everything real: the process, the pods' processes, the endpoint, the logs."""
+    options = {
+        "runs-dir": tmp_path / "runs", "cache": tmp_path / "cache", "name": "seen", "metrics-port": 0,
+        "log-format": "json", "data.source.num-sessions": 25, "env.num-envs": 16, "env.episode-bars": 200,
+        "env.decision-interval": 10, "tournament.pods": 3, "tournament.workers": 1, "tournament.budget.env-steps": 1000,
+        "tournament.ensemble-size": 2,
+    }  # fmt: skip
+    words = [f"--{name}={value}" for name, value in options.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fintrader", "tournament", str(ROOT / "configs" / "quickstart.yaml"), *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stderr is not None
+    records: list[dict[str, Any]] = []
+    url, scraped = "", Samples()
+    for line in process.stderr:
+        records.append(json.loads(line))
+        url = records[-1].get("metrics_url", url)
+        if records[-1].get("event") == "applied" and not scraped:
+            scraped = parse(urllib.request.urlopen(url, timeout=10).read().decode())
+    assert process.wait(timeout=60) == 0
+    assert set(by_label(scraped, "fintrader_pods", "run")) == {"seen"}
+    assert sum(by_label(scraped, "fintrader_pods", "state").values()) == 3
+    assert all(record["run"] == "seen" for record in records if "event" in record)
+    kinds = {record["event"] for record in records if "event" in record}
+    assert {"started", "proposed", "launched", "applied", "finished"} <= kinds
+    pods = []
+    for log in (tmp_path / "runs" / "seen" / "logs").glob("worker-*.log"):
+        pods += [json.loads(line) for line in log.read_text().splitlines()]
+    done = [record for record in pods if record["message"] == "pod is done"]
+    assert {record["pod"] for record in done} == {"p0000", "p0001", "p0002"}
+    assert all(record["run"] == "seen" and record["attempt"] == 1 for record in done)
+
+
+# --- the dashboard ---------------------------------------------------------------------------------------------
+
+
+def queries() -> list[str]:
+    dashboard = json.loads(DASHBOARD.read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    return found + [item["query"]["query"] for item in dashboard["templating"]["list"] if item["type"] == "query"]
+
+
+def series() -> dict[str, set[str]]:
+    """Every series name that the endpoint has, with its labels."""
+    names: dict[str, set[str]] = {}
+    for name, metric in CATALOGUE.items():
+        labels = set(metric.labels)
+        if metric.kind == "histogram":
+            names |= {f"{name}_bucket": labels | {"le"}, f"{name}_count": labels, f"{name}_sum": labels}
+        else:
+            names[name + {"counter": "_total", "info": "_info"}.get(metric.kind, "")] = labels
+    return names | {"process_resident_memory_bytes": set(), "process_cpu_seconds_total": set()}
+
+
+def problems(query: str) -> list[str]:
+    """Names and labels in a query that no series has."""
+    known, wrong = series(), []
+    names = re.findall(r"\b((?:fintrader|process)_\w+)\b", query)
+    if not names:
+        wrong.append(f"no series in {query}")
+    for name in names:
+        if name not in known:
+            wrong.append(name)
+            continue
+        for matchers in re.findall(rf"{name}\{{([^}}]*)\}}", query):
+            for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
+                wrong += [] if label in known[name] | {"job", "instance"} else [f"{name}{{{label}}}"]
+    everything = set().union(*known.values()) | {"instance"}
+    for group in re.findall(r"\bby \(([^)]*)\)", query):
+        wrong += [f"by {label.strip()}" for label in group.split(",") if label.strip() not in everything]
+    return wrong
+
+
+def test_every_query_of_the_dashboard_names_a_metric_that_exists() -> None:
+    assert len(queries()) > 10
+    for query in queries():
+        assert not problems(query), query
+
+
+def test_the_check_of_the_dashboard_can_fail() -> None:
+    assert problems("rate(fintrader_submissions[5m])") == ["fintrader_submissions"]
+    assert problems('fintrader_pods{stat="done"}') == ["fintrader_pods{stat}"]
+    assert problems("sum by (colour) (fintrader_pods)") == ["by colour"]
+    assert problems("up") == ["no series in up"]
+    assert not problems('sum by (state) (fintrader_pods{run=~"$run"})')
+
+
+def test_the_dashboard_shows_every_family() -> None:
+    text = " ".join(queries())
+    missing = [name for name in CATALOGUE if not re.search(rf"\b{name}", text)]
+    assert not missing
+    assert list(BUCKETS) == sorted(BUCKETS)
