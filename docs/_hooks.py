@@ -2,8 +2,8 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
 name (`own` instead of `settings`: without nested models). `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`,
-`<!-- errors -->`, `<!-- features -->`, `<!-- series -->` and `<!-- optimum -->` become tables of what their names say. Nothing in such a
-table is typed by hand, so nothing in it can be out of date.
+`<!-- errors -->`, `<!-- features -->`, `<!-- series -->` and `<!-- optimum -->` become tables of
+what their names say. Nothing in such a table is typed by hand, so nothing in it can be out of date.
 """
 
 from __future__ import annotations

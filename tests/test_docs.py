@@ -132,7 +132,16 @@ def test_every_command_exists(page: Path) -> None:
             for below in models_in(field.annotation):
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
-    known = {*options(RunConfig), *(f"--{name}" for name in CHOICES), "--help", "--json", "--pods", "--port", "--host", "--out"}
+    known = {
+        *options(RunConfig),
+        *(f"--{name}" for name in CHOICES),
+        "--help",
+        "--json",
+        "--pods",
+        "--port",
+        "--host",
+        "--out",
+    }
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()

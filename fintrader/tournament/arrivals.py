@@ -14,6 +14,10 @@ class Arrivals:
         self._queue: dict[str, PodResult] = {}
         self._places: dict[int, PodResult] = {}
 
+    def __len__(self) -> int:
+        """Results that wait."""
+        return len(self._queue) + len(self._places)
+
     def add(self, result: PodResult) -> None:
         """A result that has arrived; of several of one pod the last one counts."""
         place = self._scheduler.position(int(result.pod[1:]))
