@@ -29,15 +29,15 @@ Bound = Callable[[int, Numbers], Numbers]
 
 def bind(policy: PolicyModule, rows: Numbers) -> Bound | None:
     """`policy` over the market rows `[T, N*F + N + M]` of a window; None where only the networks themselves will do:
-    without numba, off the CPU, on a classic environment, in ensembles of ensembles, or with weights that are not
-    finite (which the networks then show)."""
+    without numba, off the CPU, on a classic environment, with observations of several bars, in ensembles of ensembles,
+    or with weights that are not finite (which the networks then show)."""
     from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 
     members = list(policy.members) if isinstance(policy, EnsemblePolicy) else [policy]
     actors = [member for member in members if type(member) is ActorPolicy and _usable(member)]
     if len(actors) < len(members) or isinstance(policy.layout, FlatLayout) or importlib.util.find_spec("numba") is None:
         return None
-    if policy.layout.market_width != rows.shape[1]:
+    if policy.layout.lookback > 1 or policy.layout.market_width != rows.shape[1]:
         return None
     mode, shares = "mean", np.ones(1)
     if isinstance(policy, EnsemblePolicy):
@@ -58,7 +58,7 @@ class _Bound:
 
         layout = actors[0].layout
         assert not isinstance(layout, FlatLayout)
-        account, assets, _, _, context = market_widths(layout)
+        account, assets, *_, context = market_widths(layout)
         pack = _Pack(len(actors), 1 + max(len(actor.network.hidden) for actor in actors))
         for k, actor in enumerate(actors):
             pack.add(k, actor)
