@@ -193,6 +193,16 @@ def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_p
     # what the folds leave behind, one after another, less what it costs to leave the first one's positions
     chained = (1 + folds[0]["buy_and_hold"]) * (1 + folds[1]["buy_and_hold"]) - 1
     assert chained - 0.0021 * 1.5 < whole < chained
+    drawn = stored.honesty["random_portfolios"]
+    assert drawn["count"] == 10_000
+    assert 0 <= drawn["share_above"]["cumulative_return"] <= 1
+    assert stored.honesty["sharpe"]["trial_variance_source"] == "6 trials on 2 selection windows"
+    again = fintrader("backtest", str(folder), "--backtest.cost-bps", "0")
+    assert again.returncode == 0, again.stderr
+    cheaper = read_backtest(folder / "backtest")
+    assert cheaper.context["looks"] == 2
+    assert cheaper.metrics["ensemble"]["cost_usd"] == 0
+    assert len(cheaper.context["folds"]) == 2
 
 
 def test_a_second_look_at_other_costs_is_counted_and_named(undisturbed: Path, tmp_path: Path):

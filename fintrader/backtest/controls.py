@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,14 +82,29 @@ class RandomPortfolios:
 
 
 def random_portfolios(
-    market: MarketTensors, settings: EnvSettings, *, seed: int, count: int = 10_000
+    market: MarketTensors | Sequence[MarketTensors], settings: EnvSettings, *, seed: int, count: int = 10_000
 ) -> RandomPortfolios:
     """Buy a random set of members in random proportions at the window's second bar, pay for it, and hold.
 
     The number of names is uniform from 1 to all that can be bought; their weights are uniform on the simplex.
     Fractions of shares trade; commission and spread are paid, impact is not. A symbol that ends stays in cash from
-    its last price on. Raises BacktestError when nothing can be bought.
+    its last price on. Several windows are those of a walk-forward: each portfolio is sold at a window's end, at costs,
+    and another is drawn for the next. Raises BacktestError when nothing can be bought.
     """
+    windows = [market] if isinstance(market, MarketTensors) else list(market)
+    rng = numpy_generator(seed, "random-portfolios")
+    returns = np.concatenate(
+        [_static_returns(window, settings, rng, count, sold=len(windows) > 1) for window in windows]
+    )
+    spread = returns.std(axis=0, ddof=1) if len(returns) > 1 else np.zeros(count)
+    safe = np.where(spread > 0, spread, np.nan)
+    return RandomPortfolios((1 + returns).prod(axis=0) - 1, returns.mean(axis=0) / safe * np.sqrt(m.TRADING_DAYS))
+
+
+def _static_returns(
+    market: MarketTensors, settings: EnvSettings, rng: np.random.Generator, count: int, *, sold: bool
+) -> Array:
+    """`[S, count]`: daily returns of `count` portfolios over one window, the last one net of the sale if `sold`."""
     if market.num_bars < 2:
         raise BacktestError("the window holds one bar; random portfolios need at least two")
     fill = market.open[1] if settings.fill == "next_open" else market.close[1]
@@ -100,7 +116,6 @@ def random_portfolios(
     ends = m.session_ends(market.session.cpu().numpy())
     close = market.close.cpu()[:, torch.from_numpy(names)].to(torch.float64).numpy()
     filled = _forward_fill(close)[ends] / entry[names]
-    rng = numpy_generator(seed, "random-portfolios")
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
@@ -108,10 +123,10 @@ def random_portfolios(
     weights /= weights.sum(axis=1, keepdims=True)
     rate = (settings.cost_bps + settings.half_spread_bps) / 1e4
     wealth = np.concatenate([np.ones((1, count)), filled @ weights.T / (1 + rate)])
-    returns = wealth[1:] / wealth[:-1] - 1
-    spread = returns.std(axis=0, ddof=1) if len(returns) > 1 else np.zeros(count)
-    safe = np.where(spread > 0, spread, np.nan)
-    return RandomPortfolios(wealth[-1] - 1, returns.mean(axis=0) / safe * np.sqrt(m.TRADING_DAYS))
+    if sold:
+        wealth[-1] *= 1 - rate
+    returns: Array = wealth[1:] / wealth[:-1] - 1
+    return returns
 
 
 def _forward_fill(close: Array) -> Array:

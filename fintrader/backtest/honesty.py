@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ from fintrader.backtest.controls import random_portfolios
 from fintrader.backtest.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS
 from fintrader.metrics.performance import finite
 
@@ -29,6 +30,8 @@ BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_vari
 REFERENCES = ("oracle",)
 """Strategies that know more than anybody could: shown, never a result and never a rival."""
 YEAR = math.sqrt(TRADING_DAYS)
+TrialReturns: TypeAlias = "ArrayLike | Sequence[Array]"
+"""`[S, M]` of one selection window, or a list of them."""
 ENOUGH = 0.95
 FEW_SESSIONS = 8
 
@@ -52,8 +55,8 @@ def assess(
     results: Mapping[str, BacktestResult],
     *,
     trials: int | None = None,
-    trial_returns: ArrayLike | None = None,
-    market: MarketTensors | None = None,
+    trial_returns: TrialReturns | None = None,
+    market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
     control: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -61,7 +64,8 @@ def assess(
     """Everything about luck that can be said of `results`, as plain JSON; what is not known is None.
 
     `trials`: how many strategies were tried to get this one. `trial_returns`: `[S, M]`, their daily returns on the
-    window they were selected on. `market`, `settings`: the window, for random portfolios. `control`: what the same
+    window they were selected on. `market`, `settings`: the window, for random portfolios. Of a walk-forward both are
+    lists with one entry for each fold, because each fold selects among trials of its own. `control`: what the same
     search found on information-free features, as the caller ran it: `metrics` of its winner on the window,
     `best_selection_score`, `real_best_selection_score` (the true search's) and `selection_metric`.
     """
@@ -69,6 +73,7 @@ def assess(
     name = main_strategy(names)
     result = results[name]
     daily = result.daily_returns
+    selections = _selections(trial_returns)
     bands, block = intervals(daily, seed=seed)
     report: dict[str, Any] = {
         "strategy": name,
@@ -78,8 +83,8 @@ def assess(
         "block_sessions": block,
         "ruined": result.ruined,
         "traded": bool(len(result.trades)),
-        "sharpe": _sharpe(daily, trials, trial_returns),
-        "overfitting": _overfitting(trial_returns),
+        "sharpe": _sharpe(daily, trials, selections),
+        "overfitting": _overfitting(selections),
         "excess": _excess(results, name, seed),
         "superiority": _superiority(results, seed),
         "random_portfolios": _random(result, market, settings, seed),
@@ -90,7 +95,19 @@ def assess(
     return report
 
 
-def _sharpe(daily: Array, trials: int | None, trial_returns: ArrayLike | None) -> dict[str, Any] | None:
+def _selections(trial_returns: TrialReturns | None) -> list[Array]:
+    """The return matrices of every selection window that had something to choose from."""
+    if trial_returns is None:
+        return []
+    listed = isinstance(trial_returns, list | tuple) and all(np.ndim(one) == 2 for one in trial_returns)
+    given: Sequence[Any] = (
+        list(trial_returns) if isinstance(trial_returns, list | tuple) and listed else [trial_returns]
+    )
+    matrices = [np.asarray(one, dtype=np.float64) for one in given]
+    return [matrix for matrix in matrices if matrix.ndim == 2 and matrix.shape[1] > 1]
+
+
+def _sharpe(daily: Array, trials: int | None, selections: Sequence[Array]) -> dict[str, Any] | None:
     """Probabilistic and deflated Sharpe ratios; Sharpe ratios are annualised here, probabilities are not."""
     sample = sig.SharpeSample.of(daily)
     if sample is None:
@@ -111,12 +128,15 @@ def _sharpe(daily: Array, trials: int | None, trial_returns: ArrayLike | None) -
         return record
     # Under no skill a Sharpe ratio over T periods has variance 1/(T - 1): what a search of unknown trials is given.
     variance, source, correlation = 1 / (sample.periods - 1), "assumed: 1/(T - 1)", None
-    if trial_returns is not None and np.asarray(trial_returns).shape[1] > 1:
-        values = np.asarray(trial_returns, dtype=np.float64)
-        # Sampling variance falls with the number of periods: the trials' is scaled to this window's length.
-        scale = max(values.shape[0] - 1, 1) / (sample.periods - 1)
-        variance = sig.sharpe_variance(values) * scale
-        source, correlation = f"{values.shape[1]} trials on their selection window", sig.mean_correlation(values)
+    if selections:
+        # Sampling variance falls with the number of periods: the trials' is scaled to this window's length. Over
+        # several windows it is the variance among the trials of one window, which is what each selection saw.
+        scaled = [sig.sharpe_variance(values) * max(len(values) - 1, 1) / (sample.periods - 1) for values in selections]
+        freedom = [values.shape[1] - 1 for values in selections]
+        variance = float(np.average(scaled, weights=freedom))
+        correlation = float(np.average([sig.mean_correlation(values) for values in selections], weights=freedom))
+        several = f"{len(selections)} selection windows" if len(selections) > 1 else "their selection window"
+        source = f"{sum(freedom) + len(freedom)} trials on {several}"
     effective = sig.effective_trials(trials, correlation) if correlation is not None else float(trials)
     record |= {
         "deflated": sig.deflated_sharpe(sample, trials, variance),
@@ -131,23 +151,28 @@ def _sharpe(daily: Array, trials: int | None, trial_returns: ArrayLike | None) -
     return record
 
 
-def _overfitting(trial_returns: ArrayLike | None) -> dict[str, Any] | None:
-    """PBO over the selection window, with as many blocks as it has room for (at most 16)."""
-    if trial_returns is None:
+def _overfitting(selections: Sequence[Array]) -> dict[str, Any] | None:
+    """PBO over the selection window, with as many blocks as it has room for (at most 16).
+
+    Of several windows each has its own cross-validation; the numbers are their means, the logits stand together.
+    """
+    found = []
+    for values in selections:
+        blocks = min(16, values.shape[0] // 2 // 2 * 2)
+        if blocks >= 4:
+            found.append(sig.backtest_overfitting(values, blocks))
+    if not found:
         return None
-    values = np.asarray(trial_returns, dtype=np.float64)
-    blocks = min(16, values.shape[0] // 2 // 2 * 2)
-    if values.shape[1] < 2 or blocks < 4:
-        return None
-    found = sig.backtest_overfitting(values, blocks)
-    counts, edges = np.histogram(found.logits, bins=20)
+    slopes = [one.slope for one in found if one.slope is not None]
+    counts, edges = np.histogram(np.concatenate([one.logits for one in found]), bins=20)
     return {
-        "probability": found.probability,
-        "loss_probability": found.loss_probability,
-        "slope": found.slope,
-        "blocks": blocks,
-        "splits": len(found.logits),
-        "trials": found.trials,
+        "probability": float(np.mean([one.probability for one in found])),
+        "loss_probability": float(np.mean([one.loss_probability for one in found])),
+        "slope": float(np.mean(slopes)) if slopes else None,
+        "blocks": min(one.blocks for one in found),
+        "splits": sum(len(one.logits) for one in found),
+        "trials": sum(one.trials for one in found),
+        "windows": [{"probability": one.probability, "trials": one.trials} for one in found],
         "logit_counts": counts.tolist(),
         "logit_edges": edges.tolist(),
     }
@@ -191,11 +216,17 @@ def _superiority(results: Mapping[str, BacktestResult], seed: int) -> dict[str, 
 
 
 def _random(
-    result: BacktestResult, market: MarketTensors | None, settings: EnvSettings | None, seed: int
+    result: BacktestResult,
+    market: MarketTensors | Sequence[MarketTensors] | None,
+    settings: EnvSettings | None,
+    seed: int,
 ) -> dict[str, Any] | None:
     if market is None or settings is None:
         return None
-    drawn = random_portfolios(market, settings, seed=seed)
+    try:
+        drawn = random_portfolios(market, settings, seed=seed)
+    except BacktestError:  # nothing can be bought at the window's beginning: a statement less, not a backtest less
+        return None
     counts, edges = np.histogram(drawn.cumulative_return, bins=40)
     return drawn.to_json() | {
         "share_above": drawn.share_above(result.metrics["cumulative_return"], result.metrics["sharpe"]),

@@ -29,10 +29,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import ArrayLike
 
 from fintrader import metrics as m
-from fintrader.backtest.honesty import assess
+from fintrader.backtest.honesty import TrialReturns, assess
 from fintrader.backtest.result import TRADE_COLUMNS, BacktestResult, empty_trades
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
@@ -207,8 +206,8 @@ def write_backtest(
     results: Mapping[str, BacktestResult],
     *,
     context: Mapping[str, Any] | None = None,
-    trial_returns: ArrayLike | None = None,
-    market: MarketTensors | None = None,
+    trial_returns: TrialReturns | None = None,
+    market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
     control: Mapping[str, Any] | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
@@ -217,8 +216,8 @@ def write_backtest(
     """Write all files of a backtest below `folder`; returns what was written.
 
     `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and the report shows
-    the rest as it is. `trial_returns` `[S, M]`, `market`, `settings` and `control` make the assessment sharper (see
-    `honesty.assess`). Raises BacktestError when results cover different bars.
+    the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and `control`
+    make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover different bars.
     """
     from fintrader.backtest.report import render_report
 

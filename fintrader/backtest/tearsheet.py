@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import warnings
 from pathlib import Path
@@ -47,6 +48,16 @@ def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
     return {"returns": daily, "positions": positions, "transactions": transactions, "benchmark_rets": benchmark}
 
 
+def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
+    """Why none can be drawn of this backtest here, or None if one can."""
+    sessions = len(stored.daily())
+    if sessions < LEAST_SESSIONS:
+        return f"{sessions} sessions are too few for a tear sheet; it needs {LEAST_SESSIONS}"
+    if importlib.util.find_spec("pyfolio") is None:
+        return "a tear sheet needs pyfolio; install it with `pip install fintrader[report]`"
+    return None
+
+
 def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None = None) -> Path:
     """Draw the tear sheet of a strategy (the report's by default) as PNG or PDF.
 
@@ -58,9 +69,9 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
     strategy = strategy or main_strategy(stored.strategies)
     if strategy not in stored.strategies:
         raise BacktestError(f"no strategy {strategy!r} in this backtest; known: {', '.join(stored.strategies)}")
-    sessions = len(stored.daily())
-    if sessions < LEAST_SESSIONS:
-        raise BacktestError(f"{sessions} sessions are too few for a tear sheet; it needs {LEAST_SESSIONS}")
+    why = why_no_tear_sheet(stored)
+    if why is not None:
+        raise BacktestError(why)
     inputs = tear_sheet_inputs(stored, strategy)
     inputs.pop("transactions")  # hundreds of thousands of minute fills: turnover is in our own report
     with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.redirect_stdout(io.StringIO()):
@@ -69,11 +80,8 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
+        import pyfolio
 
-        try:
-            import pyfolio
-        except ImportError:
-            raise BacktestError("a tear sheet needs pyfolio; install it with `pip install fintrader[report]`") from None
         positions = inputs.pop("positions")
         figure = pyfolio.create_returns_tear_sheet(**inputs, positions=positions, return_fig=True)
         with atomic_file(path) as file:

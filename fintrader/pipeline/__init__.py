@@ -1,10 +1,10 @@
 """The whole way in one place: bars → market → tournament → backtest, from one configuration."""
 
+from fintrader.pipeline.again import backtest_run
 from fintrader.pipeline.configuration import CHOICES, BacktestSettings, RunConfig, load_config
 from fintrader.pipeline.single import replay_run, train_one
 from fintrader.pipeline.stages import (
     RunOutcome,
-    backtest_run,
     build_data,
     check_lookahead,
     rehearse_data,

@@ -32,8 +32,14 @@ class BacktestSettings(Settings):
     """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
     sensitivity: bool = True
     """Also trade at other costs, fills, delays and starts, and without each stock."""
-    tear_sheet: bool = False
-    """Also draw pyfolio's tear sheet (`backtest/tear_sheet.png`; needs the extra `report`)."""
+    tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
+    """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is installed (the extra
+    `report`) and the window is a month or longer."""
+
+    @field_validator("tear_sheet", mode="before")
+    @classmethod
+    def _once_a_switch(cls, value: object) -> object:
+        return {True: "png", False: "none"}[value] if isinstance(value, bool) else value
 
 
 class RunConfig(Settings):

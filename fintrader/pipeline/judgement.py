@@ -14,7 +14,7 @@ from fintrader.agents.policy import load_policy
 from fintrader.backtest import BacktestResult, StoredBacktest, simulate, simulate_baselines, write_backtest
 from fintrader.backtest.controls import information_free
 from fintrader.backtest.sensitivity import sensitivity
-from fintrader.backtest.tearsheet import write_tear_sheet
+from fintrader.backtest.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -51,8 +51,7 @@ def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
         sensitivity=rows,
         seed=config.seed,
     )
-    if config.backtest.tear_sheet:
-        draw_tear_sheet(config, stored)
+    draw_tear_sheet(config, stored)
 
 
 def backtest_settings(config: RunConfig) -> EnvSettings:
@@ -89,9 +88,17 @@ def provenance(config: RunConfig, manifest: Manifest, window: str) -> dict[str, 
 
 
 def draw_tear_sheet(config: RunConfig, stored: StoredBacktest) -> None:
-    """pyfolio's tear sheet beside the report; a window it cannot draw leaves a line that says so."""
+    """pyfolio's tear sheet beside the report, and none of an earlier backtest.
+
+    `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line that says so.
+    """
+    wanted, home = config.backtest.tear_sheet, config.folder.backtest
+    for ending in FORMATS:
+        (home / f"tear_sheet{ending}").unlink(missing_ok=True)
+    if wanted == "none" or (wanted == "auto" and why_no_tear_sheet(stored) is not None):
+        return
     try:
-        write_tear_sheet(config.folder.backtest / "tear_sheet.png", stored)
+        write_tear_sheet(home / f"tear_sheet.{'png' if wanted == 'auto' else wanted}", stored)
     except BacktestError as error:
         print(f"no tear sheet: {error}")
 
@@ -122,14 +129,18 @@ def _control(config: RunConfig, path: Path, env: EnvSettings, progress: Progress
     split = MarketTensors.load(information_free_market(path, config.seed)).split()
     window: MarketTensors = getattr(split, config.backtest.window)
     result = simulate(load_policy(policy), window, env, name="control", progress=progress)
-    scores = [entry["score"] for entry in read_leaderboard(folder.leaderboard)]
-    real = [entry["score"] for entry in read_leaderboard(config.folder.leaderboard)]
     return {
         "metrics": dict(result.metrics),
         "selection_metric": config.tournament.metric,
-        "best_selection_score": max((score for score in scores if score is not None), default=None),
-        "real_best_selection_score": max((score for score in real if score is not None), default=None),
+        "best_selection_score": best_score(folder.leaderboard),
+        "real_best_selection_score": best_score(config.folder.leaderboard),
     }
+
+
+def best_score(leaderboard: Path) -> float | None:
+    """The best score on a leaderboard, None where nobody has one."""
+    scores = [entry["score"] for entry in read_leaderboard(leaderboard)]
+    return max((score for score in scores if score is not None), default=None)
 
 
 def _planted(

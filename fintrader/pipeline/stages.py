@@ -52,8 +52,8 @@ def run(config: RunConfig) -> RunOutcome:
         manifest = claim(config)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
-        _control_stage(config, manifest, market)
-        return _backtest_stage(config, manifest, market)
+        control_stage(config, manifest, market)
+        return backtest_stage(config, manifest, market)
 
 
 def run_tournament(config: RunConfig | Path | str) -> Path:
@@ -64,20 +64,6 @@ def run_tournament(config: RunConfig | Path | str) -> Path:
         manifest = claim(config)
         _tournament_stage(config, manifest, make_market(config, manifest))
     return config.folder.root
-
-
-def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
-    """Backtest a run's stored policies again, with the settings of `config` where they concern the backtest."""
-    config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
-    with config.folder.lock():
-        manifest = Manifest.load(config.folder.manifest)
-        if not manifest.done("tournament"):
-            raise RunError(f"{folder}: its tournament has not finished; run `fintrader run {folder}/config.yaml` first")
-        market = make_market(config, manifest)
-        _control_stage(config, manifest, market)
-        if manifest.done("backtest"):  # every further look at a window makes it less of a test
-            manifest.update(looks=int(manifest.values.get("looks", 1)) + 1)
-        return _backtest_stage(config, manifest, market, again=True)
 
 
 def build_data(config: RunConfig) -> Path:
@@ -227,7 +213,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
         manifest.update(trials=result.trials, best=result.best)
 
 
-def _control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
+def control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
     """The same search on features that hold no information: what it finds there is luck by construction."""
     if not config.backtest.control or manifest.done("control"):
         return
@@ -257,7 +243,7 @@ def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -
         )
 
 
-def _backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
+def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
     if again or not manifest.done("backtest"):
         with manifest.stage("backtest"):
             judge(config, manifest, market)
@@ -298,6 +284,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dic
             + (f", {oracle:.0%} of what the oracle made of this window." if oracle is not None else ".")
         )
     console.print(runs.read_json(folder.backtest / "honesty.json")["verdict"])
-    for path in (folder.backtest / "report.html", folder.backtest / "metrics.json", folder.leaderboard, folder.root):
+    written = [folder.backtest / name for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json")]
+    for path in (*written, folder.leaderboard, folder.root):
         if path.exists():
             console.print(f"  {path}", highlight=False)

@@ -9,8 +9,16 @@ from fintrader.backtest import BacktestResult, simulate, write_backtest
 from fintrader.backtest.controls import information_free
 from fintrader.backtest.walkforward import Fold, fold_market, make_folds, stitch
 from fintrader.data.tensors import MarketTensors
+from fintrader.errors import RunError
 from fintrader.pipeline.configuration import RunConfig
-from fintrader.pipeline.judgement import backtest_settings, provenance, simulate_chosen
+from fintrader.pipeline.judgement import (
+    backtest_settings,
+    best_score,
+    draw_tear_sheet,
+    provenance,
+    simulate_chosen,
+    trial_returns,
+)
 from fintrader.pipeline.observation import observing
 from fintrader.pipeline.stages import RunOutcome, claim, conclude, make_market, search
 from fintrader.progress import reporter
@@ -30,16 +38,16 @@ def walk_forward(config: RunConfig) -> RunOutcome:
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
                 folds = make_folds(market, config.walkforward)
-                finished = [_race_fold(config, market, fold, len(folds)) for fold in folds]
-                manifest.update(trials=sum(trials for _, trials in finished), best=None)
+                trials = [_race_fold(config, market, fold, len(folds)) for fold in folds]
+                manifest.update(trials=sum(trials), best=None)
             with manifest.stage("backtest"):
-                _judge(config, manifest, market, [folder for folder, _ in finished])
+                judge_folds(config, manifest)
         manifest.finish()
         return conclude(config, manifest)
 
 
-def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int) -> tuple[RunFolder, int]:
-    """The fold's tournament (and the same search without information): its folder and how many trials it took."""
+def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int) -> int:
+    """The fold's tournament (and the same search without information): how many trials it took."""
     folder = RunFolder(config.folder.root / "folds" / f"{fold.number:02d}")
     path = folder.root / "market.safetensors"
     if not path.is_file():
@@ -51,36 +59,67 @@ def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int)
         if not shuffled.is_file():
             information_free(MarketTensors.load(path), config.seed).save(shuffled)
         search(config, RunFolder(folder.control), shuffled, MarketTensors.stored_hash(shuffled))
-    return folder, result.trials
+    return result.trials
 
 
-def _judge(config: RunConfig, manifest: Manifest, market: MarketTensors, folders: list[RunFolder]) -> None:
-    """Every strategy over all test windows, one after another, as one backtest."""
+def judge_folds(config: RunConfig, manifest: Manifest) -> None:
+    """Every strategy over all test windows, one after another, as one backtest.
+
+    Raises RunError when the run has no finished fold.
+    """
+    folders = folds_of(config.folder)
+    if not folders:
+        raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
     env = backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
-    folds = []
+    folds, tests = [], []
     with reporter() as progress:
         for folder in folders:
             test = MarketTensors.load(folder.root / "market.safetensors").split().test
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
             results = simulate_chosen(folder, test, env, best, progress)
-            if config.backtest.control:
+            policy = RunFolder(folder.control).ensemble / "policy.safetensors"
+            if config.backtest.control and policy.is_file():
                 shuffled = MarketTensors.load(folder.root / "information_free.safetensors").split().test
-                policy = load_policy(RunFolder(folder.control).ensemble / "policy.safetensors")
-                results["control"] = simulate(policy, shuffled, env, name="control", progress=progress)
+                results["control"] = simulate(load_policy(policy), shuffled, env, name="control", progress=progress)
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
+            tests.append(test)
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
-    whole = {name: stitch(results, env, name=name) for name, results in parts.items()}
+    whole = {name: stitch(results, env, name=name) for name, results in parts.items() if len(results) == len(folders)}
     control: dict[str, Any] | None = None
     if "control" in whole:
-        control = {"metrics": dict(whole.pop("control").metrics)}
+        control = {"metrics": dict(whole.pop("control").metrics), **_selection_scores(config, folders)}
     context = provenance(config, manifest, f"walk-forward, {len(folders)} folds")
-    write_backtest(
+    chosen_from = [trial_returns(folder) for folder in folders]
+    stored = write_backtest(
         config.folder.backtest,
         whole,
         context=context | {"folds": folds},
+        trial_returns=[matrix for matrix in chosen_from if matrix is not None],
+        market=tests,
         settings=env,
         control=control,
         seed=config.seed,
     )
+    draw_tear_sheet(config, stored)
+
+
+def folds_of(folder: RunFolder) -> list[RunFolder]:
+    """The folders of a walk-forward's finished folds, in order; none for any other run."""
+    found = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
+    return [RunFolder(path.parent.parent) for path in found]
+
+
+def _selection_scores(config: RunConfig, folders: list[RunFolder]) -> dict[str, Any]:
+    """The best score each search found while selecting, with information and without, as means over the folds."""
+    boards = {
+        "best_selection_score": [RunFolder(folder.control).leaderboard for folder in folders],
+        "real_best_selection_score": [folder.leaderboard for folder in folders],
+    }
+    scores: dict[str, Any] = {"selection_metric": f"{config.tournament.metric}, mean of {len(folders)} folds"}
+    for name, paths in boards.items():
+        best = [best_score(path) for path in paths]
+        known = [score for score in best if score is not None]
+        scores[name] = sum(known) / len(known) if len(known) == len(folders) else None
+    return scores

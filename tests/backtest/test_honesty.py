@@ -177,3 +177,34 @@ def test_the_whole_assessment_is_plain_json() -> None:
     )
     assert set(report["excess"]) == {"buy_and_hold", "equal_weight", "benchmark"}
     assert 0 <= report["random_portfolios"]["share_above"]["cumulative_return"] <= 1
+
+
+def test_the_folds_of_a_walk_forward_are_judged_together() -> None:
+    rng = np.random.default_rng(3)
+    template = simulate(noisy_policy(4), make_market(20 * 30, 4, session_bars=20), EnvSettings())
+    results = {"ensemble": with_returns(template, rng.normal(0.001, 0.01, 30))}
+    folds = [rng.normal(0, 0.01, (40, 6)) + shift for shift in (0.0, 0.01)]
+    whole = assess(results, trials=12, trial_returns=folds)
+    alone = [assess(results, trials=12, trial_returns=matrix) for matrix in folds]
+    pbo = [one["overfitting"]["probability"] for one in alone]
+    assert whole["overfitting"]["probability"] == pytest.approx(np.mean(pbo))
+    assert [window["probability"] for window in whole["overfitting"]["windows"]] == pbo
+    assert whole["overfitting"]["trials"] == 12
+    assert whole["overfitting"]["splits"] == sum(one["overfitting"]["splits"] for one in alone)
+    # A market that rose in one fold and not in the other is no variance among the trials of either.
+    variances = [one["sharpe"]["trial_variance"] for one in alone]
+    assert whole["sharpe"]["trial_variance"] == pytest.approx(np.mean(variances))
+    assert whole["sharpe"]["trial_variance_source"] == "12 trials on 2 selection windows"
+    together = assess(results, trials=12, trial_returns=np.hstack(folds))
+    assert together["sharpe"]["trial_variance"] > 2 * whole["sharpe"]["trial_variance"]
+    assert assess(results, trials=12, trial_returns=[])["overfitting"] is None
+
+
+def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
+    market, settings = make_market(20 * 12, 1, session_bars=20, gaps=False), EnvSettings(cost_bps=50)
+    windows = [market.window(0, 100), market.window(120, 240)]
+    drawn = random_portfolios(windows, settings, seed=0, count=3).cumulative_return
+    expected = 1.0
+    for window in windows:  # one stock: every portfolio is that stock, bought and sold at half a per cent
+        expected *= float(window.close[-1, 0]) / float(window.open[1, 0]) / 1.005 * 0.995
+    assert drawn == pytest.approx(np.full(3, expected - 1), rel=1e-6)
