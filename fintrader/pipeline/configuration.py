@@ -61,6 +61,8 @@ class RunConfig(Settings):
     """Serve Prometheus metrics of the tournament on this port (0: any free one); None: no endpoint."""
     metrics_host: str = "127.0.0.1"
     """Address the metrics endpoint listens on; `0.0.0.0` lets other machines read it, without a password."""
+    checkpoint_seconds: float = Field(10.0, ge=0)
+    """`fintrader train`: seconds between stored states; what a kill can cost. 0: after every update."""
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: AgentSettings = PPOSettings()

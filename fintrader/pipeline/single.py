@@ -94,7 +94,7 @@ def _learn(config: RunConfig, agent: Agent, env: Any, home: Path) -> TrainResult
             steps = f"{state.env_steps:,} env-steps"
             task.update(state.fraction, note=f"{steps}, {state.steps_per_second:,.0f}/s")
 
-        return train(agent, env, budget, folder=home, on_progress=show)
+        return train(agent, env, budget, folder=home, on_progress=show, checkpoint_seconds=config.checkpoint_seconds)
 
 
 def replay_run(folder: Path, name: str | None = None) -> list[str]:

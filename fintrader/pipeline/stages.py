@@ -176,8 +176,8 @@ def claim(config: RunConfig, verb: str = "run") -> Manifest:
     return manifest
 
 
-_PLACES = ("runs_dir", "cache", "name", "log_format", "metrics_port", "metrics_host")
-"""Settings that say where things lie, or how they are watched, and change no result."""
+_PLACES = ("runs_dir", "cache", "name", "checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
+"""Settings that say where things lie, how often they are stored, or how they are watched, and change no result."""
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
