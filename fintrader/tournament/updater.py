@@ -6,6 +6,7 @@ order, since all results are compared by one total order: score (higher first), 
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, field
 
@@ -89,7 +90,7 @@ def submit(board: Board, entry: Entry) -> Verdict:
             board.rungs.setdefault((entry.spec.generation, share), []).append(reached)
     if entry.result.score is None:
         return Verdict(new=True)
-    position = sum(1 for row in board.rows if row.order < entry.order)
+    position = bisect.bisect_left(board.rows, entry.order, key=lambda row: row.order)
     if position >= board.size:
         return Verdict(new=True)
     board.rows.insert(position, entry)

@@ -48,6 +48,8 @@ class World:
     """Training with evaluation: uniform between the two."""
     start: tuple[float, ...] = (0.0,)
     """Samples of what a pod takes before it trains, drawn with replacement."""
+    cold: tuple[float, ...] = (0.0,)
+    """Samples of what comes on top where no pod has ended well before: a new process."""
     end: tuple[float, ...] = (0.0,)
     """Samples of what a pod takes to store what came out."""
     failure_rate: float = 0.0
@@ -131,12 +133,13 @@ class SimulatedCluster:
         self.random = np.random.default_rng(world.seed)
         self.free = set(range(world.gpus))
         self.gone: set[int] = set()
+        self.warm: set[int] = set()
         self.work: dict[str, _Work] = {}
         self.left: dict[str, float] = {}
         """Seconds of training that a lost pod still has before it."""
         self.vacant_since: dict[int, float] = dict.fromkeys(self.free, 0.0)
         self.idle: list[float] = []
-        """Seconds a GPU stood empty between two pods."""
+        """Seconds a GPU stood empty before a pod that was new."""
         self.busy = 0.0
         """GPU seconds that went into pods, lost ones included."""
         self.ended: dict[str, float] = {}
@@ -162,12 +165,15 @@ class SimulatedCluster:
             self.problems.append(f"{spec.pod} launched twice at once")
         place = min(self.free)
         self.free.discard(place)
-        self.idle.append(self.clock.time - self.vacant_since[place])
+        if not self.attempts[spec.pod]:  # later attempts may find a cluster that has run out of work
+            self.idle.append(self.clock.time - self.vacant_since[place])
         world, random = self.world, self.random
         training = self.left.get(spec.pod) or float(random.uniform(*world.pod))
         if self.store.has_result(spec.pod):  # of an attempt that was given up: `run_pod` returns it at once
             training = 0.0
         starting = world.start[int(random.integers(len(world.start)))]
+        if place not in self.warm:
+            starting += world.cold[int(random.integers(len(world.cold)))]
         seconds = starting + training + world.end[int(random.integers(len(world.end)))]
         future: Future[PodResult] = Future()
         work = _Work(spec, attempt, place, future, self.clock.time, self.clock.time + seconds)
@@ -203,12 +209,14 @@ class SimulatedCluster:
             return
         result = self._publish(work)
         self._leave(work)
+        self.warm.add(work.place)
         work.future.set_result(result)
 
     def _lose(self, work: _Work, reason: Any, zombie: bool) -> None:
         if not work.alive:
             return
         self.losses[reason] += 1
+        self.warm.discard(work.place)
         self._leave(work)
         work.future.set_exception(PodFailure(reason, "simulated"))
         if zombie:  # given up, but its last write was under way
@@ -339,6 +347,7 @@ def simulate(
             for work in list(cluster.work.values()):
                 work.alive = False
                 cluster.free.add(work.place)
+                cluster.vacant_since[work.place] = clock.time
             cluster.work.clear()
             continue
         except StopIteration:
