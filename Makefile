@@ -63,6 +63,9 @@ test-triton: ## The CUDA kernel against the torch core, on CPU in Triton's inter
 	.venv-triton/bin/python -m pip install --quiet -c constraints.txt triton -e . pytest pytest-timeout hypothesis
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/envs/test_triton.py
 
+test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)
+	FINTRADER_TEST_IMAGE=1 $(BIN)/python -m pytest tests/containers/test_image_steps.py
+
 app: install ## Open the Streamlit app on the runs folder
 	$(BIN)/fintrader app
 

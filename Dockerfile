@@ -1,0 +1,82 @@
+# syntax=docker/dockerfile:1
+# Two images, one recipe:
+#
+#   docker build --target cpu  -t REGISTRY/fintrader:cpu  .
+#   docker build --target cuda -t REGISTRY/fintrader:cuda .
+#
+# Neither holds a compiler, a package manager's cache, or anything of this folder that .dockerignore does not name.
+# The CUDA libraries come with torch's own wheels; the host brings the driver and the NVIDIA container toolkit.
+ARG PYTHON=3.11.13-slim-bookworm
+
+# --- everything but the wheels of torch and the packages: shared by both --------------------------------------------
+FROM python:${PYTHON} AS build
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_INPUT=1
+RUN python -m venv /opt/fintrader
+ENV PATH=/opt/fintrader/bin:$PATH
+WORKDIR /src
+COPY constraints.txt constraints-image.txt pyproject.toml README.md LICENSE ./
+# What the image installs besides the core. Change it with --build-arg EXTRAS=...
+ARG EXTRAS=app,fast,observe,ray,s3
+
+FROM build AS build-cpu
+# torch's wheels without CUDA are a tenth of the size; an empty TORCH_INDEX takes the default index.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+# The packages before the source, so that a change of the source builds in seconds.
+RUN mkdir fintrader app \
+    && touch fintrader/__init__.py app/__init__.py \
+    && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
+    && pip uninstall -y fintrader
+COPY fintrader fintrader
+COPY app app
+RUN pip install --no-deps . \
+    && pip check \
+    && python -m compileall -q /opt/fintrader/lib
+
+FROM build AS build-cuda
+RUN pip install -c constraints.txt torch
+RUN mkdir fintrader app \
+    && touch fintrader/__init__.py app/__init__.py \
+    && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
+    && pip uninstall -y fintrader
+COPY fintrader fintrader
+COPY app app
+RUN pip install --no-deps . \
+    && pip check \
+    && python -m compileall -q /opt/fintrader/lib
+
+# --- what runs ------------------------------------------------------------------------------------------------------
+FROM python:${PYTHON} AS runtime
+LABEL org.opencontainers.image.title="fintrader" \
+      org.opencontainers.image.description="Train trading agents in a tournament, and believe the result" \
+      org.opencontainers.image.licenses="MIT"
+# Numeric, so that Kubernetes can see that it is not root. Whatever is written at run time goes below /work or /tmp: the
+# rest may be mounted read-only.
+RUN groupadd --gid 10001 fintrader \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin fintrader \
+    && install -d -o 10001 -g 10001 /work /work/runs /work/data
+ENV PATH=/opt/fintrader/bin:$PATH \
+    HOME=/tmp \
+    OMP_NUM_THREADS=1 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    NUMBA_CACHE_DIR=/tmp/numba \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    XDG_CACHE_HOME=/tmp/cache \
+    RAY_USAGE_STATS_ENABLED=0
+WORKDIR /work
+COPY configs configs
+USER 10001:10001
+ENTRYPOINT ["fintrader"]
+CMD ["--help"]
+
+FROM runtime AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=build-cuda /opt/fintrader /opt/fintrader
+
+# The last target is what a plain `docker build .` makes.
+FROM runtime AS cpu
+COPY --from=build-cpu /opt/fintrader /opt/fintrader
