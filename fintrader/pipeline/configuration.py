@@ -18,6 +18,7 @@ from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, RunError
+from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 
 
@@ -69,6 +70,10 @@ class RunConfig(Settings):
     agents: tuple[AgentSettings, ...] = ()
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()
+    launcher: Literal["local", "ray"] = "local"
+    """Where pods run: processes of this machine, or a Ray cluster (extra `ray`)."""
+    ray: RaySettings = RaySettings()
+    """Only with `launcher: ray`."""
     backtest: BacktestSettings = BacktestSettings()
     walkforward: WalkForwardSettings = WalkForwardSettings()
     """Only for `fintrader walkforward`."""
@@ -113,11 +118,17 @@ class RunConfig(Settings):
             )
         return self.env
 
+    def make_launcher(self) -> LauncherFactory | None:
+        """What makes the launcher of a tournament; None: local processes."""
+        return on_ray(self.ray, device=self.device) if self.launcher == "ray" else None
+
     def resolved_device(self) -> str:
-        """The device's name. Raises ConfigError when it asks for a GPU that is not there."""
+        """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and that none has)."""
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():
+            if self.launcher == "ray":  # the cluster's nodes have it, not the one this command runs on
+                return "cpu"
             raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
         return self.device
 

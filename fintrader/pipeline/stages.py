@@ -148,7 +148,7 @@ def claim(config: RunConfig, verb: str = "run") -> Manifest:
         # Through the model, so that a setting which this version added counts with its default.
         before, now = _flat(load_config(folder.config).model_dump(mode="json")), _flat(config.model_dump(mode="json"))
         for field in sorted(set(before) | set(now)):
-            if field in _PLACES or before.get(field) == now.get(field):
+            if field.split(".")[0] in _PLACES or before.get(field) == now.get(field):
                 continue
             if field.startswith("backtest."):
                 reopened |= {"backtest"}
@@ -176,8 +176,9 @@ def claim(config: RunConfig, verb: str = "run") -> Manifest:
     return manifest
 
 
-_PLACES = ("runs_dir", "cache", "name", "checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
-"""Settings that say where things lie, how often they are stored, or how they are watched, and change no result."""
+_WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
+_PLACES = ("runs_dir", "cache", "name", "launcher", "ray", *_WATCHED)
+"""Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -237,6 +238,7 @@ def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -
             agent=config.agents or config.agent,
             seed=config.seed,
             device=config.resolved_device(),
+            launcher=config.make_launcher(),
             progress=progress,
             data_hash=data_hash,
             watch=watch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from fintrader.agents import (
     save_policy,
     train,
 )
+from fintrader.agents.policy import ActorPolicy
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs import EnvSettings, TradingEnv
@@ -38,6 +40,7 @@ from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.store import RunStore
 
 CPU = torch.device("cpu")
+EVALUATE = "fintrader.tournament.body:evaluate_trained"
 
 
 def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodOutput:
@@ -61,6 +64,16 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     stopped = False
     for share in (*spec.rungs, 1.0):
         result = learner.advance(Budget.model_validate(spec.budget), share, _reporter(context))
+        if share == 1.0 and context.apart:
+            return PodOutput(
+                score=None,
+                snapshot=_snapshot(learner),
+                rung_scores=_rung_scores(spec, evaluations),
+                env_steps=result.env_steps,
+                updates=result.updates,
+                seconds=result.seconds,
+                rest=EVALUATE,
+            )
         policy = learner.agent.policy
         if policy_device(policy) != CPU:
             policy = copy.deepcopy(policy).to(CPU)
@@ -73,23 +86,56 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
         )
         if stopped:
             break
-    final = evaluations[share]
     context.report(share, result.env_steps, "storing")
-    meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, **spec.evaluation}
-    save_policy(context.folder / "policy.safetensors", learner.agent.policy, meta, market=split.train)
-    state = {name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())}
-    return PodOutput(
-        score=final.score,
-        snapshot=save(state),
+    output = PodOutput(
+        score=None,
+        snapshot=_snapshot(learner),
         status="stopped" if stopped else "done",
-        window_scores=final.window_scores,
-        rung_scores={str(rung): evaluations[rung].score for rung in spec.rungs if rung in evaluations},
-        metrics=final.metrics,
-        returns=final.returns,
+        rung_scores=_rung_scores(spec, evaluations),
         env_steps=result.env_steps,
         updates=result.updates,
         seconds=result.seconds,
     )
+    return _judged(spec, context, output, evaluations[share], learner.agent.policy, split)
+
+
+def evaluate_trained(spec: PodSpec, context: PodContext, output: PodOutput) -> PodOutput:
+    """Complete what `train_and_evaluate` left behind (`PodContext.apart`), from the snapshot alone and on the CPU.
+
+    The score and the stored policy are those that the pod itself would have come to.
+    """
+    split = _market(context.market)
+    env_settings = validate(EnvSettings, spec.env, f"{spec.pod}: env")
+    env = TradingEnv(split.train, env_settings, device=CPU, seed=derive(spec.seed, "env"))
+    agent = make_agent(agent_settings(spec), env.layout, device=CPU, seed=spec.seed)
+    agent.inherit(load(output.snapshot))
+    alive = _Alive(context, 1.0, output.env_steps)
+    final = evaluate(agent.policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation))
+    return _judged(spec, context, output, final, agent.policy, split)
+
+
+def _judged(
+    spec: PodSpec, context: PodContext, output: PodOutput, final: Evaluation, policy: ActorPolicy, split: Split
+) -> PodOutput:
+    """`output` with its score, and the policy stored."""
+    meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, **spec.evaluation}
+    save_policy(context.folder / "policy.safetensors", policy, meta, market=split.train)
+    return replace(
+        output,
+        score=final.score,
+        window_scores=final.window_scores,
+        metrics=final.metrics,
+        returns=final.returns,
+    )
+
+
+def _snapshot(learner: Learner) -> bytes:
+    """What a child inherits."""
+    return save({name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())})
+
+
+def _rung_scores(spec: PodSpec, evaluations: dict[float, Evaluation]) -> dict[str, float | None]:
+    return {str(rung): evaluations[rung].score for rung in spec.rungs if rung in evaluations}
 
 
 def agent_settings(spec: PodSpec) -> Any:

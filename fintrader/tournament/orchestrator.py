@@ -23,7 +23,7 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.clock import Clock
 from fintrader.tournament.generational import Scheduler, scheduler_of
 from fintrader.tournament.generator import Breeder
-from fintrader.tournament.launchers import Launcher, LocalLauncher, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import read_leaderboard
 from fintrader.tournament.pod import BODY
 from fintrader.tournament.reconcile import Orchestrator
@@ -65,7 +65,7 @@ def run_tournament(
     device: str = "auto",
     progress: Progress | None = None,
     body: str = BODY,
-    launcher: Launcher | None = None,
+    launcher: Launcher | LauncherFactory | None = None,
     scheduler: Scheduler | None = None,
     ensemble: EnsembleBuilder | None = None,
     data_hash: str | None = None,
@@ -75,8 +75,9 @@ def run_tournament(
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
     `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
-    `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs. `watch` is
-    called at every reconcile. `clock` is real time, or that of a simulated cluster.
+    `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs (a `launcher` that
+    is made here, such as Ray's, brings its own body). `watch` is called at every reconcile. `clock` is real time, or
+    that of a simulated cluster.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
@@ -95,6 +96,8 @@ def run_tournament(
     with _readable_disk_errors(folder), leases.acquire(folder) as lease:
         store = RunStore(folder)
         store.claim(_identity(settings, breeder), lambda known: _modern(known, agents, env))
+        if callable(launcher):
+            launcher = launcher(settings, folder, Path(market).resolve(), lease.token)
         devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
         launcher = launcher or LocalLauncher(
             folder,

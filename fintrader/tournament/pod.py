@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
@@ -24,12 +24,27 @@ from fintrader.config import Settings, load_object
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder, dump_json, file_sha256
 
+if TYPE_CHECKING:
+    from fintrader.tournament.store import RunStore
+
 log = logging.getLogger("fintrader.pod")
 BODY = "fintrader.tournament.body:train_and_evaluate"
 WALL_CLOCK = ("started", "finished", "seconds", "device", "attempts")
 """Fields of a result that no seed can fix."""
 Reason = Literal[
-    "", "killed", "rank", "drained", "hung", "oom", "nan", "disk_full", "snapshot", "error", "stopped_early", "fenced"
+    "",
+    "killed",
+    "rank",
+    "node",
+    "drained",
+    "hung",
+    "oom",
+    "nan",
+    "disk_full",
+    "snapshot",
+    "error",
+    "stopped_early",
+    "fenced",
 ]
 
 
@@ -142,6 +157,23 @@ class PodResult(_Record):
         return self.model_dump(mode="json", exclude=set(WALL_CLOCK))
 
 
+class Draft(_Record):
+    """A trained pod that nobody has evaluated yet: what an evaluator elsewhere needs to complete its result."""
+
+    pod: str
+    rest: str
+    """`package.module:function` that evaluates it."""
+    snapshot: str
+    """SHA-256 of the agent's state."""
+    rung_scores: dict[str, float | None] = Field(default_factory=dict)
+    env_steps: int = 0
+    updates: int = 0
+    started: float = 0.0
+    seconds: float | None = None
+    device: str = ""
+    attempts: int = 1
+
+
 @dataclass
 class PodOutput:
     """What a body returns; the shell stores it. A policy is already in the pod's folder, as `policy.safetensors`."""
@@ -157,6 +189,8 @@ class PodOutput:
     env_steps: int = 0
     updates: int = 0
     seconds: float | None = None
+    rest: str = ""
+    """`package.module:function` that evaluates it; only where `PodContext.apart` allows a body to leave that."""
 
 
 @dataclass
@@ -173,6 +207,8 @@ class PodContext:
     report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
     """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for hung."""
     folder: Path = Path()
+    apart: bool = False
+    """A body may leave the last evaluation to an evaluator elsewhere, see `PodOutput.rest`."""
 
 
 class Fenced(TournamentError):
@@ -195,64 +231,122 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 
     Raises Fenced when another orchestrator took over, and whatever the body raises.
     """
-    with (
-        logs.written(logs.from_environment()),
-        logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
-    ):
-        log.info("pod begins", extra={"fields": {"device": context.device, "origin": spec.origin}})
-        try:
-            result = _run_pod(spec, context, body)
-        except Exception:
-            if logs.structured():
-                log.exception("pod is lost")
-            raise
-        fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
-        log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
-        return result
+    outcome = begin_pod(spec, context, body)
+    return outcome if isinstance(outcome, PodResult) else evaluate_pod(spec, context, outcome)
 
 
-def _run_pod(spec: PodSpec, context: PodContext, body: str | Body) -> PodResult:
-    from fintrader.tournament.lease import current_token
+def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult | Draft:
+    """As `run_pod`; with `context.apart` a body may stop before the evaluation, which is `evaluate_pod`'s then."""
     from fintrader.tournament.store import RunStore
 
     store = RunStore(context.run)
-    context.folder = context.run.pod(spec.pod)
-    context.folder.mkdir(parents=True, exist_ok=True)
-    with _alone(context.folder / ".lock"):
+    with _logged(spec, context, "pod"), _at_work(spec, context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         started = time.time()
         call: Body = load_object(body) if isinstance(body, str) else body
         output = call(spec, context)
-        snapshot = store.put(output.snapshot) if output.snapshot else None
-        stored = context.folder / "policy.safetensors"
-        policy = file_sha256(stored) if stored.exists() else None
-        finished = time.time()
-        store.keep_spec(spec)
-        if context.token is not None and current_token(context.run) != context.token:
-            raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
-        return store.write_result(
-            PodResult(
+        if output.rest:
+            return Draft(
                 pod=spec.pod,
-                status=output.status,
-                reason="stopped_early" if output.status == "stopped" else "",
-                spec=spec.digest,
-                score=output.score,
-                window_scores=output.window_scores,
+                rest=output.rest,
+                snapshot=store.put(output.snapshot),
                 rung_scores=output.rung_scores,
-                metrics=output.metrics,
-                returns=output.returns,
-                snapshot=snapshot,
-                policy=policy,
                 env_steps=output.env_steps,
                 updates=output.updates,
                 started=started,
-                finished=finished,
-                seconds=finished - started if output.seconds is None else output.seconds,
+                seconds=output.seconds,
                 device=context.device,
                 attempts=context.attempt,
             )
+        return _publish(store, spec, context, output, started)
+
+
+def evaluate_pod(spec: PodSpec, context: PodContext, draft: Draft) -> PodResult:
+    """Evaluate a trained pod and publish its result, on any machine that sees the run's store. Idempotent.
+
+    Raises CheckpointError when its snapshot is missing or damaged, and what `run_pod` raises.
+    """
+    from fintrader.tournament.store import RunStore
+
+    store = RunStore(context.run)
+    with _logged(spec, context, "evaluation"), _at_work(spec, context):
+        if store.has_result(spec.pod):
+            return store.read_result(spec.pod)
+        trained = PodOutput(
+            score=None,
+            snapshot=store.get(draft.snapshot),
+            rung_scores=draft.rung_scores,
+            env_steps=draft.env_steps,
+            updates=draft.updates,
+            seconds=draft.seconds,
         )
+        output: PodOutput = load_object(draft.rest)(spec, context, trained)
+        context.device, context.attempt = draft.device, draft.attempts  # a result tells where the training was
+        return _publish(store, spec, context, output, draft.started)
+
+
+def _publish(store: RunStore, spec: PodSpec, context: PodContext, output: PodOutput, started: float) -> PodResult:
+    """Everything into the store, the result last."""
+    snapshot = store.put(output.snapshot) if output.snapshot else None
+    stored = context.folder / "policy.safetensors"
+    policy = file_sha256(stored) if stored.exists() else None
+    finished = time.time()
+    store.keep_spec(spec)
+    from fintrader.tournament.lease import current_token
+
+    if context.token is not None and current_token(context.run) != context.token:
+        raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
+    result = store.write_result(
+        PodResult(
+            pod=spec.pod,
+            status=output.status,
+            reason="stopped_early" if output.status == "stopped" else "",
+            spec=spec.digest,
+            score=output.score,
+            window_scores=output.window_scores,
+            rung_scores=output.rung_scores,
+            metrics=output.metrics,
+            returns=output.returns,
+            snapshot=snapshot,
+            policy=policy,
+            env_steps=output.env_steps,
+            updates=output.updates,
+            started=started,
+            finished=finished,
+            seconds=finished - started if output.seconds is None else output.seconds,
+            device=context.device,
+            attempts=context.attempt,
+        )
+    )
+    fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
+    log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
+    return result
+
+
+@contextlib.contextmanager
+def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
+    """Structured logs, where they are asked for, with the names of run and pod on every line."""
+    with (
+        logs.written(logs.from_environment()),
+        logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
+    ):
+        log.info(f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}})
+        try:
+            yield
+        except Exception:
+            if logs.structured():
+                log.exception("pod is lost")
+            raise
+
+
+@contextlib.contextmanager
+def _at_work(spec: PodSpec, context: PodContext) -> Iterator[None]:
+    """The pod's folder, for nobody else at the same time."""
+    context.folder = context.run.pod(spec.pod)
+    context.folder.mkdir(parents=True, exist_ok=True)
+    with _alone(context.folder / ".lock"):
+        yield
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from fintrader.tournament.control import Control
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generational import Scheduler
 from fintrader.tournament.generator import Breeder
-from fintrader.tournament.launchers import Launcher, PodFailure
+from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import open_or_replace
 from fintrader.tournament.pod import PodResult, PodSpec
 from fintrader.tournament.settings import TournamentSettings
@@ -152,7 +152,8 @@ class Orchestrator:
         """Reconcile until all pods have a result."""
         told = len(self.log.records)
         self.recover()
-        if not self.finished and self._capacity() < 1:
+        grows = isinstance(self.launcher, ElasticLauncher)
+        if not self.finished and not grows and self._capacity() < 1:
             raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
         for event in self.log.records[told:]:
             progress.event(event, "")
@@ -301,6 +302,8 @@ class Orchestrator:
 
     def _place(self) -> None:
         """Start pods while there is room; by arrival, the next spec is made only now, from the newest board."""
+        if isinstance(self.launcher, ElasticLauncher):
+            self.launcher.want(len(self.running) + len(self.waiting) + self._unmade())
         vacant = self._capacity() - len(self.running)
         room = min(vacant, LAUNCHES)
         self._more_to_start = False
@@ -320,6 +323,11 @@ class Orchestrator:
             room -= 1
         self._more_to_start = vacant > LAUNCHES
 
+    def _unmade(self) -> int:
+        """Specs that could be made at once."""
+        index = len(self.specs)
+        return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
+
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
         self.log.append(*self._events)
@@ -336,7 +344,7 @@ class Orchestrator:
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
                 f"(see {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try again"
             )
-        if self.running or self._capacity() > 0 or self.finished:
+        if self.running or self._capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self.clock.now()

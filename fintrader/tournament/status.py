@@ -14,7 +14,7 @@ from fintrader.runs import RunFolder, read_json, read_jsonl
 from fintrader.tournament import lease as leases
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generational import Replay, scheduler_of
-from fintrader.tournament.launchers import Launcher
+from fintrader.tournament.launchers import Launcher, LauncherFactory
 from fintrader.tournament.leaderboard import open_or_replace, read_leaderboard, read_pods
 from fintrader.tournament.orchestrator import EnsembleBuilder, TournamentResult, run_tournament
 from fintrader.tournament.pod import PodSpec
@@ -149,7 +149,7 @@ def replay(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
-    launcher: Launcher | None = None,
+    launcher: Launcher | LauncherFactory | None = None,
     body: str | None = None,
     ensemble: EnsembleBuilder | None = None,
     data_hash: str | None = None,

@@ -1,18 +1,33 @@
 """Launchers: where pods run. A launcher takes a spec and gives a future of its result; nothing else knows processes."""
 
-from fintrader.tournament.launchers.base import START_SECONDS, Launcher, PodFailure, PodProgress, settle
+from fintrader.tournament.launchers.base import (
+    START_SECONDS,
+    ElasticLauncher,
+    Launcher,
+    LauncherFactory,
+    PodFailure,
+    PodProgress,
+    settle,
+)
 from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers.ray import RayLauncher, on_ray
+from fintrader.tournament.launchers.settings import RaySettings
 from fintrader.tournament.launchers.threads import ThreadLauncher
 
 __all__ = [
     "START_SECONDS",
+    "ElasticLauncher",
     "Launcher",
+    "LauncherFactory",
     "LocalLauncher",
     "PodFailure",
     "PodProgress",
+    "RayLauncher",
+    "RaySettings",
     "Slot",
     "ThreadLauncher",
     "cuda_devices",
+    "on_ray",
     "settle",
     "slots_of",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+from fintrader.runs import RunFolder
 from fintrader.tournament.pod import PodResult, PodSpec, Reason
+from fintrader.tournament.settings import TournamentSettings
 
 START_SECONDS = 120.0
 """A new process may take so long to import what it needs."""
@@ -56,6 +60,18 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Stop everything."""
+
+
+LauncherFactory = Callable[[TournamentSettings, RunFolder, Path, int], Launcher]
+"""(settings, folder, market, fencing token) -> what the pods run on."""
+
+
+@runtime_checkable
+class ElasticLauncher(Launcher, Protocol):
+    """One that may be empty now and grow later. Its `tick` raises TournamentError when waiting has been in vain."""
+
+    def want(self, pods: int) -> None:
+        """So many pods could be at work if there were room."""
 
 
 def settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:

@@ -1,0 +1,339 @@
+"""Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
+
+A pod is one task, its evaluation another with resources of its own, a pod of several GPUs holds them as a placement
+group. There are no actors and nothing of worth in the object store: a task streams a few words to this process
+(`task.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the orchestrator's to
+record and to start again. So a node, all nodes, or the head may vanish at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder
+from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, settle
+from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fits, import_ray
+from fintrader.tournament.launchers.settings import RaySettings
+from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.store import RunStore
+
+LISTEN_SECONDS = 0.2
+
+
+@dataclass(eq=False)
+class _Pod:
+    """A pod that Ray has been given."""
+
+    spec: PodSpec
+    task: dict[str, Any]
+    future: Future[PodResult]
+    stream: Any = None
+    """Ray's generator of its words."""
+    group: Any = None
+    """Its placement group, if it has one."""
+    evaluating: bool = False
+    node: str = ""
+    """Where it runs; empty while Ray looks for a place."""
+    pid: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    progress: PodProgress = field(default_factory=PodProgress)
+
+
+class RayLauncher:
+    """Pods as tasks of a Ray cluster. Connects when it is made; see `cluster.connect` for what that raises."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        market: Path,
+        settings: RaySettings,
+        *,
+        body: str = BODY,
+        workers: int | None = None,
+        token: int | None = None,
+        hang_seconds: float = 300.0,
+        gpus: float = 0.0,
+    ) -> None:
+        """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
+        self.run, self.market, self.settings, self.body, self.token = run, market, settings, body, token
+        self._limit, self._hang = workers, hang_seconds
+        self._pods: dict[str, _Pod] = {}
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._wanted = 0
+        self._empty_since: float | None = None
+        self._cluster = Cluster(settings)
+        if settings.gpus is not None:
+            gpus = settings.gpus
+        elif not any(node.total.get("GPU") for node in self._cluster.view().nodes.values()):
+            gpus = 0.0
+        self.gpus = gpus
+        self.need: Resources = {"CPU": settings.cpus, "GPU": gpus, **settings.resources}
+        """Resources of a pod."""
+        self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
+        self._listener = threading.Thread(target=self._listen, daemon=True, name="ray listener")
+        self._listener.start()
+
+    # --- Launcher --------------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        """Pods at work plus those for which there is room now, on nodes that stay."""
+        view = self._cluster.view()
+        staying = {node.id: node for node in view.staying}
+        with self._lock:
+            evaluating = sum(pod.evaluating for pod in self._pods.values())
+            leaving = sum(pod.node not in staying for pod in self._pods.values() if pod.node and not pod.evaluating)
+            training = len(self._pods) - evaluating - leaving
+        places = sum(fits(self.need, node.total) for node in staying.values())
+        vacant = sum(fits(self.need, node.available) for node in staying.values())  # others may use the cluster too
+        room = min(places, training + vacant) + evaluating + leaving
+        return room if self._limit is None else min(room, self._limit)
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of pods at once; None: whatever the cluster holds."""
+        self._limit = workers
+
+    def want(self, pods: int) -> None:
+        """So many pods could be at work: what the autoscaler is told."""
+        pods = pods if self._limit is None else min(pods, self._limit)
+        if pods != self._wanted:
+            self._wanted = pods
+            self._cluster.want([dict(self.need)] * pods)
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        device = "cpu"
+        if self.gpus:  # Ray lets the task see its own GPUs only; learners of a pod get one each, in a process each
+            device = "cuda" if self.gpus <= 1 else "/".join(f"cuda:{number}" for number in range(int(self.gpus)))
+        task = {
+            "spec": spec.model_dump(mode="json"),
+            "run": str(self.run.root.resolve()),
+            "market": str(self.market),
+            "device": device,
+            "token": self.token,
+            "attempt": attempt,
+            "body": self.body,
+            "apart": self.settings.evaluators,
+            "draft": None,
+        }
+        pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
+        if self.gpus > 1:
+            from ray.util import placement_group
+
+            pod.group = placement_group([dict(self.need)], strategy="STRICT_PACK", name=spec.pod)
+        pod.stream = self._start(pod, self.need)
+        with self._lock:
+            self._pods[spec.pod] = pod
+        return pod.future
+
+    def cancel(self, pod: str) -> None:
+        with self._lock:
+            known = self._pods.get(pod)
+        if known is not None:
+            self._stop(known, "drained", "stopped on request")
+
+    def progress(self) -> dict[str, PodProgress]:
+        with self._lock:
+            return {name: pod.progress for name, pod in self._pods.items()}
+
+    def processes(self) -> dict[str, tuple[str, int]]:
+        """Node and process identifier of each pod that has begun."""
+        with self._lock:
+            return {name: (pod.node, pod.pid) for name, pod in self._pods.items() if pod.node}
+
+    def tick(self) -> None:
+        """Raises TournamentError when the head is gone, or no node can hold a pod for longer than we wait."""
+        self._cluster.refresh()
+        nodes = self._cluster.view().nodes
+        now = time.monotonic()
+        with self._lock:
+            pods = list(self._pods.values())
+        for pod in pods:
+            patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
+            if pod.node and now - pod.heard > patience:
+                self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
+            elif pod.node in nodes and self._must_go(nodes[pod.node]):
+                self._stop(pod, "drained", "its node goes")
+        if self._limit is not None:
+            for pod in pods[self._limit :]:
+                self._stop(pod, "drained", "stopped on request")
+        self._check_room(pods)
+
+    def close(self) -> None:
+        with self._lock:
+            pods = list(self._pods.values())
+        for pod in pods:
+            self._stop(pod, "drained", "stopped on request")
+        self._closing.set()
+        self._listener.join(timeout=2)
+        self._cluster.close()
+
+    # --- places ----------------------------------------------------------------------------------------
+
+    def _must_go(self, node: Node) -> bool:
+        return bool(node.leaves) and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
+
+    def _check_room(self, pods: Sequence[_Pod]) -> None:
+        """Give up when nothing runs and nothing can."""
+        view = self._cluster.view()
+        shapes = [self.need, self.evaluator] if self.settings.evaluators else [self.need]
+        lacking = [shape for shape in shapes if not any(fits(shape, node.total) for node in view.staying)]
+        if not lacking or any(pod.node for pod in pods):
+            self._empty_since = None
+            return
+        if self._empty_since is None:
+            self._empty_since = time.monotonic()
+        hopeless = view.growth is not None and not any(fits(lacking[0], kind) for kind in view.growth)
+        if hopeless or time.monotonic() - self._empty_since >= self.settings.wait_seconds:
+            places = [node.total for node in view.staying] + list(view.growth or ())
+            raise TournamentError(self._no_room(lacking[0], places))
+
+    def _no_room(self, shape: Resources, places: Sequence[Resources]) -> str:
+        what = "a pod" if shape is self.need else "an evaluator"
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items() if amount)
+        most = {name: max((place.get(name, 0.0) for place in places), default=0.0) for name in shape if shape[name]}
+        there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
+        return (
+            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(places)} node(s) offer at most "
+            f"{there}; lower --ray.gpus, --ray.cpus or --ray.resources, or add nodes and run the same command again"
+        )
+
+    # --- tasks -----------------------------------------------------------------------------------------
+
+    def _start(self, pod: _Pod, need: Resources) -> Any:
+        """Hand a pod's task to Ray."""
+        ray = import_ray()
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from fintrader.tournament.launchers.task import words
+
+        options: dict[str, Any] = {
+            "num_cpus": need["CPU"],
+            "num_gpus": need.get("GPU", 0.0),
+            "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
+            "num_returns": "streaming",
+            "max_retries": 0,
+            "name": f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
+        }
+        if pod.group is not None and not pod.evaluating:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(pod.group, placement_group_bundle_index=0)
+        return ray.remote(words).options(**options).remote(pod.task)
+
+    def _stop(self, pod: _Pod, reason: Reason, detail: str) -> None:
+        """Kill a pod's process. Its folder's lock keeps a next attempt waiting until it is truly gone."""
+        self._end(pod, PodFailure(reason, detail))
+        with suppress(Exception):
+            import_ray().cancel(pod.stream, force=True)
+
+    def _end(self, pod: _Pod, outcome: PodResult | PodFailure) -> None:
+        with self._lock:
+            if self._pods.get(pod.spec.pod) is not pod:
+                return
+            del self._pods[pod.spec.pod]
+        self._release(pod)
+        settle(pod.future, outcome)
+
+    def _release(self, pod: _Pod) -> None:
+        if pod.group is not None:
+            from ray.util import remove_placement_group
+
+            with suppress(Exception):
+                remove_placement_group(pod.group)
+            pod.group = None
+
+    # --- words -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Hear what the pods say, until this launcher is closed."""
+        ray = import_ray()
+        while not self._closing.is_set():
+            with self._lock:
+                streams = {pod.stream: pod for pod in self._pods.values()}
+            if not streams:
+                self._closing.wait(0.05)
+                continue
+            try:
+                ready, _ = ray.wait(list(streams), num_returns=1, timeout=LISTEN_SECONDS, fetch_local=False)
+                if ready and len(streams) > 1:
+                    ready, _ = ray.wait(list(streams), num_returns=len(streams), timeout=0, fetch_local=False)
+            except Exception:  # disconnected: whoever closed us knows
+                self._closing.wait(LISTEN_SECONDS)
+                continue
+            for stream in ready:
+                self._hear(streams[stream], ray)
+
+    def _hear(self, pod: _Pod, ray: Any) -> None:
+        try:
+            word: dict[str, Any] = ray.get(next(pod.stream))
+        except StopIteration:
+            self._end(pod, PodFailure("error", "its task ended without a word"))
+        except ray.exceptions.RayError as error:
+            self._end(pod, self._cause(pod, error))
+        else:
+            pod.heard = time.monotonic()
+            try:
+                self._heed(pod, word)
+            except Exception as error:  # a pod lost in its handling must not deafen us for the others
+                self._end(pod, PodFailure("error", f"{type(error).__name__}: {error}"))
+
+    def _heed(self, pod: _Pod, word: dict[str, Any]) -> None:
+        """Act on one word."""
+        match word["kind"]:
+            case "started":
+                pod.node, pod.pid = word["node"], word["pid"]
+                pod.progress.device = f"{word['host']} {pod.task['device']}"
+            case "progress":
+                pod.ready = True
+                pod.progress.share, pod.progress.env_steps = word["share"], word["env_steps"]
+                pod.progress.note = word["note"]
+            case "trained":
+                self._release(pod)
+                pod.task = {**pod.task, "device": "cpu", "draft": word["outcome"]}
+                pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
+                pod.progress.note, pod.progress.share = "evaluating", 1.0
+                pod.stream = self._start(pod, self.evaluator)
+            case "done":
+                result = PodResult.model_validate(word["outcome"])
+                if RunStore(self.run).has_result(result.pod):
+                    self._end(pod, result)
+                else:
+                    where = f"{pod.progress.device} stored it where this machine does not see it"
+                    self._end(pod, PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"))
+            case "failed":
+                self._end(pod, PodFailure(word["reason"], word["detail"]))
+
+    def _cause(self, pod: _Pod, error: Exception) -> PodFailure:
+        """What became of a pod's process, in one of our words."""
+        from ray import exceptions
+
+        if isinstance(error, exceptions.OutOfMemoryError):
+            return PodFailure("oom", "killed by Ray for want of memory on its node; lower env.num_envs")
+        place = f"{pod.progress.device}, node {pod.node[:8]}" if pod.node else "no node yet"
+        if isinstance(error, exceptions.NodeDiedError) or (pod.node and pod.node not in self._cluster.view().nodes):
+            return PodFailure("node", f"its node vanished ({place})")
+        if isinstance(error, exceptions.WorkerCrashedError):
+            return PodFailure("killed", f"its process died ({place})")
+        if isinstance(error, exceptions.TaskCancelledError):
+            return PodFailure("drained", "cancelled from outside")
+        lines = str(error).strip().splitlines() or [""]
+        return PodFailure("error", f"{type(error).__name__}: {lines[-1]}"[:2000])
+
+
+def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
+    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu` leaves GPUs alone."""
+
+    def make(settings: TournamentSettings, run: RunFolder, market: Path, token: int) -> RayLauncher:
+        gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
+        workers, hang = settings.workers, settings.hang_seconds
+        return RayLauncher(run, market, ray, body=body, workers=workers, token=token, hang_seconds=hang, gpus=gpus)
+
+    return make

@@ -1,0 +1,54 @@
+"""What `--launcher ray` is told: which cluster, and what a pod takes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from fintrader.config import Settings
+
+
+class RaySettings(Settings):
+    """Only read with `launcher: ray`. None of it alters a result, so a resumed run may change any of it."""
+
+    address: str = "auto"
+    """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster this machine belongs to; `local`: a
+    cluster of this machine alone, on loopback, that ends with the command."""
+    gpus: float | None = Field(None, ge=0)
+    """GPUs of a pod: a part of one, or a whole number. None: 1 / `tournament.pods_per_device` on a cluster that has
+    GPUs when the run starts (and `device` is not `cpu`), else 0."""
+    cpus: float = Field(1.0, gt=0)
+    """CPUs of a pod."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
+    evaluators: bool = True
+    """Score trained pods in tasks of their own, so that no GPU waits for the validation window."""
+    evaluator_cpus: float = Field(1.0, gt=0)
+    """CPUs of an evaluator."""
+    evaluator_resources: dict[str, float] = Field(default_factory=dict)
+    """Further resources of an evaluator."""
+    wait_seconds: float = Field(120.0, ge=0)
+    """How long to wait for a node that can hold a pod before giving up, at the start and when all have vanished."""
+    drain_seconds: float = Field(15.0, ge=0)
+    """A pod on a node that is about to go is moved so long before the node's deadline."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have fintrader installed."""
+    allow_insecure: bool = False
+    """Use a cluster that lets anybody in. One on loopback is used without this."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole(cls, gpus: float | None) -> float | None:
+        if gpus is not None and gpus > 1 and gpus != int(gpus):
+            raise ValueError("a pod takes a part of one GPU or a whole number of them")
+        return gpus
+
+    @field_validator("address")
+    @classmethod
+    def _reachable(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError("give HOST:PORT, and run the command on a node of the cluster (`ray job submit`)")
+        if address not in ("auto", "local") and not address.rpartition(":")[2].isdigit():
+            raise ValueError("expected auto, local or HOST:PORT")
+        return address

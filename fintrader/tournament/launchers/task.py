@@ -1,0 +1,97 @@
+"""What runs on a node of a Ray cluster: one pod, or the evaluation of one, as a stream of words to the launcher.
+
+The words are those of a local worker (`worker.py`): `started`, `progress`, then `done`, `trained` or `failed`. They
+carry no networks: a snapshot goes to the run's store, and only its hash comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fintrader.config import load_object
+from fintrader.errors import TournamentError
+from fintrader.runs import RunFolder
+from fintrader.tournament.lease import current_token
+from fintrader.tournament.pod import Draft, PodContext, PodResult, PodSpec, begin_pod, evaluate_pod, failure_reason
+
+LAST_WORDS = ("done", "trained", "failed")
+REPORT_SECONDS = 0.5
+"""Progress is told no more often."""
+
+
+def words(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Do `task` in a thread and yield what it has to say; the last word is one of LAST_WORDS."""
+    import ray
+
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+    node = ray.get_runtime_context().get_node_id()
+    yield {"kind": "started", "node": node, "pid": os.getpid(), "host": socket.gethostname()}
+    said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_work, args=(task, said), daemon=True, name=task["spec"]["pod"]).start()
+    while True:
+        word = said.get()
+        yield word
+        if word["kind"] in LAST_WORDS:
+            return
+
+
+def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]]) -> None:
+    spec = PodSpec.model_validate(task["spec"])
+    run = RunFolder(Path(task["run"]))
+    told = 0.0
+
+    def report(share: float, env_steps: int, note: str) -> None:
+        nonlocal told
+        if time.monotonic() - told >= REPORT_SECONDS:
+            told = time.monotonic()
+            said.put({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
+
+    context = PodContext(
+        run=run,
+        market=Path(task["market"]),
+        device=task["device"],
+        token=task["token"],
+        attempt=task["attempt"],
+        report=report,
+        apart=task["apart"],
+    )
+    outcome: PodResult | Draft
+    try:
+        if task["token"] is not None and current_token(run) == 0:
+            raise TournamentError(
+                f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all nodes see them"
+            )
+        load_object(task["body"])
+        if "torch" in sys.modules:  # one thread, as in a local worker, whatever Ray has set: results depend on it
+            sys.modules["torch"].set_num_threads(1)
+        report(0.0, 0, "ready")
+        if task["draft"] is not None:
+            outcome = evaluate_pod(spec, context, Draft.model_validate(task["draft"]))
+        else:
+            outcome = begin_pod(spec, context, task["body"])
+    except BaseException as error:
+        _log(run, spec.pod)
+        detail = f"{type(error).__name__}: {error}"[:2000]
+        said.put({"kind": "failed", "reason": failure_reason(error), "detail": detail})
+        return
+    kind = "trained" if isinstance(outcome, Draft) else "done"
+    said.put({"kind": kind, "outcome": outcome.model_dump(mode="json")})
+
+
+def _log(run: RunFolder, pod: str) -> None:
+    """Where a local worker would have left it: in the run's folder."""
+    with suppress(OSError):
+        folder = run.root / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"ray-{pod}.log").open("a") as file:
+            traceback.print_exc(file=file)
