@@ -58,9 +58,10 @@ test-adapters: ## The adapters and their examples against the RL libraries thems
 	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e ".[fast]" pytest pytest-timeout hypothesis
 	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(EXAMPLES)
 
-test-triton: ## The CUDA kernel against the torch core, on CPU in Triton's interpreter
+test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch core in Triton's interpreter
 	test -x .venv-triton/bin/python || $(PYTHON) -m venv .venv-triton
 	.venv-triton/bin/python -m pip install --quiet -c constraints.txt triton -e . pytest pytest-timeout hypothesis
+	.venv-triton/bin/python -m pytest tests/envs/test_triton_compile.py
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/envs/test_triton.py
 
 test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)

@@ -16,6 +16,32 @@ from numba import njit
 
 from fintrader.envs.intrinsics import copy_bytes, prefetch, stream_bytes
 from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
+from fintrader.envs.packed import (
+    BAR,
+    CASH,
+    COST,
+    DONE,
+    END,
+    EPISODE,
+    EQUITY,
+    FILL,
+    FINAL_BAR,
+    FINISHED,
+    FIRST,
+    LOG_RETURN,
+    MARK,
+    NEXT_STEP,
+    PEAK,
+    PROFIT,
+    SAME_STEP,
+    START,
+    STEP_EQUITY,
+    STEP_PEAK,
+    TERMINATED,
+    TRUNCATED,
+    TURNOVER,
+    WORTH,
+)  # fmt: skip
 
 # Numbers the kernel works with; float32 ones keep float32 arithmetic what it is.
 _GRID, _INVERSE_GRID = np.float32(WEIGHT_GRID), 1.0 / WEIGHT_GRID
@@ -27,13 +53,6 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ACCOUNT_WIDTH = 4
 _LINE = 64  # bytes the processor fetches at once
-SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
-OTHER, LOG_RETURN, PROFIT = 0, 1, 2  # rewards: what the kernel prepares for torch to finish
-BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of an account's integers
-CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of its floats; those below describe the step, before any reset
-STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
-TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of its flags
-FILL, MARK = 0, 1  # the two prices of a bar, side by side: a step reads one stretch of memory
 
 
 @njit(inline="always", error_model="numpy", cache=True)

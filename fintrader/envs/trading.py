@@ -25,6 +25,7 @@ from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.options import Endowment, check_names, endowment, reset_mask, start_bars
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
+from fintrader.envs.triton_step import TritonStep, why_not_triton
 from fintrader.errors import CheckpointError, EnvError
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]
@@ -32,6 +33,7 @@ __all__ = ["EnvSettings", "Policy", "TradingEnv"]
 Policy = Callable[[Tensor], Tensor]
 """Observation `[B, D]` float32 -> action `[B, N]` in [-1, 1], deterministic."""
 
+ENGINES = ("auto", "torch", "compiled", "fused", "triton")
 _OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -67,7 +69,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         seed: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         record: bool = False,
-        engine: Literal["auto", "torch", "compiled", "fused"] = "auto",
+        engine: Literal["auto", "torch", "compiled", "fused", "triton"] = "auto",
         copy: bool = True,
         render_mode: None = None,
     ) -> None:
@@ -75,10 +77,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         always); `record` adds the fills to info; there is nothing to render.
 
         `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
-        with the same results, for what training uses (needs numba, the extra `fast`); `auto` takes `fused` where it
-        applies and `torch` elsewhere. With `copy=False` the fused engine overwrites the returned observation in the
-        next step, `final_obs` has rows only for finished accounts, and `account` is overwritten two steps later:
-        copy what must last longer.
+        and `triton` one CUDA kernel with the same results, for what training uses (they need numba, the extra `fast`,
+        and triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the kernels
+        overwrite the returned observation in the next step, `final_obs` has rows only for finished accounts, and
+        `account` is overwritten two steps later; the CUDA kernel, then a CUDA graph, overwrites the reward in the next
+        step and the flags two steps later, too. Copy what must last longer.
 
         Raises EnvError for a window of one bar, a bad dtype, an unknown turbulence column, or `fused` where the
         kernel does not apply.
@@ -237,9 +240,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             if record is not None:
                 info = record.without(began)._asdict()
         elif mode is AutoresetMode.DISABLED and not on_host:  # a finished account may have got here
-            over = account.finished
+            over, ruined = account.finished, account.equity <= self.settings.ruin_fraction * account.first_equity
             after = select(over, account, after)
             reward = torch.where(over, torch.zeros_like(reward), reward)
+            terminated = torch.where(over, ruined, terminated)
+            truncated = torch.where(over, ~ruined, truncated)
         obs = self._observe(after)
         if mode is AutoresetMode.SAME_STEP:
             done = after.finished
@@ -252,18 +257,23 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     # --- parts -----------------------------------------------------------------------------------------
 
-    def _fuse(self, engine: str, *, reuse: bool) -> FusedStep | None:
-        if engine not in ("auto", "torch", "compiled", "fused"):
-            raise EnvError(f"engine must be auto, torch, compiled or fused, got {engine!r}")
-        obstacle = why_not_fused(self.settings, self.device, self.dtype, record=self.record)
-        if engine == "fused" and obstacle is not None:
-            raise EnvError(f"the fused engine does not apply here: {obstacle}; use engine='auto'")
-        if engine in ("torch", "compiled") or obstacle is not None:
+    def _fuse(self, engine: str, *, reuse: bool) -> FusedStep | TritonStep | None:
+        if engine not in ENGINES:
+            raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        if engine in ("torch", "compiled"):
             return None
-        return FusedStep(self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs, reuse=reuse)
+        on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
+        why_not = why_not_triton if on_cuda else why_not_fused
+        obstacle = why_not(self.settings, self.device, self.dtype, record=self.record)
+        if obstacle is not None:
+            if engine == "auto":
+                return None
+            raise EnvError(f"the {engine} engine does not apply here: {obstacle}; use engine='auto'")
+        step = TritonStep if on_cuda else FusedStep
+        return step(self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs, reuse=reuse)
 
     def _step_fused(
-        self, fused: FusedStep, account: Account, action: Tensor
+        self, fused: FusedStep | TritonStep, account: Account, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         try:
             after, reward, terminated, truncated, done, obs, final = fused(account, self._endowment, self._key, action)
@@ -331,7 +341,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if actions.device != self.device:
             raise EnvError(f"actions lie on {actions.device}, the environment on {self.device}; move them there")
         if self.device.type == "cpu":
-            if self._fused is None and not bool(actions.isfinite().all()):  # the kernel looks for itself
+            if not isinstance(self._fused, FusedStep) and not bool(actions.isfinite().all()):  # it looks for itself
                 raise EnvError("actions contain NaN or infinity; check the policy's output")
             return actions
-        return torch.nan_to_num(actions, nan=0.0)
+        return actions if self._fused is not None else torch.nan_to_num(actions, nan=0.0)  # kernels do that
