@@ -5,8 +5,14 @@ alternate within one run; times are process CPU time (other people use the cores
 FinRL and ElegantRL are downloaded into an environment of their own (`.venv-bench`), without their dependencies.
 
     python benchmarks/env.py [--quick] [--save]
+    python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers; see env_cuda.py
 
 The last line is one JSON object. Rates are account steps a second.
+
+The roofline counts what a step must move at least, each byte once: it reads the market's row of the observation, three
+rows of prices, the shares and the action, and writes the observation and the shares (`traffic_bytes`), at the speed at
+which torch copies a block of observations in the same run. That is a harder limit than copying observations alone:
+market rows are read at random places, and the prices, shares and actions come on top.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import ROOT, finish
+from benchmarks.env_cuda import measure
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import ENV_ID, EnvSettings, TradingEnv
 
@@ -241,11 +248,17 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/env.json")
     parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPU's figures alone")
     arguments = parser.parse_args()
     rounds = 3 if arguments.quick else 12
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
     market = make_market(arguments.seed)
+    if arguments.device == "cuda":
+        if not torch.cuda.is_available():
+            sys.exit("there is no CUDA device here, or torch was built without CUDA")
+        finish("env_cuda", measure(market, torch.device("cuda")), seed=arguments.seed, save=arguments.save)
+        return
     width = 4 + ASSETS + ASSETS * (FEATURES + 1)
 
     runs: dict[str, tuple[Run, int]] = {

@@ -1,0 +1,157 @@
+"""What `benchmarks/env.py --device cuda` measures: the environment on one GPU, beside the device's copy bandwidth.
+
+Steps are queued without waiting for the device and timed by one wait at the end; the best of several rounds counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+
+LARGEST = 1 << 18
+"""Accounts of the figures that stand for themselves; the curve goes further."""
+POWERS = range(6, 21, 2)
+
+KINDS: dict[str, dict[str, Any]] = {
+    "flat_float32": {},
+    "flat_bfloat16": {"observation_dtype": "bfloat16"},
+    "factored": {"observation": "factored"},
+}
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what was queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rate(run: Callable[[int], int], steps: int, device: torch.device, rounds: int = 5) -> float:
+    """Account steps a second, best of `rounds`."""
+    run(3)
+    best = 0.0
+    for _ in range(rounds):
+        wait(device)
+        start = time.perf_counter()
+        done = run(steps)
+        wait(device)
+        best = max(best, done / (time.perf_counter() - start))
+    return best
+
+
+def make_env(market: MarketTensors, accounts: int, device: torch.device, **changes: Any) -> TradingEnv:
+    """Buffers are reused, so that a step is one graph."""
+    env = TradingEnv(market, EnvSettings(episode_bars=1000, **changes), num_envs=accounts, device=device, copy=False)
+    env.reset(seed=0)
+    return env
+
+
+def stepping(env: TradingEnv) -> Callable[[int], int]:
+    """Random actions."""
+    actions = [torch.rand(env.num_envs, env.layout.num_assets, device=env.device) * 2 - 1 for _ in range(2)]
+
+    def run(steps: int) -> int:
+        for step in range(steps):
+            env.step(actions[step % 2])
+        return steps * env.num_envs
+
+    return run
+
+
+def deciding(env: TradingEnv) -> Callable[[int], int]:
+    """A 128-128 tanh network in bfloat16 decides, on flat bfloat16 observations."""
+    width, assets = env.layout.width, env.layout.num_assets
+    policy = torch.nn.Sequential(
+        torch.nn.Linear(width, 128), torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh(),
+        torch.nn.Linear(128, assets), torch.nn.Tanh(),
+    ).to(env.device, torch.bfloat16)  # fmt: skip
+    obs, _ = env.reset(seed=0)
+    state = {"obs": obs}
+
+    @torch.no_grad()
+    def run(steps: int) -> int:
+        for _ in range(steps):
+            state["obs"], *_ = env.step(policy(state["obs"]))
+        return steps * env.num_envs
+
+    return run
+
+
+def deciding_factored(env: TradingEnv) -> Callable[[int], int]:
+    """The same network on factored observations: market rows are projected once, and gathered by the clock."""
+    layout, kind = env.layout, torch.bfloat16
+    private = torch.nn.Linear(layout.private_width, 128).to(env.device, kind)
+    shared = torch.nn.Linear(layout.market_width, 128, bias=False).to(env.device, kind)
+    rest = torch.nn.Sequential(
+        torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh(), torch.nn.Linear(128, layout.num_assets),
+        torch.nn.Tanh(),
+    ).to(env.device, kind)  # fmt: skip
+    obs, _ = env.reset(seed=0)
+    state = {"obs": obs}
+
+    @torch.no_grad()
+    def run(steps: int) -> int:
+        projected = shared(env.market_rows.to(kind))  # as after every update of the policy
+        for _ in range(steps):
+            seen = state["obs"]
+            action = rest(private(seen["private"].to(kind)) + projected[seen["clock"]])
+            state["obs"], *_ = env.step(action)
+        return steps * env.num_envs
+
+    return run
+
+
+def copy_bytes_per_second(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes read and written by a copy of `size` bytes."""
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+
+    def run(steps: int) -> int:
+        for _ in range(steps):
+            target.copy_(source)
+        return 2 * size * steps
+
+    return rate(run, 10, device)
+
+
+def measure(market: MarketTensors, device: torch.device, largest: int = LARGEST) -> dict[str, Any]:
+    """All figures; rates are account steps a second, memory is in GiB."""
+    figures: dict[str, Any] = {"accounts": largest, "copy_gb_per_second": copy_bytes_per_second(device) / 1e9}
+    market = market.to(device)
+    assets, row = market.num_assets, market.num_assets * (market.num_features + 1)
+    for name, changes in KINDS.items():
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        env = make_env(market, largest, device, **changes)
+        figures["engine"] = type(env._fused).__name__ if env._fused is not None else "torch"
+        figures[f"{name}_steps_per_second"] = rate(stepping(env), 50, device)
+        # Read: the market's row, three rows of prices, shares and action (twice: the graph keeps a copy of it).
+        # Written: the observation, the shares and that copy.
+        size = 2 if name == "flat_bfloat16" else 4
+        market_bytes = 0 if name == "factored" else 2 * size * row
+        moved = market_bytes + size * (4 + assets) + 4 * assets * (3 + 1 + 2 + 1 + 1)
+        figures[f"{name}_roofline_steps_per_second"] = figures["copy_gb_per_second"] * 1e9 / moved
+        if device.type == "cuda":
+            figures[f"{name}_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        del env
+    flat = make_env(market, largest, device, observation_dtype="bfloat16")
+    figures["env_and_policy_steps_per_second"] = rate(deciding(flat), 20, device)
+    del flat
+    factored = make_env(market, largest, device, observation="factored")
+    figures["env_and_policy_factored_steps_per_second"] = rate(deciding_factored(factored), 20, device)
+    del factored
+    figures["curve_steps_per_second"] = {
+        name: {
+            str(1 << power): rate(
+                stepping(make_env(market, 1 << power, device, **changes)), 1000 if power < 16 else 20, device, 3
+            )
+            for power in POWERS
+            if 1 << power <= 4 * largest
+        }
+        for name, changes in KINDS.items()
+    }
+    return figures
