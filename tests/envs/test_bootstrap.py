@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.envs import TradingEnv
+from fintrader.envs import ENV_ID, TradingEnv
+from fintrader.envs.adapters.dlpack import DlpackEnv
+from fintrader.envs.adapters.rllib import NumpyVectorEnv
 from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 
 
-def temporal_differences(mode: AutoresetMode, *, mistake: str | None = None) -> tuple[torch.Tensor, int, int]:
+class Numpy:
+    """An environment with numpy arrays, with tensors again."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, options: dict[str, Any] | None = None) -> Any:
+        names = options or {}
+        return torch.as_tensor(self.env.reset(options={k: v.numpy() for k, v in names.items()})[0]), {}
+
+    def step(self, action: torch.Tensor) -> Any:
+        *out, info = self.env.step(action.numpy())
+        return *(torch.as_tensor(value) for value in out), {k: torch.as_tensor(v) for k, v in info.items() if len(v)}
+
+
+DOORS = {
+    "tensors": lambda env: env,
+    "numpy vector": lambda env: Numpy(NumpyVectorEnv(env)),
+    "dlpack": lambda env: Numpy(DlpackEnv(env, np.from_dlpack)),
+}
+
+
+def temporal_differences(
+    mode: AutoresetMode, *, mistake: str | None = None, door: str = "tensors"
+) -> tuple[torch.Tensor, int, int]:
     """r + gamma V(s') - V(s) of every real transition, and how many were cut and ruined."""
-    env = TradingEnv(oracle_market(), oracle_settings(), num_envs=16, autoreset_mode=mode, seed=2)
+    env = DOORS[door](TradingEnv(oracle_market(), oracle_settings(), num_envs=16, autoreset_mode=mode, seed=2))
     obs, _ = env.reset()
     begins = torch.zeros(16, dtype=torch.bool)  # NEXT_STEP: this step only begins the next episode
     errors, cuts, ruins = [], 0, 0
@@ -35,9 +65,10 @@ def temporal_differences(mode: AutoresetMode, *, mistake: str | None = None) -> 
     return torch.cat(errors), cuts, ruins
 
 
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_temporal_difference_is_zero(mode: AutoresetMode) -> None:
-    errors, cuts, ruins = temporal_differences(mode)
+def test_every_temporal_difference_is_zero(mode: AutoresetMode, door: str) -> None:
+    errors, cuts, ruins = temporal_differences(mode, door=door)
     assert cuts > 50
     assert ruins > 5
     assert float(errors.abs().max()) < 1e-4
@@ -47,3 +78,18 @@ def test_every_temporal_difference_is_zero(mode: AutoresetMode) -> None:
 def test_the_oracle_sees_each_mistake(mistake: str) -> None:
     errors, *_ = temporal_differences(AutoresetMode.SAME_STEP, mistake=mistake)
     assert float(errors.abs().max()) > 0.5
+
+
+def test_one_account_through_gymnasium_make() -> None:
+    env = gymnasium.make(ENV_ID, market=oracle_market(), settings=oracle_settings())
+    rng, cuts, ruins = np.random.default_rng(0), 0, 0
+    for episode in range(120):
+        obs, _ = env.reset(seed=episode)
+        terminated = truncated = False
+        while not (terminated or truncated):
+            following, reward, terminated, truncated, _ = env.step(rng.random(2, dtype=np.float32))
+            after = 0.0 if terminated else float(value(torch.as_tensor(following)))
+            assert float(reward) + GAMMA * after == pytest.approx(float(value(torch.as_tensor(obs))), abs=1e-4)
+            obs, cuts, ruins = following, cuts + truncated, ruins + terminated
+    assert cuts > 50
+    assert ruins > 2

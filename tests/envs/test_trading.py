@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -366,6 +367,21 @@ def test_bad_options_leave_the_state_alone(options: dict[str, object], message: 
     before = env.state_dict()
     with pytest.raises(EnvError, match=message):
         env.reset(options=options)
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+def test_a_finished_account_does_not_step_on(engine: Literal["torch", "auto"]) -> None:
+    env = TradingEnv(
+        make_market(30, 3), num_envs=2, autoreset_mode=AutoresetMode.DISABLED, engine=engine, copy=engine == "torch"
+    )
+    env.reset(options={"episode_bars": torch.tensor([1, 5])})
+    obs, _, _, truncated, _ = env.step(torch.full((2, 3), 0.3))
+    assert truncated.tolist() == [True, False]
+    kept, before = obs.clone(), env.state_dict()
+    with pytest.raises(EnvError, match="reset_mask"):
+        env.step(torch.full((2, 3), 0.9))
+    assert torch.equal(obs, kept)
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 

@@ -11,6 +11,7 @@ import torch
 from fintrader.envs import EnvSettings
 from fintrader.envs.traders import MultiTraderEnv, TraderSettings
 from fintrader.errors import EnvError
+from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
 pytest.importorskip("pettingzoo")
@@ -48,3 +49,19 @@ def test_agrees_with_the_vectorised_game() -> None:
     env.reset()
     with pytest.raises(EnvError, match="trader_1"):
         env.step({"trader_0": np.zeros(3, dtype=np.float32)})
+
+
+def test_every_temporal_difference_is_zero() -> None:
+    env = TradersParallelEnv(oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2)
+    rng, cuts, ruins = np.random.default_rng(0), 0, 0
+    for game in range(80):
+        obs, _ = env.reset(seed=game)
+        while env.agents:
+            actions = {agent: rng.random(2, dtype=np.float32) for agent in env.agents}
+            following, rewards, ends, limits, _ = env.step(actions)
+            for agent, reward in rewards.items():
+                after = 0.0 if ends[agent] else float(value(torch.as_tensor(following[agent])))
+                assert reward + GAMMA * after == pytest.approx(float(value(torch.as_tensor(obs[agent]))), abs=1e-3)
+            cuts, ruins, obs = cuts + sum(limits.values()), ruins + sum(ends.values()), following
+    assert cuts > 100
+    assert ruins > 5
