@@ -52,11 +52,11 @@ FROM python:${PYTHON} AS runtime
 LABEL org.opencontainers.image.title="fintrader" \
       org.opencontainers.image.description="Train trading agents in a tournament, and believe the result" \
       org.opencontainers.image.licenses="MIT"
-# Numeric, so that Kubernetes can see that it is not root. Whatever is written at run time goes below /work or /tmp: the
+# Numeric, so that Kubernetes can see that it is not root. Whatever is written at run time goes below /srv or /tmp: the
 # rest may be mounted read-only.
 RUN groupadd --gid 10001 fintrader \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin fintrader \
-    && install -d -o 10001 -g 10001 /work /work/runs /work/data
+    && install -d -o 10001 -g 10001 /srv /srv/runs /srv/data
 ENV PATH=/opt/fintrader/bin:$PATH \
     HOME=/tmp \
     OMP_NUM_THREADS=1 \
@@ -66,7 +66,7 @@ ENV PATH=/opt/fintrader/bin:$PATH \
     MPLCONFIGDIR=/tmp/matplotlib \
     XDG_CACHE_HOME=/tmp/cache \
     RAY_USAGE_STATS_ENABLED=0
-WORKDIR /work
+WORKDIR /srv
 COPY configs configs
 USER 10001:10001
 ENTRYPOINT ["fintrader"]

@@ -43,7 +43,7 @@ def test_the_recipe_is_well(context: set[str]) -> None:
         ("pip install -c constraints.txt torch", "pip install torch", "not pinned"),
         ("--from=build-cuda", "--from=built", "no earlier stage"),
         ('ENTRYPOINT ["fintrader"]', "ENTRYPOINT fintrader", "through a shell"),
-        ("WORKDIR /work", "WORKDIR work", "is relative"),
+        ("WORKDIR /srv", "WORKDIR srv", "is relative"),
         ("OMP_NUM_THREADS=1", "AWS_SECRET_ACCESS_KEY=x", "a secret would stay"),
         ("RUN groupadd", "RUN curl https://example.com/x | sh && groupadd", "runs what it downloads"),
         ("RUN groupadd", "RUN apt-get update && apt-get install wget && groupadd", "--no-install-recommends"),

@@ -78,7 +78,7 @@ def run(image: Path, *words: str, work: Path, timeout: float = 600) -> subproces
 
 @pytest.fixture
 def work(tmp_path: Path, image: Path) -> Path:
-    """`/work` of a container."""
+    """`/srv` of a container."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     place = tmp_path / "work"
