@@ -1,0 +1,120 @@
+"""One tournament on a Ray cluster, in a process of its own: `python -m tests.tournament.ray_race PLAN`.
+
+PLAN is JSON: `run`, `address`, `kind` (`stub` or `real`), and changes to the settings of both tournament and Ray. At
+every reconcile it notes what it does in `<run>.note`, for those who disturb it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fintrader.errors import FintraderError
+from fintrader.runs import RunFolder, read_json, write_json
+from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
+from fintrader.tournament.orchestrator import run_tournament
+
+ROOT = Path(__file__).resolve().parents[2]
+REFUSED = 7
+
+
+def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, kind: str, **changes: Any) -> Any:
+    """Two generations or more of stub pods, or of small PPO pods."""
+    watch = changes.pop("watch", None)
+    small = {"scheduler": "generational", "population": 4, "survivors": 2, "retries": 50, "workers": None, **changes}
+    if kind == "stub":
+        from tests.tournament import stubs
+        from tests.tournament.conftest import settings
+
+        return run_tournament(
+            settings(**small),
+            folder=run,
+            market=stubs.market(run.root.parent),
+            agent=stubs.StubAgent(),
+            seed=5,
+            launcher=launcher,
+            ensemble=stubs.ensemble,
+            data_hash="data",
+            watch=watch,
+        )
+    from tests.tournament import test_real_pods as real
+
+    return run_tournament(
+        real.SETTINGS.model_copy(update=small),
+        folder=run,
+        market=real.market_file(run.root.parent),
+        env=real.ENV,
+        agent=real.AGENT,
+        seed=3,
+        launcher=launcher,
+        watch=watch,
+    )
+
+
+def note_of(run: RunFolder) -> Path:
+    return run.root.with_suffix(".note")
+
+
+class Racer:
+    """The asking half: a tournament under way in its own process."""
+
+    def __init__(self, run: RunFolder, address: str, kind: str, ray: dict[str, Any] | None = None, **changes: Any):
+        self.run = run
+        note_of(run).unlink(missing_ok=True)
+        plan = {"run": str(run.root), "address": address, "kind": kind, "ray": ray or {}, "changes": changes}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tournament.ray_race", json.dumps(plan)],
+            cwd=ROOT,
+            env={**env, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def note(self) -> dict[str, Any]:
+        """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `capacity`."""
+        if not note_of(self.run).exists():
+            return {"applied": 0, "pods": {}, "capacity": 0}
+        found: dict[str, Any] = read_json(note_of(self.run))
+        return found
+
+    def wait(self, timeout: float = 120.0) -> tuple[int, str]:
+        """Its exit status and what it complained about."""
+        _, said = self.process.communicate(timeout=timeout)
+        return self.process.returncode, said
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    run = RunFolder(Path(plan["run"]))
+    bodies = {"stub": "tests.tournament.stubs:body", "real": "fintrader.tournament.body:train_and_evaluate"}
+    settings = RaySettings(address=plan["address"], **plan["ray"])
+
+    def watch(orchestrator: Any) -> None:
+        launcher = orchestrator.launcher
+        note = {"applied": len(orchestrator.board.applied), "pods": launcher.processes()}
+        write_json(note_of(run), {**note, "capacity": launcher.capacity(), "done": orchestrator.finished})
+
+    try:
+        launcher = on_ray(settings, body=bodies[plan["kind"]])
+        generational(run, launcher, plan["kind"], watch=watch, **plan["changes"])
+    except FintraderError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Pods on a Ray cluster of several nodes, all on loopback. The long form is `benchmarks/ray_chaos.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fintrader.config import validate
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament.body import train_and_evaluate
+from fintrader.tournament.launchers import RaySettings, ThreadLauncher
+from fintrader.tournament.launchers.cluster import connect, fits, is_loopback, knock
+from fintrader.tournament.status import compare
+from fintrader.tournament.store import RunStore
+from tests.tournament import chaos, stubs
+from tests.tournament.ray_cluster import Nodes
+from tests.tournament.ray_race import REFUSED, Racer, generational
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+STUB_SECONDS = 1.2
+
+
+@pytest.fixture(autouse=True)
+def _with_ray() -> None:
+    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[Any], Any]]:
+    """Remember what was started, and stop it whatever happens."""
+    running: list[Any] = []
+
+    def remember(one: Any) -> Any:
+        running.append(one)
+        return one
+
+    yield remember
+    for one in reversed(running):
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
+    cluster = Nodes(1, 1)
+    yield cluster
+    cluster.stop()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.05)
+
+
+# --- what it comes to ------------------------------------------------------------------------------------------
+
+
+def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
+    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+) -> None:
+    """Real pods, each trained in one task and evaluated in another."""
+    local, there = RunFolder(tmp_path / "local"), RunFolder(tmp_path / "ray")
+    racer = started(Racer(there, nodes.address, "real", pods=6, population=3))
+    threads = ThreadLauncher(local, tmp_path / "market.safetensors", train_and_evaluate, workers=1)
+    generational(local, threads, "real", pods=6, population=3)
+    assert racer.wait() == (0, "")
+    assert compare(local, there) == []
+    assert _files(local) == _files(there)
+    assert not any((there.root / "logs").glob("*"))
+
+
+def _files(run: RunFolder) -> dict[str, bytes]:
+    """Snapshots, policies and the ensemble: everything that holds networks."""
+    paths = [*run.root.rglob("policy.safetensors"), *(run.root / "snapshots").iterdir()]
+    return {str(path.relative_to(run.root)): path.read_bytes() for path in paths}
+
+
+def test_kills_of_all_kinds_lose_and_double_nothing(
+    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+) -> None:
+    """Processes, nodes, the orchestrator and the head are killed; a node joins, one drains; a new cluster goes on."""
+    undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
+    generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=16)
+    expected = chaos.everything(undisturbed)
+    cluster = started(Nodes(1, 1, STUB_SECONDS=str(STUB_SECONDS)))
+    racer = started(Racer(run, cluster.address, "stub", {"drain_seconds": 0.5}, pods=16))
+
+    def at_work() -> dict[str, tuple[str, int]]:
+        return {pod: (node, pid) for pod, (node, pid) in racer.note()["pods"].items()}
+
+    until(lambda: len(at_work()) == 2, "two pods at work")
+    joined = cluster.add(2)
+    until(lambda: sum(node == joined for node, _ in at_work().values()) == 2, "pods on the node that joined")
+    pod, (_, pid) = next(iter(at_work().items()))
+    psutil.Process(pid).kill()
+    until(lambda: any(event["pod"] == pod for event in _lost(run)), "the killed process to be noticed")
+
+    until(lambda: any(node == joined for node, _ in at_work().values()), "a pod on the node that joined")
+    cluster.kill(joined)
+    until(lambda: bool(at_work()) and all(node != joined for node, _ in at_work().values()), "the node's end")
+
+    until(lambda: len(at_work()) == 2, "pods on both nodes")
+    before = racer.note()["applied"]
+    going = next(iter(at_work().values()))[0]
+    cluster.drain(going, seconds=1.0)
+    until(lambda: bool(at_work()) and all(node != going for node, _ in at_work().values()), "the drained node's end")
+    until(lambda: racer.note()["applied"] > before, "work to go on")
+
+    until(lambda: bool(at_work()), "a pod at work")
+    racer.process.send_signal(signal.SIGKILL)
+    cluster.kill_head()
+    racer.stop()
+    acknowledged = chaos.acknowledged(run)
+    assert 0 < len(acknowledged) < 16
+    cluster.stop()
+
+    assert started(Racer(run, nodes.address, "stub", pods=16)).wait() == (0, "")
+    assert chaos.check(run, acknowledged, expected) == []
+    assert {event["reason"] for event in _lost(run)} <= {"killed", "node"}
+    assert any(event["event"] == "resumed" for event in read_jsonl(run.events))
+
+
+def _lost(run: RunFolder) -> list[dict[str, Any]]:
+    return [event for event in read_jsonl(run.events) if event["event"] == "lost"]
+
+
+def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
+    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    stubs.plant(run, "p0001", "hang", times=2)  # it would work for an hour
+    stubs.plant(run, "p0002", "nan", times=9)
+    racer = started(Racer(run, nodes.address, "stub", pods=4))
+    until(lambda: "p0001" in racer.note()["pods"] and racer.note()["applied"] == 1, "the pod that hangs")
+    pid = racer.note()["pods"]["p0001"][1]
+    racer.process.send_signal(signal.SIGINT)
+    status, said = racer.wait(timeout=30)
+    assert status != 0
+    assert "KeyboardInterrupt" in said
+    until(lambda: not psutil.pid_exists(pid), "its process to be gone", 15)
+
+    again = started(Racer(run, nodes.address, "stub", pods=4, hang_seconds=2.0, retries=1))
+    assert again.wait() == (0, "")
+    lost = sorted((event["pod"], event["reason"]) for event in _lost(run))
+    assert ("p0001", "hung") in lost
+    assert {("p0002", "nan")} == set(lost) - {("p0001", "hung")}
+    assert RunStore(run).read_result("p0001").attempts == 2
+    assert RunStore(run).read_result("p0002").status == "failed"
+    assert "no longer finite" in (run.root / "logs" / "ray-p0002.log").read_text()
+
+
+def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
+    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+) -> None:
+    nodes.add(4, gpus=4)  # Ray takes our word for it
+    run = RunFolder(tmp_path / "run")
+    two = started(Racer(run, nodes.address, "stub", {"gpus": 2, "evaluators": False}, pods=2))
+    nine = started(Racer(RunFolder(tmp_path / "nine"), nodes.address, "stub", {"gpus": 9, "wait_seconds": 1}, pods=2))
+    assert two.wait() == (0, "")
+    assert {result.device for result in RunStore(run).results().values()} == {"cuda:0/cuda:1"}
+    status, said = nine.wait()
+    assert status == REFUSED
+    assert "no node of the Ray cluster can hold a pod: it takes 1 CPU, 9 GPU" in said
+    assert "at most 4 CPU, 4 GPU" in said
+
+
+# --- who is let in ---------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fintrader.tournament.launchers import cluster
+
+    assert knock(nodes.address) == "open"
+    assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(cluster._node_addresses(nodes.address))
+    joined: list[str] = []
+    monkeypatch.setattr(cluster, "_init", lambda ray, address, **more: bool(joined.append(address)) or True)
+    monkeypatch.setattr(cluster, "_stay_on_loopback", lambda: None)
+    connect(RaySettings(address=nodes.address))
+    assert joined == [nodes.address]
+    monkeypatch.setattr(cluster, "_node_addresses", lambda address: ["127.0.0.1", "192.0.2.7"])
+    with pytest.raises(TournamentError, match="RAY_AUTH_MODE=token"):
+        connect(RaySettings(address=nodes.address))
+    connect(RaySettings(address=nodes.address, allow_insecure=True))
+    assert len(joined) == 2
+
+
+def test_a_cluster_with_a_token_wants_it(
+    tmp_path: Path, started: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where a token might lie
+    token = "a-token-of-the-test-and-of-nothing-else"
+    cluster = started(Nodes(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token))
+    assert knock(cluster.address) == "closed"
+    with pytest.raises(TournamentError, match=r"wants a token.*RAY_AUTH_TOKEN"):
+        connect(RaySettings(address=cluster.address))
+    folder = tmp_path / ".ray"
+    folder.mkdir()
+    (folder / "auth_token").write_text(token)
+    friend = started(Racer(RunFolder(tmp_path / "friend"), cluster.address, "stub", pods=1))
+    assert friend.wait()[0] == 0
+
+
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TournamentError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*ray start --head"):
+        connect(RaySettings(address="127.0.0.1:1"))
+    with pytest.raises(ConfigError, match=r"address: give HOST:PORT.*ray job submit"):
+        validate(RaySettings, {"address": "ray://head:10001"}, "x")
+    with pytest.raises(ConfigError, match="gpus: a pod takes a part of one GPU or a whole number"):
+        validate(RaySettings, {"gpus": 1.5}, "x")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fintrader\[ray\]'"):
+        connect(RaySettings())
+
+
+def test_how_often_a_pod_fits_into_a_node() -> None:
+    node = {"CPU": 4.0, "GPU": 1.0, "memory": 1e9}
+    assert fits({"CPU": 1.0, "GPU": 0.0}, node) == 4
+    assert fits({"CPU": 1.0, "GPU": 0.3}, node) == 3
+    assert fits({"CPU": 0.5, "GPU": 0.1}, node) == 8
+    assert fits({"CPU": 1.0, "GPU": 2.0}, node) == fits({"CPU": 1.0, "TPU": 1.0}, node) == 0
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("10.0.0.1")
+
+
+def test_ray_is_imported_by_those_who_use_it_only() -> None:
+    import subprocess
+
+    script = "import sys, fintrader.cli, fintrader.pipeline; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], env=os.environ).returncode == 0
