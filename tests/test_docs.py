@@ -232,6 +232,8 @@ def test_tables_come_from_the_code() -> None:
     assert f"| `agent.batch_size` | integer, ≥ 1 | `{SACSettings().batch_size}` |" in table
     for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
+    for which in ("constants", "throughput", "stress", "paper", "search", "communication"):
+        assert hooks.on_page_markdown(f"<!-- scaling: {which} -->").count("\n|") >= 3, which
 
 
 @pytest.mark.slow
@@ -251,9 +253,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        assert not re.search(r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series)", text), (
-            f"{label(page)}: a table was not made"
-        )
+        assert not re.search(
+            r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)", text
+        ), f"{label(page)}: a table was not made"
         assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (
             f"{label(page)} loads from elsewhere"
         )

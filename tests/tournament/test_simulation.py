@@ -15,7 +15,8 @@ from fintrader.tournament.generator import MIN_PEERS, stop_rules
 from fintrader.tournament.leaderboard import canonical
 from fintrader.tournament.pod import PodResult, PodSpec
 from fintrader.tournament.updater import Board, Entry, submit
-from tests.tournament.simulation import Simulated, World, check, settings, simulate
+from tests.tournament.simulation import Simulated, World, simulate
+from tests.tournament.simulation_checks import check, settings
 
 ROUGH = World(
     gpus=48,
