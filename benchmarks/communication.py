@@ -92,8 +92,7 @@ class GradientAllReduce:
     """When the last parameter's gradient is there, average all of them over the ranks, in one bucket."""
 
     def __init__(self, agent: BaseAgent) -> None:
-        groups = [group for optimiser in agent.optimisers.values() for group in optimiser.param_groups]
-        self.parameters = [one for group in groups for one in group["params"] if one.requires_grad]
+        self.parameters = [one for optimiser in agent.optimisers.values() for one in _parameters(optimiser)]
         self.due = len(self.parameters)
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -155,7 +154,7 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimiser.param_groups for one in group["params"]]
+    return [one for group in optimiser.param_groups for one in group["params"] if one.requires_grad]
 
 
 def work(rank: int, job: dict[str, Any]) -> None:
