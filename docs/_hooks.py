@@ -2,8 +2,8 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
 name (`own` instead of `settings`: without nested models). `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`,
-`<!-- errors -->`, `<!-- features -->`, `<!-- series -->` and `<!-- optimum -->` become tables of
-what their names say. Nothing in such a table is typed by hand, so nothing in it can be out of date.
+`<!-- errors -->`, `<!-- features -->`, `<!-- series -->`, `<!-- optimum -->` and `<!-- scaling: which -->` become
+tables of what their names say. Nothing in such a table is typed by hand, so nothing in it can be out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
-    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series)(?:: (\S+))?(?: (\S+))? -->$", re.M
+    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)(?:: (\S+))?(?: (\S+))? -->$",
+    re.M,
 )
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
 
@@ -301,6 +302,95 @@ def series_table(*_: Any) -> str:
     return _table(("series", "kind", "labels", "meaning"), rows)
 
 
+def scaling_table(which: str, *_: Any) -> str:
+    """One of the tables of the page on scaling, from the benchmarks' own records."""
+    name = which if which in ("search", "communication") else "scaling"
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / f"{name}.json"
+    if not path.is_file():
+        return f"No measurement is stored: run `fintrader bench {name} --save`."
+    stored = json.loads(path.read_text())
+    table = _table(*_SCALING[which](stored))
+    machine = stored["machine"]
+    return f"{table}\n\n{machine['cores']} cores of {machine['cpu']}, commit {stored['commit'][:12]}."
+
+
+def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    names = ("n", "mean_ms", "p05_ms", "p50_ms", "p95_ms", "max_ms")
+    rows = [[f"`{name}`", *(f"{found[key]:,g}" for key in names)] for name, found in stored["constants"].items()]
+    return ("constant", "n", "mean, ms", "5 %", "median", "95 %", "max"), rows
+
+
+def _scaling_throughput(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for curve in stored["throughput"].values():
+        for gpus, row in curve["by_gpus"].items():
+            pod = f"{curve['pod_seconds']:g} s + {curve['overhead_seconds']:.2f} s"
+            cpu = f"{row['orchestrator_cpu_ms_per_pod']:.2f}"
+            rows.append([pod, gpus, f"{row['seconds']:,.0f}", f"{row['efficiency']:.1%}", cpu])
+        rows.append([pod, "16 → 80", "", f"{curve['efficiency_16_to_80']:.1%}", ""])
+    pods = f"seconds to {curve['pods']:,} pods"
+    return ("S + o", "GPUs", pods, "efficiency (predicted)", "orchestrator, CPU ms a pod"), rows
+
+
+def _scaling_stress(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for row in stored["stress"]:
+        lost = ", ".join(f"{count} {reason}" for reason, count in sorted(row["losses"].items()))
+        waits = f"{row['result_waits_seconds_p50']:g} / {row['result_waits_seconds_p99']:g}"
+        idle = f"{row['gpu_idle_between_pods_seconds_p50']:g} / {row['gpu_idle_between_pods_seconds_p99']:g}"
+        cpu = f"{row['orchestrator_cpu_ms_per_pod']:.2f}"
+        rows.append(
+            [f"{row['pods']:,}", f"{row['gpus']:,}", lost, cpu, waits, idle, f"{row['lost_or_doubled_results']}"]
+        )
+    waits, idle = "result waits, s (median / 99 %)", "GPU idle between pods, s (median / 99 %)"
+    return ("pods", "GPUs", "attempts lost", "orchestrator, CPU ms a pod", waits, idle, "lost or doubled"), rows
+
+
+def _scaling_paper(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for target, found in stored["paper"].items():
+        times = [f"{found['seconds'][gpus]:,.0f} s" for gpus in ("16", "80")]
+        fit = f"{found['serial_seconds']:,.0f} s + {found['parallel_gpu_seconds']:,.0f} s / G"
+        rows.append([target, *times, f"{found['efficiency_16_to_80']:.0%}", fit])
+    return ("return", "16 GPUs", "80 GPUs", "efficiency", "a + b / G through both"), rows
+
+
+def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    counts = sorted({str(run["gpus"]) for run in stored["runs"]}, key=int)
+    rows = []
+    for target, found in stored["targets"].items():
+        times = [f"{found['seconds'][gpus]:,.0f}" if gpus in found["seconds"] else "–" for gpus in counts]
+        efficiency = found.get("efficiency_16_to_80")
+        rows.append([f"{float(target):.0%} of the optimum", *times, "–" if efficiency is None else f"{efficiency:.0%}"])
+    seeds = len({run["seed"] for run in stored["runs"]})
+    heads = [f"{gpus} GPUs, s" for gpus in counts]
+    return (f"target ({seeds} seeds)", *heads, "efficiency 16 → 80"), rows
+
+
+def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for size in ("small", "wide"):
+        for name, found in stored[size].items():
+            if isinstance(found, dict):
+                share = found.get("share_of_optimum_mean")
+                speech = f"{found['communication_seconds_per_epoch']:.3f}"
+                parameters = f"{stored[size]['parameters']:,}"
+                updates = f"{stored[size]['updates_per_epoch']}"
+                told = "–" if share is None else f"{share:.1%}"
+                rows.append([parameters, updates, f"`{name}`", f"{found['bytes_per_epoch']:,}", speech, told])
+    return ("parameters", "updates an epoch", "way", "bytes an epoch and rank", "seconds in collectives", "share"), rows
+
+
+_SCALING: dict[str, Callable[[dict[str, Any]], tuple[Iterable[str], list[list[str]]]]] = {
+    "constants": _scaling_constants,
+    "throughput": _scaling_throughput,
+    "stress": _scaling_stress,
+    "paper": _scaling_paper,
+    "search": _scaling_search,
+    "communication": _scaling_communication,
+}
+
+
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -318,6 +408,7 @@ def _cell(text: str) -> str:
 
 _MAKERS: dict[str, Callable[..., str]] = {
     "settings": settings_table,
+    "scaling": scaling_table,
     "own": own_table,
     "optimum": optimum_table,
     "metrics": metrics_table,
