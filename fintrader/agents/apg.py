@@ -46,6 +46,8 @@ class APGSettings(Settings):
     """Step size of the actor's Adam."""
     value_learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the value's Adam."""
+    anneal: bool = False
+    """Lower the step sizes linearly to zero over the budget: late updates then average more of the market's noise."""
     num_steps: int = Field(default=16, ge=1)
     """H: decisions differentiated through."""
     gamma: float = Field(default=0.95, ge=0, le=1)
@@ -90,8 +92,10 @@ class APG(BaseAgent):
         self.modules.to(self.device)
         self.actor: Actor = self.policy.actor
         self.normaliser: ObservationNormaliser = self.policy.normaliser
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate)
-        self.optimisers["critic"] = torch.optim.Adam(parameters_of([self.critic]), lr=settings.value_learning_rate)
+        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate, fused=True)
+        self.optimisers["critic"] = torch.optim.Adam(
+            parameters_of([self.critic]), lr=settings.value_learning_rate, fused=True
+        )
         self.steps: list[Transition] = []
 
     def training_env(self, env: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class BaseAgent:
     replay rings, counters) and the random stream belong to one training and are only resumed.
     """
 
+    settings: Any
     policy: ActorPolicy
     differentiable: bool = False
     """Whether the training loop keeps the environment's graph between updates."""
@@ -53,6 +54,14 @@ class BaseAgent:
                 noise = persistence * self.whim + (1 - persistence**2) ** 0.5 * noise
             self.whim = noise
         return noise
+
+    def anneal(self, fraction: float) -> None:
+        """Move step sizes to where they stand once `fraction` of the budget is used, for settings with `anneal`."""
+        if not self.settings.anneal:
+            return
+        for optimiser in self.optimisers.values():
+            for group in optimiser.param_groups:
+                group["lr"] = group.setdefault("first_lr", group["lr"]) * (1 - fraction)
 
     def init_seed(self) -> int:
         """Seed of the initial weights."""

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, frozen
+from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample
 
 
 class DDPGSettings(OffPolicySettings):
@@ -35,11 +35,12 @@ class DDPG(OffPolicyAgent):
             target = sample.reward + sample.discount * self.critic_target(sample.next_obs, following)[0]
         metrics = self.fit_critics(sample, target)
 
-        (raw,) = self.actor(sample.obs)
-        with frozen(self.critic):
+        if self.actor_moves():
+            (raw,) = self.actor(sample.obs)
             policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
             norm = self.step("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
+            metrics |= {"policy_loss": policy_loss.detach(), "grad_norm": norm}
 
         self.follow(self.critic_target, self.critic)
         self.follow(self.actor_target, self.actor)
-        return {**metrics, "policy_loss": policy_loss.detach(), "grad_norm": norm}
+        return metrics

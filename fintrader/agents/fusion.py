@@ -122,6 +122,10 @@ class LearnerTeam:
         """The fused policy."""
         return self.learners[0].policy
 
+    def anneal(self, fraction: float) -> None:
+        """As every learner's own."""
+        self._each(lambda agent: agent.anneal(fraction))
+
     def act(self, obs: Tensor) -> Tensor:
         """Each learner draws for its own accounts. Raises ConfigError when they cannot be shared out evenly."""
         count = len(self.learners)

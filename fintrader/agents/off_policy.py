@@ -35,6 +35,8 @@ class OffPolicySettings(Settings):
     head: HeadSettings = HeadSettings()
     learning_rate: float = Field(default=1e-3, gt=0)
     """Step size of Adam, of the actor and of the critics."""
+    anneal: bool = False
+    """Lower the step size linearly to zero over the budget: late updates then average more of the market's noise."""
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per decision."""
     n_steps: int = Field(default=1, ge=1)
@@ -49,6 +51,8 @@ class OffPolicySettings(Settings):
     """Steps with uniformly random latents before learning begins, summed over all accounts."""
     updates_per_step: float = Field(default=1.0, gt=0)
     """Updates for each step of the vector environment; 0.5 is one every second step."""
+    critic_lead: int = Field(default=0, ge=0)
+    """Updates of the critics before the actor first moves: an actor that climbs untaught critics saturates its tanh."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
@@ -118,8 +122,8 @@ class OffPolicyAgent(BaseAgent):
         self.modules.to(self.device)
         self.actor: Actor = self.policy.actor
         self.normaliser: ObservationNormaliser = self.policy.normaliser
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate)
-        self.optimisers["critic"] = torch.optim.Adam(parameters_of([critic]), lr=settings.learning_rate)
+        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate, fused=True)
+        self.optimisers["critic"] = torch.optim.Adam(parameters_of([critic]), lr=settings.learning_rate, fused=True)
         self.ring: ReplayRing | None = None
         self.latent: Tensor | None = None
         self.has_parent = False
@@ -214,6 +218,10 @@ class OffPolicyAgent(BaseAgent):
         """One update; scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not say how it learns")
 
+    def actor_moves(self, delay: int = 1) -> bool:
+        """Whether this update is one of the actor's: every `delay`-th, once the critics had their lead."""
+        return self.learned >= self.settings.critic_lead and (self.learned + 1) % delay == 0
+
     def fit_critics(self, sample: Sample, target: Tensor) -> dict[str, Tensor]:
         """One step of all critics towards `target [R]`: the sum over K of mean squared errors."""
         values = self.critic(sample.obs, sample.latent)
@@ -224,9 +232,10 @@ class OffPolicyAgent(BaseAgent):
     def step(self, name: str, loss: Tensor) -> Tensor:
         """One step of an optimiser down `loss`; returns the gradient's norm."""
         optimiser = self.optimisers[name]
-        optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        optimiser.zero_grad(set_to_none=True)
+        # Only this optimiser's parameters get a gradient: what the loss passes through on its way is left alone.
+        torch.autograd.backward(loss, inputs=parameters)
         norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         optimiser.step()
         return norm.detach()

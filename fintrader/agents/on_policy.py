@@ -28,6 +28,8 @@ class OnPolicySettings(Settings):
     head: HeadSettings = HeadSettings()
     learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of Adam."""
+    anneal: bool = False
+    """Lower the step size linearly to zero over the budget: late updates then average more of the market's noise."""
     num_steps: int = Field(default=16, ge=1)
     """Steps of every account between updates."""
     gamma: float = Field(default=0.95, ge=0, le=1)
@@ -108,7 +110,7 @@ class OnPolicyAgent(BaseAgent):
         assert isinstance(rewards, RewardScaler)
         self.rewards = rewards
         self.parameters = parameters_of([self.actor, self.critic, self.noise])
-        self.optimisers["adam"] = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=1e-5)
+        self.optimisers["adam"] = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=1e-5, fused=True)
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
         self.seen_any = False

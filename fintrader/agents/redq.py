@@ -66,6 +66,6 @@ class REDQ(SAC):
 
     def learn(self, sample: Sample) -> dict[str, Tensor]:
         metrics = self.learn_critics(sample)
-        if (self.learned + 1) % self.settings.policy_delay == 0:
+        if self.actor_moves(self.settings.policy_delay):
             metrics |= self.learn_policy(sample)
         return metrics

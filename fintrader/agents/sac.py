@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fintrader.agents.layout import Layout
-from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine, frozen
+from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
 from fintrader.agents.on_policy import gaussian_log_prob
 
 
@@ -56,7 +56,9 @@ class SAC(OffPolicyAgent):
         start = torch.tensor(math.log(settings.alpha))
         self.temperature = nn.ParameterDict({"log_alpha": start}).to(self.device)
         self.modules["temperature"] = self.temperature
-        self.optimisers["temperature"] = torch.optim.Adam(self.temperature.parameters(), lr=settings.learning_rate)
+        self.optimisers["temperature"] = torch.optim.Adam(
+            self.temperature.parameters(), lr=settings.learning_rate, fused=True
+        )
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents drawn from the policy."""
@@ -84,7 +86,7 @@ class SAC(OffPolicyAgent):
 
     def learn(self, sample: Sample) -> dict[str, Tensor]:
         metrics = self.learn_critics(sample)
-        return {**metrics, **self.learn_policy(sample)}
+        return {**metrics, **self.learn_policy(sample)} if self.actor_moves() else metrics
 
     def learn_critics(self, sample: Sample) -> dict[str, Tensor]:
         """One step of the critics, then of their targets."""
@@ -101,10 +103,9 @@ class SAC(OffPolicyAgent):
         """One step of the actor, then of the temperature."""
         settings, log_alpha = self.settings, self.temperature["log_alpha"]
         latent, log_prob, mean = self.draw_latent(sample.obs)
-        with frozen(self.critic):
-            value = self.policy_value(self.critic(sample.obs, latent))
-            policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
-            norm = self.step("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
+        value = self.policy_value(self.critic(sample.obs, latent))
+        policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
+        norm = self.step("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
         entropy = -log_prob.detach().mean()
         if settings.tune_alpha:
             self.step("temperature", log_alpha.exp() * (entropy - settings.target_entropy * self.head.latents))

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine, frozen
+from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
 
 
 class TD3Settings(OffPolicySettings):
@@ -44,12 +44,12 @@ class TD3(OffPolicyAgent):
             target = sample.reward + sample.discount * combine(self.critic_target(sample.next_obs, following), "min")
         metrics = self.fit_critics(sample, target)
 
-        if (self.learned + 1) % settings.policy_delay == 0:
+        if self.actor_moves(settings.policy_delay):
             (raw,) = self.actor(sample.obs)
-            with frozen(self.critic):
-                policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-                norm = self.step("actor", policy_loss + settings.saturation_coef * raw.pow(2).mean())
+            policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
+            norm = self.step("actor", policy_loss + settings.saturation_coef * raw.pow(2).mean())
+            metrics |= {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+        if (self.learned + 1) % settings.policy_delay == 0:
             self.follow(self.critic_target, self.critic)
             self.follow(self.actor_target, self.actor)
-            metrics |= {"policy_loss": policy_loss.detach(), "grad_norm": norm}
         return metrics

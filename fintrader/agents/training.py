@@ -134,6 +134,9 @@ def train(
         env = agent.training_env(env)
     run = _Training(agent, env, folder)
     run.begin()
+    anneal = getattr(agent, "anneal", None)
+    if anneal is not None:
+        anneal(budget.fraction(run.env_steps, run.seconds))
     clock = _Clock()
     started = time.perf_counter() - run.seconds
     saved = time.perf_counter()
@@ -167,6 +170,8 @@ def train(
         steps_before = run.env_steps
         run.log(metrics)
         fraction = budget.fraction(run.env_steps, run.seconds)
+        if anneal is not None:
+            anneal(fraction)
         if time.perf_counter() - saved >= checkpoint_seconds or fraction >= 1.0:
             run.save()
             saved = time.perf_counter()

@@ -9,14 +9,23 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, TrainProgress, load_policy, make_agent, save_policy, train
+from fintrader.agents import (
+    AgentSettings,
+    Budget,
+    TrainProgress,
+    Transition,
+    load_policy,
+    make_agent,
+    save_policy,
+    train,
+)
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.layout import holdings_of
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.agents.planted import planted_market
-from tests.agents.tiny import ConstantReward, ConstantRewardEnding, Identity, TinyEnv
+from tests.agents.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv
 
 ON = {"network": {"hidden": [32]}}
 OFF = {"network": {"hidden": [32]}, "learning_starts": 256, "batch_size": 128, "report_every": 10}
@@ -47,6 +56,16 @@ def test_learns_the_identity(algo: str) -> None:
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
     with torch.no_grad():
         assert float((agent.policy(shown) - shown).abs().mean()) < 0.15
+
+
+def test_apg_learns_the_identity() -> None:
+    env = IdentityMarket(seed=3)
+    given = {"head": {"kind": "direct"}, "gamma": 0.0, "bootstrap": False, "num_steps": 4}
+    agent = make_agent(agent_settings("apg", given), env.layout, seed=0)
+    train(agent, env, Budget(env_steps=16 * 4 * 150))
+    obs = env.observation()
+    with torch.no_grad():
+        assert float((agent.policy(obs) - env.shown).abs().mean()) < 0.1
 
 
 def rising_market_env(num_envs: int = 16) -> TradingEnv:
@@ -116,6 +135,45 @@ def test_same_seed_same_weights_with_and_without_a_kill(algo: str, tmp_path: Pat
     assert whole.keys() == killed.keys()
     for name, tensor in whole.items():
         assert torch.equal(tensor, killed[name]), name
+
+
+@pytest.mark.parametrize("algo", sorted(MARKET))
+def test_another_seed_gives_other_weights_and_other_noise(algo: str) -> None:
+    settings = agent_settings(algo, {**MARKET[algo], "network": {"hidden": [8]}})
+    env = rising_market_env(4)
+    obs, _ = env.reset(seed=1)
+    agents = [make_agent(settings, env.layout, seed=seed) for seed in (3, 3, 4)]
+    weights = [torch.cat([p.flatten() for p in agent.policy.parameters()]).detach() for agent in agents]
+    actions = [agent.act(obs).detach() for agent in agents]
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(actions[0], actions[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(actions[0], actions[2])
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "redq"])
+def test_the_critics_lead_leaves_the_actor_alone(algo: str) -> None:
+    given = {**OFF, "network": {"hidden": [8]}, "learning_starts": 16, "critic_lead": 20, "normalise_rewards": False}
+    if algo == "redq":
+        given["updates_per_step"] = 1.0
+    env = Identity(seed=3)
+    agent = make_agent(agent_settings(algo, given), env.layout, seed=0)
+    assert isinstance(agent, OffPolicyAgent)
+    actor, target = agent.actor.mlp.layers[0].weight, agent.critic_target.mlp.layers[0].weight
+    before = actor.detach().clone(), target.detach().clone()
+    obs, _ = env.reset()
+    for _ in range(20):
+        action = agent.act(obs)
+        following, reward, terminated, truncated, _ = env.step(action)
+        agent.observe(Transition(obs, action, reward, terminated, truncated, following))
+        agent.update()
+        obs = following
+    assert agent.learned == 20
+    assert torch.equal(actor, before[0])
+    assert not torch.equal(target, before[1])
+    for _ in range(2):
+        agent.learn_once()
+    assert not torch.equal(actor, before[0])
 
 
 @pytest.mark.parametrize("algo", sorted(MARKET))

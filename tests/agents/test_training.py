@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents import (
+    AgentSettings,
     Budget,
     NetworkSettings,
     PPOSettings,
@@ -180,3 +181,37 @@ def test_a_parent_of_another_shape_is_refused() -> None:
 def test_an_agent_of_another_layout_is_refused() -> None:
     with pytest.raises(ConfigError, match="layout"):
         train(make_agent(SMALL, Identity().layout), market_env(), Budget(env_steps=64))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])
+def test_step_sizes_fall_to_zero_over_the_budget(algo: str, tmp_path: Path) -> None:
+    given = {"algo": algo, "anneal": True, "network": {"hidden": [8]}}
+    settings = TypeAdapter(AgentSettings).validate_python(given | ({"report_every": 8} if algo == "sac" else {}))
+    seen: list[float] = []
+
+    def agent() -> Any:
+        return make_agent(settings, market_env().layout, seed=5)
+
+    def rate(trained: Any) -> float:
+        return float(next(iter(trained.optimisers.values())).param_groups[0]["lr"])
+
+    trained = agent()
+    first, steps = rate(trained), 8 * 16 * 4
+    train(
+        trained,
+        market_env(),
+        Budget(env_steps=steps),
+        folder=tmp_path,
+        on_progress=lambda progress: seen.append(
+            rate(trained) / (1 - progress.fraction) if progress.fraction < 1 else 0
+        ),
+    )
+    assert seen[:-1] == pytest.approx([first] * (len(seen) - 1))
+    assert rate(trained) == 0
+    # a longer budget goes on where its own line stands, whatever the stored training had come to
+    resumed = agent()
+    train(resumed, market_env(), Budget(env_steps=2 * steps), folder=tmp_path)
+    assert rate(resumed) == 0
+    fixed = make_agent(settings.model_copy(update={"anneal": False}), market_env().layout, seed=5)
+    train(fixed, market_env(), Budget(env_steps=steps))
+    assert rate(fixed) == first

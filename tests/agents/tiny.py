@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.layout import FlatLayout
+from fintrader.envs.observation import ObservationLayout
 
 
 class TinyEnv:
@@ -74,3 +75,33 @@ class Identity(TinyEnv):
 
     def reward(self, action: Tensor) -> Tensor:
         return -((action - self.obs) ** 2).sum(dim=-1)
+
+
+class IdentityMarket:
+    """The identity task in a market's clothes, for agents that differentiate: two assets, each shows its number."""
+
+    differentiable = True
+
+    def __init__(self, num_envs: int = 16, seed: int = 0) -> None:
+        self.num_envs = num_envs
+        self.layout = ObservationLayout(2, 1, 0, account_width=0)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.shown = torch.zeros(num_envs, 2)
+
+    def observation(self) -> Tensor:
+        self.shown = torch.rand(self.num_envs, 2, generator=self.generator) * 1.6 - 0.8
+        return torch.cat([torch.zeros_like(self.shown), self.shown, torch.ones_like(self.shown)], dim=1)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+        return self.observation(), {}
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        reward = -((action - self.shown) ** 2).sum(dim=-1)
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        return self.observation(), reward, never, never, {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.generator.set_state(state["generator"])

@@ -1,0 +1,362 @@
+"""Our PPO, SAC, TD3 and DDPG beside Stable-Baselines3's, on two classic environments, with equal budgets of env-steps.
+
+    python benchmarks/algorithms.py [--algo sac ...] [--env Pendulum-v1 ...] [--seeds 5] [--save]
+
+Every training is a process of its own with one thread; ours and theirs alternate. Stable-Baselines3 2.9.2 is put into a
+folder of its own (`.venv-bench`) and runs with the same torch, gymnasium and MuJoCo. It has the settings of its zoo
+(https://github.com/DLR-RM/rl-baselines3-zoo) but for `learning_starts`, which is its default of 100 since the zoo's
+10,000 would outlast these budgets; ours stand below. Each side has networks, batches and replay of its own choice.
+
+Policies are compared by the mean return of ten deterministic episodes, the same for both, at twenty points of the
+budget; the clock stops meanwhile. *Return* is the mean over the last four points. *Time to the same return* is the
+first point from which on the mean of three points in a row is at least the level: 95 % of the way from the first
+point of Stable-Baselines3 to its final return, both means over its seeds. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import finish  # noqa: E402
+from benchmarks.resume import Records  # noqa: E402
+
+PEER = "stable-baselines3", "2.9.2"
+POINTS, EPISODES = 20, 10
+Act = Callable[[np.ndarray], np.ndarray]
+"""Raw observations `[B, D]` to actions within the environment's bounds, deterministic."""
+
+BUDGETS = {
+    "Pendulum-v1": {"ppo": 100_000, "sac": 5_000, "td3": 5_000, "ddpg": 5_000},
+    "InvertedDoublePendulum-v5": {"ppo": 100_000, "sac": 10_000, "td3": 10_000, "ddpg": 10_000},
+}
+"""Env-steps."""
+
+_DETERMINISTIC = {
+    "noise": 0.1,
+    "policy_kwargs": {"net_arch": [400, 300]},
+    "learning_rate": 1e-3,
+    "buffer_size": 200_000,
+}
+THEIRS: dict[str, dict[str, dict[str, Any]]] = {
+    "Pendulum-v1": {
+        "ppo": {
+            "num_envs": 4,
+            "n_steps": 1024,
+            "gamma": 0.9,
+            "learning_rate": 1e-3,
+            "use_sde": True,
+            "sde_sample_freq": 4,
+        },
+        "sac": {"learning_rate": 1e-3},
+        "td3": {**_DETERMINISTIC, "gamma": 0.98},
+        "ddpg": {**_DETERMINISTIC, "gamma": 0.98},
+    },
+    "InvertedDoublePendulum-v5": {
+        "ppo": {
+            "normalise": True,
+            "batch_size": 64,
+            "n_steps": 512,
+            "gamma": 0.98,
+            "learning_rate": 2.0633e-05,
+            "ent_coef": 0.000401762,
+            "clip_range": 0.1,
+            "n_epochs": 20,
+            "gae_lambda": 0.92,
+            "max_grad_norm": 0.8,
+            "vf_coef": 0.58096,
+            "policy_kwargs": {
+                "log_std_init": -2,
+                "ortho_init": False,
+                "activation_fn": "relu",
+                "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+            },
+        },
+        "sac": {},
+        "td3": _DETERMINISTIC,
+        "ddpg": _DETERMINISTIC,
+    },
+}
+_OFF: dict[str, Any] = {
+    "num_envs": 4,
+    "network": {"hidden": [64, 64], "layer_norm": False},
+    "gamma": 0.98,
+    "learning_rate": 1e-3,
+    "batch_size": 256,
+    "learning_starts": 200,
+    "updates_per_step": 4.0,
+    "tau": 0.01,
+    "noise": 0.1,
+    "saturation_coef": 1e-3,
+    "report_every": 25,
+}
+_SOFT: dict[str, Any] = {**_OFF, "target_entropy": -1.0, "alpha": 0.2, "initial_noise": 0.5}
+_ON: dict[str, Any] = {
+    "num_envs": 8,
+    "network": {"hidden": [64, 64], "activation": "tanh"},
+    "num_steps": 128,
+    "update_epochs": 10,
+    "num_minibatches": 16,
+    "learning_rate": 1e-3,
+    "learn_noise": True,
+}
+OURS: dict[str, dict[str, dict[str, Any]]] = {
+    "Pendulum-v1": {
+        "ppo": {**_ON, "gamma": 0.9},
+        "sac": _SOFT,
+        "td3": _OFF,
+        "ddpg": _OFF,
+    },
+    "InvertedDoublePendulum-v5": {
+        "ppo": {**_ON, "gamma": 0.98, "learning_rate": 3e-4},
+        "sac": _SOFT,
+        "td3": _OFF,
+        "ddpg": _OFF,
+    },
+}
+
+
+class Referee:
+    """Judges policies on episodes of its own and keeps the clocks of the training that it interrupts."""
+
+    def __init__(self, env_id: str, budget: int) -> None:
+        import gymnasium
+        from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+        def one() -> gymnasium.Env[Any, Any]:
+            return gymnasium.make(env_id)
+
+        self.env = SyncVectorEnv([one] * EPISODES, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.marks = [budget * (k + 1) // POINTS for k in range(POINTS)]
+        self.curve: list[dict[str, float]] = []
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def start(self) -> None:
+        """Set the clocks to zero."""
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def look(self, env_steps: int, act: Act) -> None:
+        """Evaluate if a point of the budget is reached."""
+        if not self.marks or env_steps < self.marks[0]:
+            return
+        wall, cpu = time.perf_counter(), time.process_time()
+        while self.marks and env_steps >= self.marks[0]:
+            self.marks.pop(0)
+        point = {"env_steps": env_steps, "wall_s": round(wall - self.wall, 3), "cpu_s": round(cpu - self.cpu, 3)}
+        self.curve.append({**point, "return": round(self.mean_return(act), 2)})
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.process_time() - cpu
+
+    def mean_return(self, act: Act) -> float:
+        """Of the first episode of each copy, always the same starts."""
+        obs, _ = self.env.reset(seed=90_000)
+        total, alive = np.zeros(EPISODES), np.ones(EPISODES, dtype=bool)
+        while alive.any():
+            obs, reward, terminated, truncated, _ = self.env.step(act(np.asarray(obs)))
+            total += np.where(alive, reward, 0.0)
+            alive &= ~(terminated | truncated)
+        return float(total.mean())
+
+
+def train_ours(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
+    """The curve of one training with `fintrader.agents`."""
+    from pydantic import TypeAdapter
+
+    from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+    from fintrader.agents.workers import GymnasiumSettings, WorkerEnv
+
+    given = dict(OURS[env_id][algo])
+    worker = GymnasiumSettings(id=env_id, num_envs=given.pop("num_envs"), workers="sync")
+    env = WorkerEnv.make(worker, seed=seed)
+    agent = make_agent(TypeAdapter(AgentSettings).validate_python({"algo": algo, **given}), env.layout, seed=seed)
+    budget = BUDGETS[env_id][algo]
+    referee = Referee(env_id, budget)
+    space = env.env.single_action_space
+    low, high = space.low, space.high  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def act(obs: np.ndarray) -> np.ndarray:
+        unit = agent.policy(torch.as_tensor(obs, dtype=torch.float32)).numpy()
+        scaled: np.ndarray = low + (unit + 1) / 2 * (high - low)
+        return scaled
+
+    def on_progress(progress: TrainProgress) -> None:
+        referee.look(progress.env_steps, act)
+
+    referee.start()
+    train(agent, env, Budget(env_steps=budget), on_progress=on_progress)
+    return referee.curve
+
+
+def train_theirs(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
+    """The curve of one training with Stable-Baselines3."""
+    import stable_baselines3 as sb3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.noise import NormalActionNoise
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    given = dict(THEIRS[env_id][algo])
+    budget = BUDGETS[env_id][algo]
+    env: Any = make_vec_env(env_id, n_envs=given.pop("num_envs", 1), seed=seed)
+    if given.pop("normalise", False):
+        env = VecNormalize(env, gamma=given["gamma"])
+    if "noise" in given:
+        width = env.action_space.shape[0]
+        given["action_noise"] = NormalActionNoise(np.zeros(width), given.pop("noise") * np.ones(width))
+    network = dict(given.pop("policy_kwargs", {}))
+    if network.get("activation_fn") == "relu":
+        network["activation_fn"] = torch.nn.ReLU
+    kind = {"ppo": sb3.PPO, "sac": sb3.SAC, "td3": sb3.TD3, "ddpg": sb3.DDPG}[algo]
+    model = kind("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=network or None, **given)
+    referee = Referee(env_id, budget)
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        rows = env.normalize_obs(obs) if isinstance(env, VecNormalize) else obs
+        action: np.ndarray = model.predict(rows, deterministic=True)[0]
+        return action
+
+    class Look(BaseCallback):  # type: ignore[misc]
+        def _on_step(self) -> bool:
+            referee.look(self.num_timesteps, act)
+            return True
+
+    referee.start()
+    model.learn(budget, callback=Look())
+    referee.look(budget, act)
+    return referee.curve
+
+
+def peer_folder() -> Path | None:
+    """Stable-Baselines3 in a folder of its own; None where it cannot be had."""
+    package, version = PEER
+    target = ROOT / ".venv-bench" / f"{package}-{version}"
+    if not target.exists():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+        done = subprocess.run([*command, f"{package}=={version}"], capture_output=True, text=True)
+        if done.returncode:
+            print(f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}", file=sys.stderr)
+            return None
+    return target
+
+
+def in_process(side: str, env_id: str, algo: str, seed: int, peer: Path) -> dict[str, Any]:
+    """One training in a process of its own, on one thread."""
+    paths = [str(ROOT), *([str(peer)] if side == "theirs" else []), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--one", side, env_id, algo, str(seed)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{side} {algo} {env_id} failed:\n{done.stderr[-2000:]}")
+    return {"curve": json.loads(done.stdout.strip().splitlines()[-1])}
+
+
+def final_return(curve: list[dict[str, float]]) -> float:
+    """Mean over the last fifth of the points."""
+    return float(np.mean([point["return"] for point in curve[-(POINTS // 5) :]]))
+
+
+def seconds_to(level: float, curve: list[dict[str, float]], clock: str) -> float | None:
+    """The clock at the first point from which on three in a row have at least `level` on average; None: never."""
+    returns = [point["return"] for point in curve]
+    for k in range(len(curve) - 2):
+        if returns[k] >= level and np.mean(returns[k : k + 3]) >= level:
+            return curve[k][clock]
+    return None
+
+
+def compare(ours: list[list[dict[str, float]]], theirs: list[list[dict[str, float]]]) -> dict[str, Any]:
+    """The figures of one algorithm in one environment; lists run over the seeds."""
+    mine, others = [final_return(curve) for curve in ours], [final_return(curve) for curve in theirs]
+    first = float(np.mean([curve[0]["return"] for curve in theirs]))
+    level = first + 0.95 * (float(np.mean(others)) - first)
+    figures: dict[str, Any] = {
+        "return_ours": [round(value, 1) for value in mine],
+        "return_theirs": [round(value, 1) for value in others],
+        "return_ours_mean": round(float(np.mean(mine)), 1),
+        "return_theirs_mean": round(float(np.mean(others)), 1),
+        "not_below": bool(np.mean(mine) >= np.mean(others)),
+        "level": round(level, 1),
+    }
+    for clock in ("wall_s", "cpu_s"):
+        a, b = ([seconds_to(level, curve, clock) for curve in side] for side in (ours, theirs))
+        figures |= {f"{clock}_to_level_ours": a, f"{clock}_to_level_theirs": b}
+        # A seed that never got there counts with infinity: the median stays honest while most did.
+        medians = [float(np.median([np.inf if value is None else value for value in side])) for side in (a, b)]
+        ratio = medians[0] / medians[1]
+        figures[f"{clock}_ratio"] = round(ratio, 3) if np.isfinite(ratio) else None
+        total = [np.mean([curve[-1][clock] for curve in side]) for side in (ours, theirs)]
+        figures |= {f"{clock}_of_budget_ours": round(total[0], 1), f"{clock}_of_budget_theirs": round(total[1], 1)}
+    return figures
+
+
+def main() -> None:
+    """Run, print a line for each pair of trainings, end with one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--algo", nargs="+", default=["ppo", "sac", "td3", "ddpg"], choices=["ppo", "sac", "td3", "ddpg"]
+    )
+    parser.add_argument("--env", nargs="+", default=list(BUDGETS), choices=list(BUDGETS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--fresh", action="store_true", help="measure again what is already in runs/benchmarks")
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--one", nargs=4, metavar=("SIDE", "ENV", "ALGO", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one:
+        side, env_id, algo, seed = options.one
+        print(json.dumps((train_ours if side == "ours" else train_theirs)(env_id, algo, int(seed))))
+        return
+    peer = peer_folder()
+    if peer is None:
+        raise SystemExit(f"{PEER[0]} is needed: install it where `pip` reaches a package index")
+    records = Records("algorithms", fresh=options.fresh)
+    curves: dict[tuple[str, str, str], list[list[dict[str, float]]]] = {}
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for seed in seeds:
+        for env_id in options.env:
+            for algo in options.algo:
+                for side, settings in (("theirs", THEIRS), ("ours", OURS)):
+                    record = records.get(
+                        f"{side}-{algo}-{env_id}-{seed}",
+                        {**settings[env_id][algo], "budget": BUDGETS[env_id][algo], "peer": PEER},
+                        lambda side=side, env_id=env_id, algo=algo, seed=seed: in_process(  # type: ignore[misc]
+                            side, env_id, algo, seed, peer
+                        ),
+                    )
+                    curve = record["curve"]
+                    curves.setdefault((side, env_id, algo), []).append(curve)
+                    print(
+                        f"{side:6} {algo:4} {env_id} seed {seed}: return {final_return(curve):9.1f} "
+                        f"after {curve[-1]['wall_s']:.1f} s ({curve[-1]['cpu_s']:.1f} CPU-s)",
+                        flush=True,
+                    )
+    figures = {
+        f"{algo}_{env_id}": compare(curves["ours", env_id, algo], curves["theirs", env_id, algo])
+        for env_id in options.env
+        for algo in options.algo
+    }
+    finish(
+        "algorithms",
+        {"figures": figures, "peer": "==".join(PEER), "budgets": BUDGETS, "seeds": options.seeds},
+        seed=options.first_seed,
+        save=options.save,
+    )
+
+
+if __name__ == "__main__":
+    main()
