@@ -49,3 +49,23 @@ class TournamentError(FintraderError):
 
 class RunError(FintraderError):
     """A run's folder is missing, belongs to another configuration, or is in use by another process."""
+
+
+class StorageError(FintraderError):
+    """An object store cannot be used: its package is not installed, or it answers something unexpected."""
+
+
+class StorageAccessError(StorageError):
+    """The bucket does not exist, or the credentials are missing or have no right to it."""
+
+
+class StorageOfflineError(StorageError):
+    """The store does not answer."""
+
+
+class StorageDamagedError(StorageError):
+    """A stored object is truncated or has been changed: it does not match its hash."""
+
+
+class StorageFullError(StorageError):
+    """The store, or the disk that a copy was to be written to, is full."""

@@ -16,7 +16,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -45,20 +45,45 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename durable: on POSIX the directory entry needs its own fsync."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
+    """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a second version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return False
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        try:
+            os.link(temporary, path)  # unlike a rename, a link fails where a file stands
+        except FileExistsError:
+            return False
+        if sync:
+            sync_folder(path.parent)
+        return True
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -206,6 +231,8 @@ class Manifest:
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path = path
         self.values = values
+        self.saved: Callable[[], None] = lambda: None
+        """Called after every change."""
 
     @classmethod
     def create(cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str) -> Manifest:
@@ -246,6 +273,7 @@ class Manifest:
         """Set values and write."""
         self.values.update(changes)
         write_json(self.path, self.values)
+        self.saved()
 
     def done(self, stage: str) -> bool:
         """Has the stage been finished?"""

@@ -15,6 +15,7 @@ from fintrader.cli.parsing import parse, positional
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
+from fintrader.storage.objects import is_url
 
 
 class ScaleOptions(Settings):
@@ -39,7 +40,7 @@ class ExportOptions(Settings):
 
 
 def status(argv: list[str]) -> None:
-    """RUN_DIR [--json]: pods by state, leaderboard, what is at work, losses and their reasons."""
+    """RUN [--json]: pods by state, leaderboard, what is at work, losses and their reasons."""
     from fintrader.tournament.status import status as ask
 
     as_json = "--json" in argv
@@ -63,7 +64,7 @@ def status(argv: list[str]) -> None:
 
 
 def lineage(argv: list[str]) -> None:
-    """RUN_DIR POD: a pod and its ancestors down to the founder, with what changed on the way."""
+    """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
     from fintrader.tournament.status import lineage as ask
 
     if len(argv) == 2 and not argv[0].startswith("-"):
@@ -82,6 +83,8 @@ def scale(argv: list[str]) -> None:
 
     folder, rest = positional("scale", "RUN_DIR", argv)
     options = parse(ScaleOptions, ScaleOptions(), rest if folder else ["--help"], "scale RUN_DIR")
+    if folder is not None and is_url(folder):
+        raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
     if folder is not None:
         ask(_folder(folder), options.pods)
         print(f"{folder}: {options.pods or 'as configured'} pods at work from the next reconcile on")
@@ -134,10 +137,19 @@ def _run_folder(command: str, argv: list[str]) -> RunFolder | None:
 
 
 def _folder(name: str) -> RunFolder:
+    return RunFolder(run_path(name))
+
+
+def run_path(name: str) -> Path:
+    """The folder of a run given by its path or URL. Raises TournamentError when there is none."""
+    if is_url(name):
+        from fintrader.pipeline import open_run
+
+        return open_run(name)
     path = Path(name)
     if not path.is_dir():
         raise TournamentError(f"{name}: no such folder; give the folder of a run")
-    return RunFolder(path)
+    return path
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:

@@ -84,17 +84,18 @@ def lookahead(argv: list[str]) -> None:
 
 
 def backtest(argv: list[str]) -> None:
-    """RUN_DIR [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
+    """RUN [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
     from fintrader import pipeline
 
     folder, rest = positional("backtest", "RUN_DIR", argv)
     if folder is None:
         help_config("backtest RUN_DIR")
         return
-    path = Path(folder) / "config.yaml"
+    home = pipeline.open_run(folder)
+    path = home / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
-    pipeline.backtest_run(Path(folder), parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
+    pipeline.backtest_run(home, parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
 
 
 def walkforward(argv: list[str]) -> None:
@@ -105,7 +106,7 @@ def walkforward(argv: list[str]) -> None:
 
 
 def compare(argv: list[str]) -> None:
-    """RUN_DIR RUN_DIR ... [--out FILE]: several backtests in one page."""
+    """RUN RUN ... [--out FILE]: several backtests in one page."""
     from fintrader.backtest import read_backtest
     from fintrader.backtest.compare import write_comparison
 
@@ -117,7 +118,9 @@ def compare(argv: list[str]) -> None:
     if not words or any(word.startswith("-") for word in words):
         print("usage: fintrader compare RUN_DIR RUN_DIR ... [--out FILE]")
         return
-    print(write_comparison(out, {Path(word).name: read_backtest(Path(word) / "backtest") for word in words}))
+    from fintrader.pipeline import open_run
+
+    print(write_comparison(out, {Path(word).name: read_backtest(open_run(word) / "backtest") for word in words}))
 
 
 def app(argv: list[str]) -> None:

@@ -48,6 +48,7 @@ from fintrader.data.windows import make_windows
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.runs import dump_json
+from fintrader.storage.markets import Markets
 
 __all__ = [
     "BUILD_VERSION",
@@ -66,8 +67,10 @@ __all__ = [
 log = logging.getLogger("fintrader.data")
 
 
-def build_market(settings: DataSettings, *, cache: Path, progress: Progress | None = None) -> Path:
-    """The market file of these settings, built unless it is there already.
+def build_market(
+    settings: DataSettings, *, cache: Path, progress: Progress | None = None, markets: Markets | None = None
+) -> Path:
+    """The market file of these settings, built unless it is there already, in the cache or among shared `markets`.
 
     Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made from and what was
     repaired. Bars pass through a store of chunks (`settings.store`), so that a later build reads only what is new.
@@ -80,15 +83,26 @@ def build_market(settings: DataSettings, *, cache: Path, progress: Progress | No
     path = market_path(settings, feed, cache)
     folder = Place(path.parent)
     if path.is_file():
-        return path
+        return _shared(path, markets)
     with folder.lock():
         if path.is_file():  # somebody else built it while this process waited
-            return path
+            return _shared(path, markets)
         folder.sweep()
+        if markets is not None and markets.fetch(path.parent.name, path.parent):
+            return path
         market, report = assemble(settings, feed, progress=progress)
         record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
         folder.write("build.json", dump_json(record | report).encode())
         market.save(path)  # last: once it is there, everything is
+        return _shared(path, markets)
+
+
+def _shared(path: Path, markets: Markets | None) -> Path:
+    """Make sure that a built market is among the shared ones."""
+    if markets is not None:
+        files = {name: path.with_name(name) for name in ("build.json", "market.safetensors")}
+        there = {name: file for name, file in files.items() if file.is_file()}
+        markets.keep([path.parent.name, MarketTensors.stored_hash(path)], there)
     return path
 
 

@@ -15,11 +15,7 @@ from typing import Any
 
 from fintrader.errors import DataError
 from fintrader.runs import write_bytes
-
-
-def is_url(path: str | Path) -> bool:
-    """Whether a path names a file system of its own, like s3://bucket/folder."""
-    return "://" in str(path)
+from fintrader.storage.objects import is_url
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -14,6 +14,7 @@ from fintrader.pipeline.stages import (
     verify_data,
 )
 from fintrader.pipeline.walkforward import walk_forward
+from fintrader.pipeline.workplace import open_run, refresh
 
 __all__ = [
     "CHOICES",
@@ -24,6 +25,8 @@ __all__ = [
     "build_data",
     "check_lookahead",
     "load_config",
+    "open_run",
+    "refresh",
     "rehearse_data",
     "replay_run",
     "report_quality",

@@ -8,6 +8,7 @@ from fintrader.errors import RunError
 from fintrader.pipeline.configuration import RunConfig
 from fintrader.pipeline.stages import RunOutcome, backtest_stage, conclude, control_stage, make_market
 from fintrader.pipeline.walkforward import folds_of, judge_folds
+from fintrader.pipeline.workplace import workplace
 from fintrader.runs import Manifest
 
 
@@ -18,8 +19,10 @@ def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
     run's tournament has not finished.
     """
     config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
-    with config.folder.lock():
+    with workplace(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
+        if mirror is not None:
+            manifest.saved = mirror.publish
         rolling = bool(folds_of(config.folder))
         if not manifest.done("tournament"):
             verb = "walkforward" if rolling else "run"
@@ -35,5 +38,6 @@ def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
             return backtest_stage(config, manifest, market, again=True)
         with manifest.stage("backtest"):
             judge_folds(config, manifest)
+        manifest.saved()
         manifest.finish()
         return conclude(config, manifest)

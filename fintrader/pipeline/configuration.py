@@ -18,6 +18,7 @@ from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, RunError
+from fintrader.storage.objects import check_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 
@@ -56,6 +57,8 @@ class RunConfig(Settings):
     """Folder that holds all runs."""
     cache: Path = Path("data/tensors")
     """Folder of built markets, shared by all runs."""
+    store: str | None = None
+    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies. None: only here."""
     log_format: logs.LogFormat = "plain"
     """`json`: logs as one JSON object a line on standard error, with run and pod (FINTRADER_LOG_FORMAT too)."""
     metrics_port: int | None = Field(None, ge=0, le=65535)
@@ -93,6 +96,14 @@ class RunConfig(Settings):
         except RunError as error:
             raise ValueError(str(error)) from None
         return name
+
+    @field_validator("store")
+    @classmethod
+    def _url(cls, store: str | None) -> str | None:
+        try:
+            return None if store is None else check_url(store)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("store: ")) from None
 
     @field_validator("device")
     @classmethod

@@ -23,6 +23,7 @@ from fintrader.pipeline.configuration import RunConfig
 from fintrader.progress import Progress, reporter
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.leaderboard import read_leaderboard
+from fintrader.tournament.store import RunStore
 
 
 def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
@@ -66,6 +67,8 @@ def simulate_chosen(
 ) -> dict[str, BacktestResult]:
     """A finished tournament's ensemble and best pod, and every baseline, over the same bars."""
     chosen = {"ensemble": folder.ensemble, "best": folder.pod(best)}
+    store = RunStore(folder)
+    store.ensure_policy(store.read_result(best))
     results = {
         name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
         for name, home in chosen.items()

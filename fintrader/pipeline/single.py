@@ -25,6 +25,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
 from fintrader.pipeline.stages import claim, make_market
+from fintrader.pipeline.workplace import workplace
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder, write_json
 from fintrader.seeding import derive, seed_everything
@@ -36,13 +37,14 @@ def train_one(config: RunConfig) -> Path:
     Killed anywhere, the same call goes on. In a market its validation figures are printed beside the baselines', and
     the test window stays unseen; in a classic environment the return of its episodes.
     """
-    with config.folder.lock():
-        manifest = claim(config, "train")
+    with workplace(config) as mirror:
+        manifest = claim(config, "train", mirror=mirror)
         home = config.folder.root / "train"
         if isinstance(config.env, GymnasiumSettings):
             _train_classic(config, config.env, home)
         else:
             _train_trader(config, config.env, make_market(config, manifest), home)
+        manifest.saved()
     print(f"  {home / 'policy.safetensors'}")
     return home / "policy.safetensors"
 

@@ -26,8 +26,10 @@ from fintrader.errors import BacktestError, DataError, RunError
 from fintrader.pipeline.configuration import RunConfig, load_config
 from fintrader.pipeline.judgement import information_free_market, judge
 from fintrader.pipeline.observation import observing, watching
+from fintrader.pipeline.workplace import data_of, markets_of, workplace
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder
+from fintrader.storage.mirror import Mirror
 from fintrader.tournament.orchestrator import CHANGEABLE, TournamentResult
 from fintrader.tournament.orchestrator import run_tournament as race
 
@@ -48,8 +50,8 @@ def run(config: RunConfig) -> RunOutcome:
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
-    with observing(config), config.folder.lock():
-        manifest = claim(config)
+    with observing(config), workplace(config) as mirror:
+        manifest = claim(config, mirror=mirror)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
         control_stage(config, manifest, market)
@@ -60,8 +62,8 @@ def run_tournament(config: RunConfig | Path | str) -> Path:
     """Data and tournament; returns the run's folder. Takes settings or the path of a YAML configuration."""
     if not isinstance(config, RunConfig):
         config = load_config(Path(config))
-    with observing(config), config.folder.lock():
-        manifest = claim(config)
+    with observing(config), workplace(config) as mirror:
+        manifest = claim(config, mirror=mirror)
         _tournament_stage(config, manifest, make_market(config, manifest))
     return config.folder.root
 
@@ -84,9 +86,9 @@ def report_quality(config: RunConfig) -> dict[str, Any]:
     Bars too broken to make a market of are reported below `cache/quality/<name>`.
     """
     with reporter() as progress:
-        report = quality_report(config.data, cache=config.cache, progress=progress)
+        report = quality_report(data_of(config), cache=config.cache, progress=progress)
         try:
-            home = build_market(config.data, cache=config.cache, progress=progress).parent
+            home = build_market(data_of(config), cache=config.cache, progress=progress).parent
         except DataError as error:
             print(f"no market can be built of these bars: {error}")
             home = config.cache / "quality" / config.name
@@ -105,7 +107,7 @@ def report_quality(config: RunConfig) -> dict[str, Any]:
 
 def rehearse_data(config: RunConfig) -> dict[str, Any]:
     """Say what a build would read and how, without building anything."""
-    report = dry_run(config.data, cache=config.cache)
+    report = dry_run(data_of(config), cache=config.cache)
     print(describe(report))
     return report
 
@@ -113,7 +115,7 @@ def rehearse_data(config: RunConfig) -> dict[str, Any]:
 def verify_data(config: RunConfig) -> bool:
     """Check every stored chunk of bars and every market against its hash; prints what differs; True: all is well."""
     with reporter() as progress:
-        problems = verify(config.data, cache=config.cache, progress=progress)
+        problems = verify(data_of(config), cache=config.cache, progress=progress)
     for problem in problems:
         print(problem)
     print("every stored byte is as it was written" if not problems else f"{len(problems)} damaged or missing files")
@@ -131,7 +133,7 @@ def check_lookahead(config: RunConfig, cuts: int) -> bool:
     return report.clean
 
 
-def claim(config: RunConfig, verb: str = "run") -> Manifest:
+def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None) -> Manifest:
     """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings.
 
     A new one says that `fintrader <verb>` makes the run again.
@@ -173,11 +175,14 @@ def claim(config: RunConfig, verb: str = "run") -> Manifest:
         )
     if reopened or not folder.config.is_file():
         runs.write_text(folder.config, text)
+    if mirror is not None:
+        manifest.saved = mirror.publish
+        mirror.publish()
     return manifest
 
 
 _WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
-_PLACES = ("runs_dir", "cache", "name", "launcher", "ray", *_WATCHED)
+_PLACES = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
 """Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
 
 
@@ -189,12 +194,16 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def _build(config: RunConfig) -> Path:
     with reporter() as progress:
-        return build_market(config.data, cache=config.cache, progress=progress)
+        return build_market(data_of(config), cache=config.cache, progress=progress, markets=markets_of(config))
 
 
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
+    """The run's market file. Raises RunError when it is not the one that the run was begun with, DataError."""
     with manifest.stage("data"):
-        path = _build(config)
+        try:
+            path = _build(config)
+        except DataError as error:
+            path = _stored_market(config, manifest, error)
         content = MarketTensors.stored_hash(path)
         before = manifest.values["data_hash"]
         if before not in (None, content):
@@ -203,6 +212,16 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
                 "put the old file back, or choose another --name"
             )
         manifest.update(market=str(path), data_hash=content)
+    return path
+
+
+def _stored_market(config: RunConfig, manifest: Manifest, error: DataError) -> Path:
+    """The market that a run was begun with, out of its store, where the bars cannot be had any more."""
+    content, markets = manifest.values["data_hash"], markets_of(config)
+    path: Path = config.cache / str(content) / "market.safetensors"
+    if content is None or markets is None or not (path.is_file() or markets.fetch(content, path.parent)):
+        raise error
+    print(f"the bars cannot be had ({error}); the market that this run was begun with comes from {markets.objects}")
     return path
 
 

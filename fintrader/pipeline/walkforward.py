@@ -21,6 +21,7 @@ from fintrader.pipeline.judgement import (
 )
 from fintrader.pipeline.observation import observing
 from fintrader.pipeline.stages import RunOutcome, claim, conclude, make_market, search
+from fintrader.pipeline.workplace import workplace
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder, read_json
 
@@ -31,8 +32,8 @@ def walk_forward(config: RunConfig) -> RunOutcome:
     Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
     Raises BacktestError when not even one fold fits into the data.
     """
-    with observing(config), config.folder.lock():
-        manifest = claim(config, "walkforward")
+    with observing(config), workplace(config) as mirror:
+        manifest = claim(config, "walkforward", mirror=mirror)
         path = make_market(config, manifest)
         if not manifest.done("backtest"):
             with manifest.stage("tournament"):

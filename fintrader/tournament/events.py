@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from fintrader.runs import read_jsonl
 class EventLog:
     """Appends to `events.jsonl`. A torn last line (the writer was killed) is cut off before anything is added."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, keep: Callable[[str, Callable[[], str]], None] | None = None) -> None:
+        """`keep` stores new lines elsewhere before they are written here; it may ask for the whole log instead."""
+        self.path, self._keep = path, keep
         self.records = read_jsonl(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._mend()
@@ -38,6 +39,8 @@ class EventLog:
         now = round(time.time(), 3)
         stamped = [{"time": now, **event} for event in events]
         text = "".join(json.dumps(event, sort_keys=True, allow_nan=False) + "\n" for event in stamped)
+        if self._keep is not None:
+            self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             before = os.fstat(handle).st_size

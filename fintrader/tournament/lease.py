@@ -2,6 +2,7 @@
 
 The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to wait for. Each
 holder raises a token in `lease.json`; its pods carry the token and publish nothing once it is no longer current.
+A run with a store is held there as well (`fintrader.storage.lease`), against other machines.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fintrader.errors import RunError, TournamentError
 from fintrader.runs import RunFolder, read_json, write_json
+from fintrader.storage.lease import StoreLease, hold
+from fintrader.storage.lease import is_held as is_held_remotely
+from fintrader.storage.mirror import mirror_of
 
 
 @dataclass(frozen=True)
@@ -24,11 +29,18 @@ class Lease:
 
     run: RunFolder
     token: int
+    remote: StoreLease | None = None
+    """The same, in the run's store."""
 
     def check(self) -> None:
         """Raises TournamentError when another orchestrator has taken over."""
         if current_token(self.run) != self.token:
             raise TournamentError(f"{self.run.root}: another orchestrator has taken over; this one stops")
+        if self.remote is not None:
+            try:
+                self.remote.check()
+            except RunError as error:
+                raise TournamentError(str(error)) from None
 
 
 @contextlib.contextmanager
@@ -50,10 +62,25 @@ def acquire(run: RunFolder, *, patience_seconds: float = 2.0) -> Iterator[Lease]
                         f"{run.root}: another process runs this tournament; wait for it or stop it first"
                     ) from None
                 time.sleep(0.05)
-        token = current_token(run) + 1
-        holder = {"token": token, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-        write_json(run.root / "lease.json", holder)
-        yield Lease(run, token)
+        with contextlib.ExitStack() as stack:
+            remote = _hold_remote(run, stack)
+            token = current_token(run) + 1 if remote is None else remote.token
+            write_json(run.root / "lease.json", _holder(token))
+            yield Lease(run, token, remote)
+
+
+def _hold_remote(run: RunFolder, stack: contextlib.ExitStack) -> StoreLease | None:
+    mirror = mirror_of(run.root)
+    if mirror is None:
+        return None
+    try:
+        return stack.enter_context(hold(mirror.objects, above=current_token(run)))
+    except RunError as error:
+        raise TournamentError(str(error)) from None
+
+
+def _holder(token: int) -> dict[str, Any]:
+    return {"token": token, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
 
 
 def current_token(run: RunFolder) -> int:
@@ -71,7 +98,8 @@ def is_held(run: RunFolder) -> bool:
     """Whether an orchestrator is at work (for `fintrader status`)."""
     path = run.root / ".tournament.lock"
     if not path.exists():
-        return False
+        mirror = mirror_of(run.root)
+        return mirror is not None and is_held_remotely(mirror.objects)
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -95,7 +95,12 @@ def run_tournament(
     )
     with _readable_disk_errors(folder), leases.acquire(folder) as lease:
         store = RunStore(folder)
+        store.pull()
         store.claim(_identity(settings, breeder), lambda known: _modern(known, agents, env))
+        store.publish()
+        store.keep_market(breeder.data_hash, Path(market))
+        if launcher is None and store.mirror is not None and store.mirror.objects.private:
+            raise ConfigError(f"store: {store.mirror.objects} exists in one process only, and pods are others")
         if callable(launcher):
             launcher = launcher(settings, folder, Path(market).resolve(), lease.token)
         devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
@@ -141,6 +146,8 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progre
         from fintrader.tournament.ensemble import build_ensemble
 
         ensemble = build_ensemble
+    for row in orchestrator.board.rows:
+        orchestrator.store.ensure_policy(row.result)
     chosen = ensemble(run, orchestrator.board, orchestrator.settings)
     best = orchestrator.board.rows[0].spec.pod
     trials = sum(1 for entry in orchestrator.board.applied if entry.result.score is not None)
@@ -148,6 +155,7 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progre
     if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
         orchestrator.log.append(end)
         progress.event(end, "")
+    orchestrator.store.publish()
     return TournamentResult(
         folder=run,
         trials=trials,

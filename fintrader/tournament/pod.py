@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 
 from fintrader import logs
 from fintrader.config import Settings, load_object
-from fintrader.errors import TournamentError
+from fintrader.errors import StorageError, StorageFullError, TournamentError
 from fintrader.runs import RunFolder, dump_json, file_sha256
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ Reason = Literal[
     "oom",
     "nan",
     "disk_full",
+    "storage",
     "snapshot",
     "error",
     "stopped_early",
@@ -243,6 +244,7 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
     with _logged(spec, context, "pod"), _at_work(spec, context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
+        context.market = store.market(spec.data_hash, context.market)
         started = time.time()
         call: Body = load_object(body) if isinstance(body, str) else body
         output = call(spec, context)
@@ -273,6 +275,7 @@ def evaluate_pod(spec: PodSpec, context: PodContext, draft: Draft) -> PodResult:
     with _logged(spec, context, "evaluation"), _at_work(spec, context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
+        context.market = store.market(spec.data_hash, context.market)
         trained = PodOutput(
             score=None,
             snapshot=store.get(draft.snapshot),
@@ -293,9 +296,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, output: PodOut
     policy = file_sha256(stored) if stored.exists() else None
     finished = time.time()
     store.keep_spec(spec)
-    from fintrader.tournament.lease import current_token
-
-    if context.token is not None and current_token(context.run) != context.token:
+    if context.token is not None and store.superseded(context.token):
         raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
     result = store.write_result(
         PodResult(
@@ -372,6 +373,10 @@ def failure_reason(error: BaseException) -> Reason:
         return "disk_full"
     if name == "TrainingError" and ("finite" in text or "nan" in text):
         return "nan"
+    if isinstance(error, StorageFullError):
+        return "disk_full"
+    if isinstance(error, StorageError):
+        return "storage"
     if name == "CheckpointError":
         return "snapshot"
     if name == "SafetensorError" and f"os error {errno.ENOSPC}" in text:

@@ -20,7 +20,6 @@ from typing import Any
 
 from fintrader.errors import TournamentError
 from fintrader.progress import Progress
-from fintrader.runs import file_sha256
 from fintrader.tournament import lease as leases
 from fintrader.tournament import view
 from fintrader.tournament.arrivals import Arrivals
@@ -62,7 +61,7 @@ class Orchestrator:
         self.settings, self.store, self.lease = settings, store, lease
         self.scheduler, self.breeder, self.launcher = scheduler, breeder, launcher
         self.clock = clock or Clock()
-        self.log = EventLog(store.run.events)
+        self.log = EventLog(store.run.events, store.mirror.append_events if store.mirror is not None else None)
         self.index, replaced = open_or_replace(store.run.leaderboard)
         self.control = Control(store.run)
         self.board = Board(settings.leaderboard_size)
@@ -127,12 +126,11 @@ class Orchestrator:
             except TournamentError as error:
                 problem = str(error)
             else:
-                policy = self.store.run.pod(spec.pod) / "policy.safetensors"
                 if result.spec != spec.digest:
                     problem = "belongs to another spec"
                 elif result.snapshot is not None and not self.store.intact(result.snapshot):
                     problem = "its snapshot is missing or damaged"
-                elif result.policy is not None and (not policy.exists() or file_sha256(policy) != result.policy):
+                elif not self.store.has_policy(result):
                     problem = "its policy is missing or damaged"
                 else:
                     whole[spec.pod] = result
@@ -313,8 +311,12 @@ class Orchestrator:
                 if index >= self.settings.pods or self.scheduler.needs(index) is not None:
                     return
                 self._make(index)
-            spec = self.waiting.pop(0)
+            place = next((place for place, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
+            if place is None:
+                return
+            spec = self.waiting.pop(place)
             attempt = self.lost.get(spec.pod, 0) + 1
+            self.store.settle()
             future = self.launcher.submit(spec, attempt=attempt)
             self.running[spec.pod] = future
             future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
@@ -328,8 +330,13 @@ class Orchestrator:
         index = len(self.specs)
         return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
 
+    def _has_parent(self, spec: PodSpec) -> bool:
+        """False while the pod it starts from is trained anew, because what was stored of it is damaged."""
+        return spec.parent is None or self.store.result_path(spec.parent).exists()
+
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
+        self.store.settle()
         self.log.append(*self._events)
         first = len(self.board.applied) - len(self._new_entries)
         self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +121,39 @@ def rebuild(run: RunFolder) -> int:
     """
     _require(run)
     with leases.acquire(run, patience_seconds=0.0):
-        store = RunStore(run)
-        specs, results = store.specs(), store.results()
-        known = [str(event["pod"]) for event in EventLog(run.events).of("applied")]
-        order = [pod for pod in dict.fromkeys(known) if pod in results]
-        order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
-        size = int(read_json(store.identity_path)["settings"]["leaderboard_size"])
-        board = Board(size)
-        for pod in order:
-            submit(board, Entry(specs[pod], results[pod]))
-        index, _ = open_or_replace(run.leaderboard)
-        try:
-            index.rebuild(size, specs.values(), board.applied)
-        finally:
-            index.close()
+        return make_index(run)
+
+
+def make_index(run: RunFolder) -> int:
+    """The same for a copy that nobody else writes to; pods that were launched and have not ended count as running."""
+    store = RunStore(run)
+    log = EventLog(run.events)
+    specs, results = store.specs(), store.results()
+    known = [str(event["pod"]) for event in log.of("applied")]
+    order = [pod for pod in dict.fromkeys(known) if pod in results]
+    order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
+    size = int(read_json(store.identity_path)["settings"]["leaderboard_size"])
+    board = Board(size)
+    for pod in order:
+        submit(board, Entry(specs[pod], results[pod]))
+    index, _ = open_or_replace(run.leaderboard)
+    try:
+        index.rebuild(size, specs.values(), board.applied)
+        index.write_turn([], [], 0, list(_states(log, results)))
+    finally:
+        index.close()
     return len(board.applied)
+
+
+def _states(log: EventLog, results: Mapping[str, Any]) -> Iterable[tuple[str, str, int, str, str]]:
+    """(pod, state, attempts, reason, device) of pods without a result, as the log has them."""
+    at: dict[str, tuple[str, str, int, str, str]] = {}
+    for event in log.of("launched", "lost", "drained"):
+        pod = str(event["pod"])
+        state = "running" if event["event"] == "launched" else "waiting"
+        attempt = int(event.get("attempt", at[pod][2] if pod in at else 0))
+        at[pod] = (pod, state, attempt, str(event.get("reason", "")), "")
+    return [state for pod, state in at.items() if pod not in results]
 
 
 def replay(

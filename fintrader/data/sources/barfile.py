@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from fintrader.data.place import file_system, is_url
+from fintrader.data.place import file_system
 from fintrader.errors import BarError, DataError
 from fintrader.runs import file_sha256
+from fintrader.storage.objects import is_url
 
 
 def find_files(path: str) -> list[BarFile]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, settle
 from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fits, import_ray
 from fintrader.tournament.launchers.settings import RaySettings
@@ -67,6 +68,7 @@ class RayLauncher:
         """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
         self.run, self.market, self.settings, self.body, self.token = run, market, settings, body, token
         self._limit, self._hang = workers, hang_seconds
+        self._mirror = mirror_of(run.root)
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -118,6 +120,8 @@ class RayLauncher:
             "spec": spec.model_dump(mode="json"),
             "run": str(self.run.root.resolve()),
             "market": str(self.market),
+            "store": None if self._mirror is None else self._mirror.objects.url,
+            "inside": "" if self._mirror is None else self._mirror.prefix,
             "device": device,
             "token": self.token,
             "attempt": attempt,

@@ -21,6 +21,7 @@ from typing import Any
 from fintrader.config import load_object
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import copies, working_copy
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.pod import Draft, PodContext, PodResult, PodSpec, begin_pod, evaluate_pod, failure_reason
 
@@ -68,9 +69,12 @@ def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]]) -> None
     outcome: PodResult | Draft
     try:
         if task["token"] is not None and current_token(run) == 0:
-            raise TournamentError(
-                f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all nodes see them"
-            )
+            if task["store"] is None:
+                raise TournamentError(
+                    f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all nodes see "
+                    "them, or the run in a store"
+                )
+            run = context.run = RunFolder(working_copy(task["store"], copies("pods")) / task["inside"])
         load_object(task["body"])
         if "torch" in sys.modules:  # one thread, as in a local worker, whatever Ray has set: results depend on it
             sys.modules["torch"].set_num_threads(1)

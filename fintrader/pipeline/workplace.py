@@ -1,0 +1,103 @@
+"""Where a run is worked on: its folder, and the same run in a store, held and up to date.
+
+The store is what counts. Its files are brought here at the start, whatever changes is stored before it is acknowledged,
+and a run whose folder is gone is taken up from the store by the same command, on this machine or on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.vendor import VendorSettings
+from fintrader.errors import RunError
+from fintrader.pipeline.configuration import RunConfig
+from fintrader.runs import RunFolder
+from fintrader.storage.lease import hold
+from fintrader.storage.markets import Markets
+from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
+from fintrader.storage.objects import Objects, check_url, is_url
+from fintrader.tournament.status import make_index
+
+
+@contextlib.contextmanager
+def workplace(config: RunConfig) -> Iterator[Mirror | None]:
+    """Hold the run for this process, here and in its store; None where it has no store.
+
+    Raises RunError when another process holds it, here or on another machine; StorageError.
+    """
+    folder = config.folder
+    with folder.lock():
+        mirror = (
+            mirror_of(folder.root) if config.store is None else attach(folder.root, f"{config.store}/{config.name}")
+        )
+        if mirror is None:
+            yield None
+            return
+        with hold(mirror.objects):
+            mirror.pull()
+            index_tournaments(folder.root)
+            yield mirror
+
+
+def store_of(config: RunConfig) -> str | None:
+    """URL of the store of a run: the setting, or what its folder is a copy of."""
+    if config.store is not None:
+        return config.store
+    mirror = mirror_of(config.folder.root)
+    return None if mirror is None else mirror.store
+
+
+def markets_of(config: RunConfig) -> Markets | None:
+    """The store's built markets."""
+    store = store_of(config)
+    return None if store is None else Markets(store)
+
+
+def data_of(config: RunConfig) -> DataSettings:
+    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's store."""
+    store = store_of(config)
+    if store is None or config.data.store is not None or not isinstance(config.data.source, VendorSettings):
+        return config.data
+    return config.data.model_copy(update={"store": f"{store}/.bars"})
+
+
+def index_tournaments(root: Path, *, again: bool = False) -> None:
+    """Make the databases of the tournaments in a run's folder that lack one (or, `again`, of all)."""
+    for path in (
+        root / "tournament.json",
+        *root.glob("control/tournament.json"),
+        *root.glob("folds/**/tournament.json"),
+    ):
+        if path.is_file() and (again or not RunFolder(path.parent).leaderboard.is_file()):
+            make_index(RunFolder(path.parent))
+
+
+# --- runs by URL -----------------------------------------------------------------------------------------------
+
+
+def open_run(where: str) -> Path:
+    """The folder of a run: the path itself, or for a URL a copy of what is there now, databases included.
+
+    Nothing is written to the store. Raises RunError when no run is there, StorageError.
+    """
+    if not is_url(where):
+        return Path(where)
+    url = check_url(where)
+    if not Objects(url).names():
+        Objects(url).reach()
+        raise RunError(f"{url}: no run lies here; give the URL of the store and the name of the run")
+    home = working_copy(url, copies("runs"))
+    refresh(home)
+    return home
+
+
+def refresh(home: Path) -> None:
+    """Bring a copy that is only looked at up to date."""
+    mirror = mirror_of(home)
+    if mirror is not None:
+        with RunFolder(home).lock():
+            mirror.pull(curves=True)
+            index_tournaments(home, again=True)

@@ -1,0 +1,397 @@
+"""Whole objects below one URL: put, get, create once, list. Local folders, `s3://`, `gs://`, whatever fsspec reaches.
+
+Everything that the engine needs of a store is here, and it is little: puts are atomic (a reader sees a whole object or
+none), and `create` writes an object only where none stands. The second is what nothing else can be built from: S3 has
+`If-None-Match`, Google's storage a generation, a local disk a hard link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from fintrader.errors import (
+    ConfigError,
+    FintraderError,
+    StorageAccessError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+    StorageOfflineError,
+)
+from fintrader.runs import atomic_file, publish, write_bytes
+
+T = TypeVar("T")
+R = TypeVar("R")
+EXCLUSIVE = frozenset({"file", "memory", "s3", "s3a", "gs", "gcs"})
+"""Protocols whose `create` is one atomic operation (of an S3 server that knows `If-None-Match`)."""
+PARALLEL = 16
+"""Requests under way at once."""
+PATIENCE_SECONDS = 30.0
+"""How long a store that does not answer is tried again, beyond what its own client does."""
+_OFFLINE_WORDS = ("connect", "timeout", "timed out", "closed", "slowdown", "serviceunavailable", "requestlimit")
+_OFFLINE_ERRNO = {errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, getattr(errno, "EREMOTEIO", errno.EIO)}
+_memory = threading.Lock()
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path names a file system of its own, like s3://bucket/folder."""
+    return "://" in str(path)
+
+
+def check_url(url: str) -> str:
+    """The URL without a slash at its end. Raises ConfigError for what is none, and for one that holds a secret."""
+    if not is_url(url):
+        raise ConfigError(f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs")
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query:
+        raise ConfigError(
+            f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; credentials and options belong "
+            "into the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS)"
+        )
+    return url.rstrip("/")
+
+
+class Objects:
+    """Objects below one URL, by relative name."""
+
+    def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
+        self.url = check_url(url)
+        self.patience = patience
+        self.protocol = urlsplit(self.url).scheme
+        self.local: Path | None = None
+        self._fs: Any = None
+        self._root = ""
+        self.requests: dict[str, int] = {}
+        """Requests by kind, for the figures of benchmarks."""
+        self.bytes = {"put": 0, "get": 0}
+        if self.protocol == "file":
+            self.local = Path(urlsplit(self.url).path)
+        else:
+            self._fs, self._root = _file_system(self.url)
+            self._root = self._root.rstrip("/")
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether `create` lets exactly one of several writers win."""
+        return self.protocol in EXCLUSIVE
+
+    @property
+    def private(self) -> bool:
+        """Whether only this process sees the objects."""
+        return self.protocol == "memory"
+
+    def below(self, name: str) -> Objects:
+        """The objects below a folder of this one."""
+        return Objects(f"{self.url}/{name}", patience=self.patience)
+
+    # --- single objects ----------------------------------------------------------------------------------
+
+    def get(self, name: str) -> bytes | None:
+        """An object's bytes, None when there is none. Raises StorageError."""
+
+        def read() -> bytes | None:
+            if self.local is not None:
+                return (self.local / name).read_bytes()
+            data: bytes = self._fs.cat_file(self._path(name))
+            return data
+
+        data = self._absent(lambda: self._call("get", name, read))
+        self.bytes["get"] += len(data or b"")
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object whole, over whatever stood there. Raises StorageError."""
+
+        def write() -> None:
+            if self.local is not None:
+                write_bytes(self.local / name, data)
+            else:
+                self._fs.pipe_file(self._path(name), data)
+
+        self._call("put", name, write)
+        self.bytes["put"] += len(data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object where none stands; True if it now holds `data`, False if something else stood there.
+
+        An equal object counts as ours: the answer to an earlier, successful try may have been lost on the way.
+        Exactly one of several writers of different data gets True where `exclusive` holds.
+        """
+
+        def write() -> bool:
+            path = self._path(name)
+            if self.local is not None:
+                return publish(self.local / name, data)
+            if self.private:
+                with _memory:
+                    if self._fs.exists(path):
+                        return False
+                    self._fs.pipe_file(path, data)
+                return True
+            if not self.exclusive and self._fs.exists(path):
+                return False
+            try:
+                self._fs.pipe_file(path, data, **({"mode": "create"} if self.exclusive else {}))
+            except FileExistsError:
+                return False
+            return True
+
+        created = self._call("put", name, write)
+        if created:
+            self.bytes["put"] += len(data)
+            return True
+        return self.get(name) == data
+
+    def exists(self, name: str) -> bool:
+        """Whether the object is there."""
+
+        def look() -> bool:
+            if self.local is not None:
+                return (self.local / name).is_file()
+            self._fs.invalidate_cache()
+            return bool(self._fs.info(self._path(name))["type"] == "file")
+
+        return self._absent(lambda: self._call("head", name, look)) or False
+
+    def remove(self, *names: str) -> None:
+        """Remove objects; those that are not there count as removed."""
+
+        def unlink(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                if self.local is not None:
+                    (self.local / name).unlink()
+                else:
+                    self._fs.rm_file(self._path(name))
+
+        for name in names:
+            self._call("remove", name, lambda name=name: unlink(name))  # type: ignore[misc]
+
+    # --- files -------------------------------------------------------------------------------------------
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Write a file of any size as an object. Raises StorageError."""
+
+        def copy() -> None:
+            if self.local is None:
+                self._fs.put_file(str(path), self._path(name))
+                return
+            with path.open("rb") as source, atomic_file(self.local / name) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+
+        self._call("put", name, copy)
+        self.bytes["put"] += path.stat().st_size
+
+    def get_file(self, name: str, path: Path, sha256: str) -> bool:
+        """Write an object of any size to `path`, atomically and only if its content is what `sha256` says.
+
+        False if there is none. Raises StorageDamagedError when the content is another, StorageError.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+
+            def copy() -> bool:
+                if self.local is not None:
+                    shutil.copyfile(self.local / name, temporary)
+                else:
+                    self._fs.get_file(self._path(name), str(temporary))
+                return True
+
+            if self._absent(lambda: self._call("get", name, copy)) is None:
+                return False
+            self.bytes["get"] += temporary.stat().st_size
+            with temporary.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != sha256:
+                raise StorageDamagedError(f"{self.url}/{name} is not what was stored (half of it, or changed)")
+            os.replace(temporary, path)
+            return True
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFullError(f"{path.parent}: the disk is full; free some space and try again") from None
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    # --- lists -------------------------------------------------------------------------------------------
+
+    def names(self, below: str = "") -> list[str]:
+        """Names of all objects whose path begins with the folder `below`, sorted."""
+
+        def find() -> list[str]:
+            top = f"{self._root}/{below}".rstrip("/")
+            if self.local is not None:
+                home = self.local / below
+                files = home.rglob("*") if home.is_dir() else iter(())
+                return [str(file.relative_to(self.local)) for file in files if file.is_file()]
+            self._fs.invalidate_cache()
+            return [str(file)[len(self._root) :].lstrip("/") for file in self._fs.find(top)]
+
+        found = self._absent(lambda: self._call("list", below, find)) or []
+        return sorted(name for name in found if name and not PurePosixPath(name).name.startswith("."))
+
+    def folders(self) -> list[str]:
+        """Names of the folders directly below, sorted."""
+
+        def look() -> list[str]:
+            if self.local is not None:
+                return [entry.name for entry in self.local.iterdir() if entry.is_dir()]
+            self._fs.invalidate_cache()
+            found = self._fs.ls(self._root, detail=True)
+            return [PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"]
+
+        return sorted(self._absent(lambda: self._call("list", "", look)) or [])
+
+    def gather(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`call` of every item, several at once; the first error is raised."""
+        todo: Sequence[T] = list(items)
+        if len(todo) < 2:
+            return [call(item) for item in todo]
+        with ThreadPoolExecutor(max_workers=min(PARALLEL, len(todo))) as pool:
+            return list(pool.map(call, todo))
+
+    def reach(self) -> None:
+        """Make sure that there is something to talk to. Raises StorageError: no bucket, no right, no answer."""
+        self._call("list", "", self._reach)
+
+    def _reach(self) -> None:
+        if self.local is not None:
+            self.local.mkdir(parents=True, exist_ok=True)
+        elif not self.private:
+            with contextlib.suppress(_Empty):
+                try:
+                    self._fs.invalidate_cache()
+                    self._fs.ls(self._root)
+                except FileNotFoundError as error:
+                    if not _is_missing_bucket(error):
+                        raise _Empty from None  # an empty folder of a bucket is as good as none
+                    raise
+
+    # --- errors ------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @staticmethod
+    def _absent(call: Callable[[], R]) -> R | None:
+        try:
+            return call()
+        except FileNotFoundError:
+            return None
+
+    def _call(self, kind: str, name: str, call: Callable[[], R]) -> R:
+        """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes through."""
+        self.requests[kind] = self.requests.get(kind, 0) + 1
+        deadline, pause = time.monotonic() + self.patience, 0.1
+        while True:
+            try:
+                return call()
+            except FintraderError:
+                raise
+            except Exception as error:
+                if isinstance(error, FileNotFoundError) and not _is_missing_bucket(error):
+                    raise
+                problem = self._problem(name, error)
+                if not isinstance(problem, StorageOfflineError) or time.monotonic() + pause > deadline:
+                    raise problem from None
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def _problem(self, name: str, error: Exception) -> StorageError:
+        """What to tell of an error. A client's own text may quote the request, so only its kind is told."""
+        kind, code = type(error).__name__, getattr(error, "errno", None)
+        where = f"{self.url}/{name}" if name else self.url
+        if isinstance(error, OSError) and code in (errno.ENOSPC, errno.EDQUOT):
+            return StorageFullError(f"{where}: the store is full; free some space and run the same command again")
+        if isinstance(error, FileNotFoundError):
+            return StorageAccessError(f"{where}: there is no such bucket; create it, or mend the URL")
+        if isinstance(error, PermissionError):
+            return StorageAccessError(f"{where}: access denied; check the credentials' rights on this bucket and path")
+        if "Credential" in kind or "Token" in kind:
+            return StorageAccessError(
+                f"{where}: no credentials ({kind}); set them in the environment "
+                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
+            )
+        words = f"{kind} {error}".lower()
+        if isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO:
+            return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
+        if self.local is None and any(word in words for word in _OFFLINE_WORDS):
+            return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
+        if isinstance(error, OSError) and self.local is not None:
+            return StorageAccessError(f"{where}: {error.strerror or kind}; check the path and its rights")
+        return StorageError(f"{where}: {kind} from the storage; check the URL, the network and the credentials")
+
+
+class _Empty(Exception):
+    """Nothing is there yet."""
+
+
+def _is_missing_bucket(error: Exception) -> bool:
+    answer = getattr(error.__cause__, "response", None) or {}
+    return answer.get("Error", {}).get("Code") == "NoSuchBucket" or "bucket does not exist" in str(error).lower()
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    import fsspec  # type: ignore[import-untyped]
+
+    extras = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+    protocol = urlsplit(url).scheme
+    try:
+        options = {} if protocol == "memory" else {"use_listings_cache": False}
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError:
+        if protocol in extras:
+            raise StorageError(f"{url}: install the extra: pip install 'fintrader[{extras[protocol]}]'") from None
+        raise StorageError(f"{url}: its fsspec package is not installed (see fsspec.registry)") from None
+    except ValueError as error:
+        raise StorageError(f"{url}: {error}") from None
+    return fs, str(path)
+
+
+# --- seals -----------------------------------------------------------------------------------------------------
+
+
+def seal(text: str, **more: Any) -> bytes:
+    """`text` with a hash of itself and of what goes with it."""
+    body = {"text": text, **more}
+    return (json.dumps({"sha256": _digest(body), **body}, sort_keys=True) + "\n").encode()
+
+
+def unseal(data: bytes, where: str) -> dict[str, Any]:
+    """What `seal` was given, `text` among it. Raises StorageDamagedError when it is not that, to the bit."""
+    try:
+        body = json.loads(data)
+        if body.pop("sha256") == _digest(body) and isinstance(body["text"], str):
+            return dict(body)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise StorageDamagedError(f"{where} is not what was stored (half of it, or changed)")
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def impatient(objects: Objects, seconds: float) -> Iterator[None]:
+    """Give up on a silent store after `seconds` for as long as this lasts."""
+    before, objects.patience = objects.patience, seconds
+    try:
+        yield
+    finally:
+        objects.patience = before

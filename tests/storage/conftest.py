@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from fintrader.storage import lease
+from tests.storage import servers
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with servers.s3(monkeypatch) as client:
+        yield client
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty place in each kind of store."""
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return f"s3://{servers.BUCKET}/place"
+    return f"memory://{uuid4().hex}/place" if request.param == "memory" else f"file://{tmp_path}/place"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that beat and lapse within a second."""
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 0.6)

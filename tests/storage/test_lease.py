@@ -1,0 +1,164 @@
+"""At most one holder, whoever dies, sleeps or comes late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from fintrader.errors import RunError, StorageDamagedError, StorageError
+from fintrader.storage import lease
+from fintrader.storage.lease import hold, is_held, newest
+from fintrader.storage.objects import Objects
+
+
+def elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """From now on this process looks like one of another machine, and holds nothing."""
+    name = uuid4().hex
+    patch.setattr(lease, "_kernel", lambda: name)
+    lease._held.clear()
+
+
+def test_held_once_and_again(url: str) -> None:
+    store = Objects(url)
+    assert not is_held(store)
+    with hold(store) as one:
+        assert one.token == 1
+        assert is_held(store)
+        with hold(store) as again:  # the same process may go deeper
+            assert again is one
+        one.check()
+    assert not is_held(store)
+    with hold(store) as two:
+        assert two.token == 2
+    with hold(store, above=7) as later:
+        assert later.token == 8
+    assert store.names("lease") == ["lease/000008.json"]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_living_holder_elsewhere_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects(f"file://{tmp_path}")
+    with hold(store) as held:
+        elsewhere(monkeypatch)
+        began = time.monotonic()
+        with pytest.raises(RunError, match="in use by process"), hold(store):
+            pass
+        assert time.monotonic() - began < 5
+        held.check()
+        assert newest(store) == held.token
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_holder_that_slept_finds_itself_superseded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects(url)
+    asleep = lease.StoreLease(store, lease._take(store, 0))  # never started: it does not beat
+    asleep.check()
+    elsewhere(monkeypatch)
+    with hold(store) as awake:
+        assert awake.token == asleep.token + 1
+        time.sleep(lease.LEASE_SECONDS)
+        with pytest.raises(RunError, match="taken this run over"):
+            asleep.check()
+        awake.check()
+
+
+def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path: Path) -> None:
+    store = Objects(f"file://{tmp_path}")
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with hold(store):
+            os.write(tell, b"1")
+            time.sleep(60)
+        os._exit(0)
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    began = time.monotonic()
+    with hold(store) as mine:
+        assert mine.token == 2
+    assert time.monotonic() - began < lease.LAPSE_SECONDS / 2
+
+
+@pytest.mark.usefixtures("hasty")
+def test_never_two_at_once(tmp_path: Path) -> None:
+    """Processes that all believe themselves on machines of their own take turns, and none is left out for ever."""
+    store = Objects(f"file://{tmp_path}/store")
+    diary = tmp_path / "diary"
+    pids = []
+    for number in range(5):
+        pid = os.fork()
+        if pid == 0:
+            lease._kernel = lambda number=number: f"machine {number}"  # type: ignore[assignment]
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            while True:
+                try:
+                    with hold(store):
+                        with diary.open("a") as file:
+                            file.write(f"in {number}\n")
+                        time.sleep(0.15)
+                        if number == 2:
+                            os.kill(os.getpid(), signal.SIGKILL)  # its turn ends without a word
+                        with diary.open("a") as file:
+                            file.write(f"out {number}\n")
+                        break
+                except RunError:
+                    time.sleep(0.02)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    lines = diary.read_text().split("\n")[:-1]
+    assert sorted(line for line in lines if line.startswith("in")) == [f"in {number}" for number in range(5)]
+    for before, after in pairwise(lines):
+        if before.startswith("in"):
+            number = before.split()[1]
+            assert after == f"out {number}" or number == "2", lines
+
+
+def test_a_store_without_conditional_writes_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Objects(f"file://{tmp_path}")
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
+
+    def overwrite(name: str, data: bytes) -> bool:
+        store.put(name, data)
+        return True
+
+    monkeypatch.setattr(store, "create", overwrite)
+    with hold(store) as held:
+        held.check()
+    assert "cannot write conditionally" in capsys.readouterr().err
+
+
+def test_a_store_that_is_silent_for_a_while(tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects(f"file://{tmp_path}", patience=0)
+    names = store.names
+
+    def silent(*_: Any) -> Any:
+        raise StorageError("no answer")
+
+    with hold(store) as held:
+        monkeypatch.setattr(store, "names", silent)
+        time.sleep(2 * lease.LEASE_SECONDS)
+        with pytest.raises(StorageError, match="no answer"):
+            held.check()  # it cannot know, so it may not act
+        monkeypatch.setattr(store, "names", names)
+        held.check()
+    assert threading.active_count() < 20
+
+
+def test_a_damaged_lease_is_told(tmp_path: Path) -> None:
+    store = Objects(f"file://{tmp_path}")
+    store.put("lease/000003.json", b"half a")
+    with pytest.raises(StorageDamagedError, match="000003"), hold(store):
+        pass

@@ -1,0 +1,173 @@
+"""Whole objects in each kind of store: what may be relied upon, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.registry import _registry
+
+from fintrader.errors import (
+    ConfigError,
+    StorageAccessError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+    StorageOfflineError,
+)
+from fintrader.storage import objects as module
+from fintrader.storage.objects import Objects, check_url, seal, unseal
+from tests.storage.servers import SECRET, forget
+
+
+def test_whole_objects(url: str, tmp_path: Path) -> None:
+    store = Objects(url)
+    store.reach()
+    assert store.get("a/b") is None
+    assert store.names() == []
+    store.put("a/b", b"one")
+    store.put("a/b", b"two")
+    assert store.get("a/b") == b"two"
+    assert store.exists("a/b")
+    assert not store.exists("a")
+    store.put("a/c/d", b"")
+    assert store.names() == ["a/b", "a/c/d"]
+    assert store.names("a/c") == ["a/c/d"]
+    assert store.names("nothing") == []
+    assert store.folders() == ["a"]
+    assert store.below("a").get("b") == b"two"
+    store.remove("a/b", "never/there")
+    assert store.names() == ["a/c/d"]
+    big = tmp_path / "big"
+    big.write_bytes(bytes(range(256)) * 4000)
+    store.put_file("files/big", big)
+    copy = tmp_path / "copy" / "big"
+    assert store.get_file("files/big", copy, hashlib.sha256(big.read_bytes()).hexdigest())
+    assert copy.read_bytes() == big.read_bytes()
+    assert not store.get_file("files/none", tmp_path / "none", "0")
+    with pytest.raises(StorageDamagedError, match="files/big"):
+        store.get_file("files/big", tmp_path / "other", "0")
+    assert [path.name for path in copy.parent.iterdir()] == ["big"]
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_of_many_creates(url: str) -> None:
+    """The one thing that leases and results are built on."""
+    store = Objects(url)
+    assert store.exclusive
+    for round_ in range(3):
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(lambda writer, r=round_: store.create(f"round/{r}", b"%d" % writer), range(8)))
+        assert sum(won) == 1
+        assert store.get(f"round/{round_}") == b"%d" % won.index(True)
+    assert store.create("round/0", store.get("round/0") or b"")  # an equal one is ours: an answer may have been lost
+    assert not store.create("round/0", b"another")
+
+
+def test_seals() -> None:
+    data = seal('{"a": 1}\n', files={"x": "y"})
+    assert unseal(data, "here") == {"text": '{"a": 1}\n', "files": {"x": "y"}}
+    for harmed in (data[:-9], data.replace(b"1", b"2", 1), b"", b"[]", b'{"text": "a"}', b"\xff\xfe"):
+        with pytest.raises(StorageDamagedError, match="here"):
+            unseal(harmed, "here")
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"])
+def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_url(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, scheme, extra in (("s3fs", "s3", "s3"), ("gcsfs", "gs", "gcs")):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(_registry, scheme, raising=False)
+        with pytest.raises(StorageError, match=rf"fintrader\[{extra}\]"):
+            Objects(f"{scheme}://bucket/runs")
+    with pytest.raises(StorageError, match="nosuch"):
+        Objects("nosuch://bucket/runs")
+
+
+def test_a_wrong_bucket(s3: Any) -> None:
+    store = Objects("s3://no-such-bucket/runs", patience=0)
+    for call in (store.reach, lambda: store.get("a"), lambda: store.put("a", b""), store.names):
+        with pytest.raises(StorageAccessError, match="no such bucket"):
+            call()
+
+
+def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects("s3://bucket/runs", patience=0)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(f"Forbidden for {SECRET}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._fs, "pipe_file", refuse)
+        with pytest.raises(StorageAccessError, match="access denied") as caught:
+            store.put("a", b"")
+        assert SECRET not in str(caught.value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    forget()
+    with pytest.raises(StorageAccessError, match="AWS_ACCESS_KEY_ID"):
+        Objects("s3://bucket/runs", patience=0).get("a")
+
+
+def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    forget()
+    store = Objects("s3://bucket/runs", patience=0)
+    store._fs.retries = 1
+    with pytest.raises(StorageOfflineError, match="does not answer"):
+        store.get("a")
+
+
+def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects(f"file://{tmp_path}/store")
+    calls = []
+    write = module.write_bytes
+
+    def sometimes(path: Path, data: bytes) -> None:
+        calls.append(path)
+        if len(calls) < 3:
+            raise ConnectionResetError
+        write(path, data)
+
+    monkeypatch.setattr(module, "write_bytes", sometimes)
+    store.put("a", b"1")
+    assert store.get("a") == b"1"
+    assert len(calls) == 3
+
+
+def test_full_and_forbidden_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Objects(f"file://{tmp_path}/store", patience=0)
+    store.put("a", b"1")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_bytes", full)
+    with pytest.raises(StorageFullError, match="full"):
+        store.put("a", b"2")
+    assert store.get("a") == b"1"
+    monkeypatch.setattr(module.shutil, "copyfile", full)
+    with pytest.raises(StorageFullError, match="full"):
+        store.get_file("a", tmp_path / "a", "0")
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StorageAccessError):
+        Objects(f"file://{tmp_path}/file/below", patience=0).reach()

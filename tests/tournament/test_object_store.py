@@ -1,0 +1,286 @@
+"""Tournaments whose run lies in a store. The long form is `benchmarks/store_chaos.py`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError, TournamentError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.storage import lease as leases
+from fintrader.storage.lease import hold
+from fintrader.storage.mirror import attach, mirror_of, working_copy
+from fintrader.storage.objects import Objects, seal
+from fintrader.tournament.pod import Fenced, PodContext, run_pod
+from fintrader.tournament.status import compare, lineage, make_index, rebuild, status
+from fintrader.tournament.store import RunStore
+from tests.storage import servers
+from tests.tournament import chaos, emptied, stubs
+from tests.tournament.chaos import DONE, REFUSED, Faults, everything, forked
+from tests.tournament.conftest import Race
+
+PODS = 5
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
+    assert forked(run, PODS).status == DONE
+    return run
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "s3"])
+@pytest.mark.parametrize(
+    "how",
+    [{"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}, {"order": "submission"}],
+    ids=str,
+)
+def test_the_outcome_is_the_same_with_and_without_a_store(
+    tmp_path: Path, race: Race, kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = race("plain", **how)
+    with servers.s3(monkeypatch):
+        url = {"memory": f"memory://{uuid4().hex}", "file": f"file://{tmp_path}/store", "s3": "s3://bucket/runs"}[kind]
+        run = RunFolder(tmp_path / "stored")
+        attach(run.root, f"{url}/stored")
+        stored = race("stored", **how)
+        assert compare(plain.folder, run) == []
+        assert (run.ensemble / "policy.safetensors").read_bytes() == plain.ensemble_policy.read_bytes()
+        assert stored.members == plain.members
+
+        shutil.rmtree(run.root)  # a finished one is finished elsewhere, too, and costs no pod
+        attach(run.root, f"{url}/stored")
+        again = race("stored", **how, body="tests.nowhere:body")
+        assert again.leaderboard == stored.leaderboard
+        assert compare(plain.folder, run) == []
+
+        copy = working_copy(f"{url}/stored", tmp_path / "copies")  # somebody looks on, without writing
+        mirror = mirror_of(copy)
+        assert mirror is not None
+        before = mirror.objects.names()
+        mirror.pull(curves=True)
+        assert make_index(RunFolder(copy)) == len(stored.leaderboard)
+        assert compare(RunFolder(copy), plain.folder) == []
+        assert not status(RunFolder(copy))["active"]
+        assert lineage(RunFolder(copy), stored.best)[0]["score"] == stored.leaderboard[0]["score"]
+        assert mirror.objects.names() == before
+
+
+@pytest.mark.parametrize(("mode", "stride"), [("kill", 61), ("torn", 151)])
+def test_killed_anywhere_then_the_disk_is_emptied(
+    tmp_path: Path, undisturbed: RunFolder, mode: str, stride: int
+) -> None:
+    expected, struck = everything(undisturbed), 0
+    counted, url = emptied.place(tmp_path, "count")
+    attach(counted.root, url)
+    points = forked(counted, PODS, faults=Faults("count", 0, tmp_path / "count.mark")).points
+    for at in range(7, points, stride):
+        run, url = emptied.place(tmp_path, f"{mode}-{at}")
+        faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
+        hit, problems = emptied.strike_and_empty(
+            run, url, PODS, expected, lambda run, faults=faults: forked(run, PODS, faults=faults)
+        )
+        assert problems == [], at
+        struck += hit
+    assert struck > 2
+
+
+def test_killed_at_random_moments_then_the_disk_is_emptied(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head, and with it its pods in their own processes."""
+    monkeypatch.setenv("STUB_SECONDS", "0.05")
+    expected = everything(undisturbed)
+    for seed in range(2):
+        run, url = emptied.place(tmp_path, f"random-{seed}")
+
+        def strike(run: RunFolder, seed: int = seed) -> Any:
+            return chaos.random_kill(seed, run, PODS, target="orchestrator", within=1.5)
+
+        assert emptied.strike_and_empty(run, url, PODS, expected, strike, processes=True)[1] == []
+
+
+# --- one head --------------------------------------------------------------------------------------------------
+
+
+def test_two_heads_on_two_machines_never_both_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"BEAT_SECONDS": 0.1, "LEASE_SECONDS": 0.4, "LAPSE_SECONDS": 0.8}.items():
+        monkeypatch.setattr(leases, name, seconds)
+    url = f"file://{tmp_path}/store/run"
+    here, there = RunFolder(tmp_path / "here" / "run"), RunFolder(tmp_path / "there" / "run")
+    for run in (here, there):
+        attach(run.root, url)
+    mirror = mirror_of(here.root)
+    assert mirror is not None
+    with hold(mirror.objects) as held, monkeypatch.context() as patch:
+        kernel = leases._kernel()
+        patch.setattr(leases, "_kernel", lambda: kernel + "other machine")
+        assert forked(there, PODS).status == REFUSED
+        held.check()
+        assert not there.pods.exists()
+
+
+def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, race: Race) -> None:
+    url = f"file://{tmp_path}/store/run"
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, url)
+    store = Objects(url)
+    late = leases.StoreLease(store, leases._take(store, 0))  # a head that sleeps
+    leases._held.clear()
+    store.put(f"lease/{late.token:06d}.json", b'{"beat": 0, "released": true, "time": 0, "id": {}}')
+    race("run", pods=2)
+    told = [event["event"] for event in read_jsonl(run.events)]
+    spec = RunStore(run).read_spec("p0000").model_copy(update={"pod": "p0002", "index": 2})
+    with pytest.raises(Fenced):
+        run_pod(spec, PodContext(run, tmp_path, token=late.token), stubs.body)
+    assert "pods/p0002/result.json" not in store.names("pods")
+    leases._held[url] = late  # it wakes, and writes on for a moment
+    mirror = mirror_of(run.root)
+    assert mirror is not None
+    mirror.append_events('{"event": "nonsense"}\n', lambda: '{"event": "nonsense"}\n')
+    mirror.publish()
+    with pytest.raises(RunError, match="taken"):
+        late.beat()
+        late.check()
+    leases._held.clear()
+    shutil.rmtree(run.root)
+    attach(run.root, url)
+    race("run", pods=2)
+    assert [event["event"] for event in read_jsonl(run.events)][: len(told)] == told
+
+
+# --- damage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
+def test_a_damaged_object_is_made_again(tmp_path: Path, undisturbed: RunFolder, victim: str) -> None:
+    run, url = emptied.place(tmp_path, "run")
+    attach(run.root, url)
+    assert forked(run, PODS - 1).status == DONE
+    store = Objects(url)
+    parents = [spec.parent for spec in RunStore(undisturbed).specs().values() if spec.index == PODS - 1]
+    pod = parents[0] or "p0000"  # the next pod will ask for its parent's snapshot
+    result = RunStore(run).read_result(pod)
+    match victim:
+        case "snapshot":
+            store.put(f"objects/{result.snapshot}", b"something else")
+        case "snapshot gone":
+            store.remove(f"objects/{result.snapshot}")
+        case "policy":
+            store.put(f"objects/{result.policy}", b"something else")
+        case "result":
+            name = f"pods/{pod}/result.json"
+            store.put(name, (store.get(name) or b"").replace(b"score", b"sCore", 1))
+        case "half result":
+            name = f"pods/{pod}/result.json"
+            store.put(name, (store.get(name) or b"")[:100])
+    shutil.rmtree(run.root)
+    attach(run.root, url)
+    status = forked(run, PODS).status
+    if status != DONE:  # noticed only when it was asked for: the same command mends it
+        assert victim in ("snapshot", "policy")
+        status = forked(run, PODS).status
+    assert status == DONE
+    assert everything(run) == everything(undisturbed)
+    assert emptied.check(run, url, {}, everything(undisturbed), PODS) == []
+
+
+def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, race: Race) -> None:
+    run, url = emptied.place(tmp_path, "run")
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, url)
+    race("run", pods=3)
+    store = Objects(url)
+    kept = {name: store.get(name) or b"" for name in store.names()}
+    index = max(name for name in kept if name.startswith("index/"))
+    events = max(name for name in kept if name.startswith("events/"))
+    for name in (index, events, "pods/p0001/spec.json"):
+        store.put(name, kept[name][:-20])
+        shutil.rmtree(run.root)
+        attach(run.root, url)
+        with pytest.raises(StorageDamagedError, match=name):
+            race("run", pods=3)
+        store.put(name, kept[name])
+    store.put(index, seal('{"../outside": "0000"}\n'))
+    with pytest.raises(StorageDamagedError, match="outside"):
+        race("run", pods=3)
+    assert not (tmp_path / "outside").exists()
+    store.put(index, kept[index])
+    race("run", pods=3)
+
+
+# --- coming and going ------------------------------------------------------------------------------------------
+
+
+def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race: Race) -> None:
+    plain = race("run", pods=4)
+    board, run = plain.leaderboard, plain.folder
+    url = f"file://{tmp_path}/store/run"
+    attach(run.root, url)
+    race("run", pods=4)
+    shutil.rmtree(run.root)
+    attach(run.root, url)
+    again = race("run", pods=4, body="tests.nowhere:body")
+    assert again.leaderboard == board
+    run.leaderboard.unlink()
+    assert rebuild(run) == 4
+    with pytest.raises(RunError, match="copy of"):
+        attach(run.root, f"file://{tmp_path}/store/other")
+
+
+def test_pods_without_the_heads_disk(tmp_path: Path, race: Race) -> None:
+    """On a machine that has nothing but the URL, a pod finds spec, market and parent's snapshot in the store."""
+    url = f"file://{tmp_path}/store/run"
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, url)
+    race("run", pods=3)
+    parent = RunStore(run).read_result("p0000")
+    node = RunFolder(working_copy(url, tmp_path / "node"))
+    seen: list[Any] = []
+
+    def body(spec: Any, context: PodContext) -> Any:
+        seen.append(context.market.read_bytes())
+        assert RunStore(context.run).get(str(spec.snapshot))
+        return stubs.body(spec, context)
+
+    spec = (
+        RunStore(run)
+        .read_spec("p0000")
+        .model_copy(update={"pod": "p0003", "index": 3, "parent": "p0000", "snapshot": parent.snapshot})
+    )
+    token = leases.newest(Objects(url))
+    result = run_pod(spec, PodContext(node, tmp_path / "nowhere" / "market.safetensors", token=token), body)
+    assert seen == [(tmp_path / "market.safetensors").read_bytes()]
+    assert RunStore(run).has_result("p0003")
+    assert RunStore(run).read_result("p0003") == result
+    with pytest.raises(CheckpointError, match="no market"):
+        RunStore(node).market("unknown", tmp_path / "nowhere")
+
+
+def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:
+    attach(tmp_path / "run", f"memory://{uuid4().hex}/run")
+    with pytest.raises(ConfigError, match="one process"):
+        race("run", processes=True)
+
+
+def test_nobody_writes_without_the_lease(tmp_path: Path) -> None:
+    mirror = attach(tmp_path / "run", f"file://{tmp_path}/store/run")
+    with pytest.raises(Exception, match="does not hold"):
+        mirror.publish()
+
+
+def test_another_heads_spec_is_not_written_over(tmp_path: Path, race: Race) -> None:
+    run = RunFolder(tmp_path / "run")
+    url = f"file://{tmp_path}/store/run"
+    attach(run.root, url)
+    race("run", pods=2)
+    Objects(url).put("pods/p0002/spec.json", seal("another\n"))
+    shutil.rmtree(run.pods / "p0002", ignore_errors=True)
+    with hold(Objects(url)) as held:
+        held.listing = frozenset(Objects(url).names())
+        with pytest.raises(TournamentError, match="another spec"):
+            race("run", pods=3)
