@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from app.follow import follow
 from fintrader.errors import ConfigError
+from fintrader.storage.objects import is_url
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
 CACHE_VARIABLE = "FINTRADER_CACHE"
 CONFIGS_VARIABLE = "FINTRADER_CONFIGS"
+STORE_VARIABLE = "FINTRADER_STORE"
 
 _THEME = {
     "theme.light.primaryColor": "#0f766e",
@@ -74,8 +77,14 @@ def serve(
     cache: Path | str | None = None,
     headless: bool | None = None,
 ) -> None:
-    """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on)."""
+    """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
+
+    Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server keeps up to date.
+    """
     arguments = command(port, host=host, headless=headless)
-    variables = environment(runs_dir, cache)
+    if is_url(runs_dir):
+        variables = environment(follow(str(runs_dir)), cache, {**os.environ, STORE_VARIABLE: str(runs_dir)})
+    else:
+        variables = environment(runs_dir, cache)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import streamlit as st
 
 from app import forms, jobs
 from app.folders import Folder, NotThereError, RunsFolder
+from app.launch import STORE_VARIABLE
 from app.shell import config_folders, go, guarded, page, parts, sentence
 from app.summary import summaries
 from app.wording import duration, plain, without_secrets
@@ -128,6 +130,8 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise NotThereError("the configuration is no mapping")
     values = {**values, "name": unused(runs, name), "runs_dir": shown_path(runs.root)}
+    if store := os.environ.get(STORE_VARIABLE):
+        values["store"] = store
     return copy.deepcopy(validate(RunConfig, values, "this configuration").model_dump(mode="json"))
 
 

@@ -17,8 +17,8 @@ from fintrader.errors import ConfigError
 class AppSettings(Settings):
     """Where the app looks and listens."""
 
-    runs_dir: Path = Path("runs")
-    """Folder that holds the runs."""
+    runs_dir: str = "runs"
+    """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), of which copies are shown."""
     port: int = Field(8501, ge=1, le=65535)
     """Port to listen on."""
     host: str = "127.0.0.1"
@@ -124,7 +124,7 @@ def compare(argv: list[str]) -> None:
 
 
 def app(argv: list[str]) -> None:
-    """[--runs-dir DIR] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
+    """[--runs-dir DIR_OR_URL] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
     settings = parse(AppSettings, AppSettings(), argv, "app")
     try:
         from app.launch import serve

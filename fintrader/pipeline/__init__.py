@@ -14,7 +14,7 @@ from fintrader.pipeline.stages import (
     verify_data,
 )
 from fintrader.pipeline.walkforward import walk_forward
-from fintrader.pipeline.workplace import open_run, refresh
+from fintrader.pipeline.workplace import open_run, open_store, refresh
 
 __all__ = [
     "CHOICES",
@@ -26,6 +26,7 @@ __all__ = [
     "check_lookahead",
     "load_config",
     "open_run",
+    "open_store",
     "refresh",
     "rehearse_data",
     "replay_run",

@@ -268,6 +268,7 @@ def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again
     if again or not manifest.done("backtest"):
         with manifest.stage("backtest"):
             judge(config, manifest, market)
+        manifest.saved()  # the stage itself says nothing when it had been done before
     manifest.finish()
     return conclude(config, manifest)
 

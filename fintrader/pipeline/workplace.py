@@ -7,6 +7,7 @@ and a run whose folder is gone is taken up from the store by the same command, o
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from fintrader.storage.markets import Markets
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
 from fintrader.storage.objects import Objects, check_url, is_url
 from fintrader.tournament.status import make_index
+
+PATIENCE_SECONDS = 30.0
+"""How long somebody who only looks waits for others to have looked."""
 
 
 @contextlib.contextmanager
@@ -43,11 +47,9 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
 
 
 def store_of(config: RunConfig) -> str | None:
-    """URL of the store of a run: the setting, or what its folder is a copy of."""
-    if config.store is not None:
-        return config.store
+    """URL of the store of a run: of the one its folder is a copy of, else the setting."""
     mirror = mirror_of(config.folder.root)
-    return None if mirror is None else mirror.store
+    return config.store if mirror is None else mirror.store
 
 
 def markets_of(config: RunConfig) -> Markets | None:
@@ -94,10 +96,29 @@ def open_run(where: str) -> Path:
     return home
 
 
+def open_store(url: str) -> Path:
+    """A folder with a copy of every run in a store, as `open_run` makes one of each."""
+    store = Objects(check_url(url))
+    store.reach()
+    for name in store.folders():
+        if not name.startswith("."):
+            open_run(f"{store.url}/{name}")
+    return working_copy(f"{store.url}/any", copies("runs"), attached=False).parent
+
+
 def refresh(home: Path) -> None:
     """Bring a copy that is only looked at up to date."""
     mirror = mirror_of(home)
-    if mirror is not None:
-        with RunFolder(home).lock():
-            mirror.pull(curves=True)
-            index_tournaments(home, again=True)
+    if mirror is None:
+        return
+    with contextlib.ExitStack() as stack:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:  # others may be looking at the same moment
+            try:
+                stack.enter_context(RunFolder(home).lock())
+                break
+            except RunError:
+                if time.monotonic() > deadline:
+                    raise
+        mirror.pull(curves=True)
+        index_tournaments(home, again=True)

@@ -39,7 +39,7 @@ FULL_EVERY = 256
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _OWN = re.compile(
-    r"(^|/)(pods|snapshots|logs|events\.jsonl|leaderboard\.sqlite[^/]*|lease\.json|control\.json)(/|$)"
+    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease\.json|control\.json)(/|$)"
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )
 """What the index leaves out: files with a place of their own, those of this machine alone, and those made again."""
@@ -315,12 +315,15 @@ def copies(kind: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fintrader" / kind
 
 
-def working_copy(url: str, below: Path) -> Path:
-    """A folder below `below` for the run at `url`, always the same, its files still to be pulled."""
-    url = check_url(url)
-    name = url.rpartition("/")[2]
-    home = below / hashlib.sha256(url.encode()).hexdigest()[:16] / name
-    attach(home, url)
+def working_copy(url: str, below: Path, *, attached: bool = True) -> Path:
+    """The folder below `below` for the run at `url`, its files still to be pulled; runs of one store lie side by side.
+
+    `attached=False` only tells where it is.
+    """
+    store, _, name = check_url(url).rpartition("/")
+    home = below / hashlib.sha256(store.encode()).hexdigest()[:16] / name
+    if attached:
+        attach(home, url)
     return home
 
 

@@ -107,7 +107,9 @@ class Objects:
         def read() -> bytes | None:
             if self.local is not None:
                 return (self.local / name).read_bytes()
-            data: bytes = self._fs.cat_file(self._path(name))
+            # s3fs asks for the size first unless told that one request is enough; files of any size go by `get_file`
+            more = {"max_concurrency": 1} if self.protocol in ("s3", "s3a") else {}
+            data: bytes = self._fs.cat_file(self._path(name), **more)
             return data
 
         data = self._absent(lambda: self._call("get", name, read))

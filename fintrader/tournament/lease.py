@@ -97,12 +97,11 @@ def current_token(run: RunFolder) -> int:
 def is_held(run: RunFolder) -> bool:
     """Whether an orchestrator is at work (for `fintrader status`)."""
     path = run.root / ".tournament.lock"
-    if not path.exists():
-        mirror = mirror_of(run.root)
-        return mirror is not None and is_held_remotely(mirror.objects)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    if path.exists():
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    mirror = mirror_of(run.root)
+    return mirror is not None and is_held_remotely(mirror.objects)

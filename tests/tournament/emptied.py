@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,14 @@ def strike_and_empty(run: RunFolder, url: str, pods: int, expected: Any, strike:
 def place(home: Path, name: str) -> tuple[RunFolder, str]:
     """A run's folder and its URL in a store on the same disk."""
     return RunFolder(home / "machine" / name), f"file://{home}/store/{name}"
+
+
+def head() -> None:
+    """`python -m tests.tournament.emptied FOLDER URL PODS`: one tournament of stub pods in processes of their own."""
+    root, url, pods = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    attach(root, url)
+    chaos.race(RunFolder(root), pods, processes=True)
+
+
+if __name__ == "__main__":
+    head()

@@ -1,0 +1,201 @@
+"""Runs that lie in a store, from bars to backtest: killed, their disk emptied, taken up again, and looked at by URL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fintrader import cli
+from fintrader.errors import DataError, RunError
+from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run
+from fintrader.runs import read_jsonl
+from fintrader.storage import lease
+from fintrader.storage.objects import Objects
+from tests.data.tables import minute_table, write_csv
+from tests.storage import servers
+from tests.tournament.emptied import results_in
+
+TINY: dict[str, Any] = {
+    "seed": 1,
+    "device": "cpu",
+    "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 12}},
+    "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 10},
+    "agent": {"algo": "ppo", "num_steps": 16},
+    "tournament": {
+        "scheduler": "generational",
+        "population": 2,
+        "survivors": 1,
+        "pods": 4,
+        "workers": 2,
+        "budget": {"env_steps": 512},
+        "ensemble_size": 2,
+    },
+    "backtest": {"control": False, "sensitivity": False},
+}
+URL = f"s3://{servers.BUCKET}/runs"
+
+
+@pytest.fixture(autouse=True)
+def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with servers.s3(monkeypatch) as client:
+        yield client
+
+
+def write(machine: Path, **changes: Any) -> Path:
+    """The configuration as it lies on one machine."""
+    values = TINY | {"runs_dir": str(machine / "runs"), "cache": str(machine / "tensors")} | changes
+    machine.mkdir(parents=True, exist_ok=True)
+    path = machine / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def artifacts(machine: Path) -> dict[str, bytes]:
+    """What must not depend on where and how a run was made."""
+    home = machine / "runs" / "tiny"
+    names = (
+        "backtest/metrics.json",
+        "backtest/equity.parquet",
+        "backtest/trades.parquet",
+        "ensemble/policy.safetensors",
+    )
+    return {name: (home / name).read_bytes() for name in names}
+
+
+def empty(machine: Path) -> None:
+    for path in (machine / "runs", machine / "tensors"):
+        shutil.rmtree(path)
+
+
+@pytest.mark.slow
+def test_from_bars_to_backtest_on_s3_with_a_kill_and_an_emptied_disk(
+    tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    run(load_config(write(tmp_path / "plain")))
+    expected = artifacts(tmp_path / "plain")
+
+    words = [sys.executable, "-m", "fintrader", "run", str(write(here)), "--store", URL]
+    head = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while head.poll() is None and len(results_in(f"{URL}/tiny")) < 2:
+        time.sleep(0.05)
+    head.send_signal(signal.SIGKILL)
+    head.wait()
+    before = results_in(f"{URL}/tiny")
+    assert len(before) >= 2
+    empty(here)
+
+    cli.main(["run", str(write(elsewhere)), "--store", URL])
+    assert artifacts(elsewhere) == expected
+    after = results_in(f"{URL}/tiny")
+    assert {name: after[name] for name in before} == before
+    events = read_jsonl(elsewhere / "runs" / "tiny" / "events.jsonl")
+    assert sorted(event["pod"] for event in events if event["event"] == "applied") == [f"p000{k}" for k in range(4)]
+    assert any(event["event"] == "resumed" for event in events)
+
+    empty(elsewhere)
+    capsys.readouterr()
+    cli.main(["run", str(write(elsewhere)), "--store", URL])  # nothing is left to do
+    assert "tournament:" not in capsys.readouterr().out
+    assert artifacts(elsewhere) == expected
+    assert len(read_jsonl(elsewhere / "runs" / "tiny" / "events.jsonl")) == len(events)
+
+    cli.main(["status", f"{URL}/tiny", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["finished"], told["active"], told["trials"]) == (True, False, 4)
+    cli.main(["lineage", f"{URL}/tiny", told["leaderboard"][0]["pod"]])
+    assert told["leaderboard"][0]["pod"] in capsys.readouterr().out
+    looked = open_run(f"{URL}/tiny")
+    assert (looked / "pods" / "p0000" / "metrics.jsonl").stat().st_size > 0
+
+    cli.main(["backtest", f"{URL}/tiny", "--backtest.cost-bps", "40", "--cache", str(here / "tensors")])
+    empty(elsewhere)
+    looked = open_run(f"{URL}/tiny")
+    assert json.loads((looked / "backtest" / "context.json").read_text())["cost_bps"] == 40
+    assert json.loads((looked / "manifest.json").read_text())["looks"] == 2
+    assert sorted(path.name for path in open_store(URL).iterdir()) == ["tiny"]
+
+
+@pytest.mark.slow
+def test_the_bars_the_disk_and_the_control_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bars = write_csv(tmp_path, minute_table(3, 12))
+    source = {"source": {"kind": "files", "path": str(bars)}}
+    short = TINY["tournament"] | {"scheduler": "tournament", "pods": 2}
+    store = f"file://{tmp_path}/store"
+    more = {"data": source, "tournament": short, "backtest": {"control": True, "sensitivity": False}}
+    config = load_config(write(tmp_path / "here", store=store, **more))
+    run(config)
+    before = artifacts(tmp_path / "here")
+    assert len([name for name in Objects(f"{store}/tiny").names("control/pods") if "result" in name]) == 2
+    empty(tmp_path / "here")
+    bars.unlink()
+    capsys.readouterr()
+    run(config)
+    assert "comes from" in capsys.readouterr().out
+    assert artifacts(tmp_path / "here") == before
+    empty(tmp_path / "here")
+    with pytest.raises(DataError):
+        run(config.model_copy(update={"store": None}))
+
+    home = open_run(f"{store}/tiny")  # the market of the copy comes from the store, too
+    backtest_run(home, load_config(home / "config.yaml").model_copy(update={"cache": tmp_path / "other"}))
+    manifest = json.loads((home / "manifest.json").read_text())
+    assert manifest["looks"] == 2
+
+
+def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
+    from fintrader.config import validate
+    from fintrader.data.build import DataSettings
+    from fintrader.pipeline.workplace import data_of
+
+    config = load_config(write(tmp_path, store="s3://bucket/runs"))
+    vendor = validate(DataSettings, {"source": {"kind": "yahoo", "symbols": ["A"], "start": "2016-01-01"}}, "test")
+    assert data_of(config.model_copy(update={"data": vendor})).store == "s3://bucket/runs/.bars"
+    named = vendor.model_copy(update={"store": "s3://bucket/mine"})
+    assert data_of(config.model_copy(update={"data": named})).store == "s3://bucket/mine"
+    assert data_of(config).store is None
+
+
+def test_mistakes_are_one_line(tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(write(tmp_path))
+    mistakes = {
+        "no such bucket": ["run", config, "--store", "s3://no-such-bucket/runs"],
+        "no URL": ["run", config, "--store", "somewhere"],
+        "credentials": ["run", config, "--store", "s3://key:hidden@bucket/runs"],
+        "no run lies here": ["status", f"{URL}/nothing"],
+        "where its head runs": ["scale", f"{URL}/tiny", "--pods", "2"],
+    }
+    for message, words in mistakes.items():
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        said = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert said.count("\n") == 1
+        assert message in said
+        assert servers.SECRET not in said
+
+
+def test_two_machines_do_not_drive_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"BEAT_SECONDS": 0.1, "LAPSE_SECONDS": 5.0}.items():
+        monkeypatch.setattr(lease, name, seconds)
+    store = f"file://{tmp_path}/store"
+    with lease.hold(Objects(f"{store}/tiny")):
+        monkeypatch.setattr(lease, "_held", {})
+        with pytest.raises(RunError, match="in use by process"):
+            run(load_config(write(tmp_path / "there", store=store)))
+        assert not (tmp_path / "there" / "runs" / "tiny" / "config.yaml").exists()
