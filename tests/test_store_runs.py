@@ -132,16 +132,14 @@ def test_from_bars_to_backtest_on_s3_with_a_kill_and_an_emptied_disk(
 
 
 @pytest.mark.slow
-def test_the_bars_the_disk_and_the_control_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bars = write_csv(tmp_path, minute_table(3, 12))
     source = {"source": {"kind": "files", "path": str(bars)}}
     short = TINY["tournament"] | {"scheduler": "tournament", "pods": 2}
     store = f"file://{tmp_path}/store"
-    more = {"data": source, "tournament": short, "backtest": {"control": True, "sensitivity": False}}
-    config = load_config(write(tmp_path / "here", store=store, **more))
+    config = load_config(write(tmp_path / "here", store=store, data=source, tournament=short))
     run(config)
     before = artifacts(tmp_path / "here")
-    assert len([name for name in Objects(f"{store}/tiny").names("control/pods") if "result" in name]) == 2
     empty(tmp_path / "here")
     bars.unlink()
     capsys.readouterr()

@@ -24,6 +24,7 @@ from fintrader.pipeline.stages import RunOutcome, claim, conclude, make_market, 
 from fintrader.pipeline.workplace import workplace
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder, read_json
+from fintrader.tournament.store import RunStore
 
 
 def walk_forward(config: RunConfig) -> RunOutcome:
@@ -76,12 +77,13 @@ def judge_folds(config: RunConfig, manifest: Manifest) -> None:
     folds, tests = [], []
     with reporter() as progress:
         for folder in folders:
-            test = MarketTensors.load(folder.root / "market.safetensors").split().test
+            test = MarketTensors.load(RunStore(folder).own_market(folder.root / "market.safetensors")).split().test
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
             results = simulate_chosen(folder, test, env, best, progress)
             policy = RunFolder(folder.control).ensemble / "policy.safetensors"
             if config.backtest.control and policy.is_file():
-                shuffled = MarketTensors.load(folder.root / "information_free.safetensors").split().test
+                path = RunStore(RunFolder(folder.control)).own_market(folder.root / "information_free.safetensors")
+                shuffled = MarketTensors.load(path).split().test
                 results["control"] = simulate(load_policy(policy), shuffled, env, name="control", progress=progress)
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)

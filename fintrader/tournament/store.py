@@ -107,6 +107,10 @@ class RunStore:
             raise CheckpointError(f"{self.mirror.store} has no market {digest[:12]}; run the same command again")
         return folder / "market.safetensors"
 
+    def own_market(self, path: Path) -> Path:
+        """The same for the market that this tournament was begun with."""
+        return path if path.exists() else self.market(str(read_json(self.identity_path)["data_hash"]), path)
+
     def keep_market(self, digest: str, path: Path) -> None:
         """Let pods on other machines have the market."""
         if self.mirror is not None and path.is_file():

@@ -232,6 +232,28 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race:
         attach(run.root, f"file://{tmp_path}/store/other")
 
 
+def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
+    """Like the control, or a fold: its pods lie below its own name, its files in the run's index, under one lease."""
+    url = f"file://{tmp_path}/store/run"
+    home = RunFolder(tmp_path / "run")
+    attach(home.root, url)
+    plain = race("plain", pods=4)
+    with hold(Objects(url)) as held:
+        for name in ("run", "run/control", "run/folds/00/control"):
+            race(name, pods=4)
+        assert held.token == 1
+    shutil.rmtree(home.root)
+    mirror = attach(home.root, url)
+    with hold(mirror.objects):
+        mirror.pull()
+        for name in ("run", "run/control", "run/folds/00/control"):
+            folder = RunFolder(tmp_path / name)
+            assert make_index(folder) == 4
+            assert compare(folder, plain.folder) == []
+            assert (folder.ensemble / "policy.safetensors").is_file()
+            race(name, pods=4, body="tests.nowhere:body")
+
+
 def test_pods_without_the_heads_disk(tmp_path: Path, race: Race) -> None:
     """On a machine that has nothing but the URL, a pod finds spec, market and parent's snapshot in the store."""
     url = f"file://{tmp_path}/store/run"
