@@ -22,7 +22,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("README.md")])
-BLOCK = re.compile(r"(?:^<!-- needs: (?P<needs>\w+) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?:^<!-- needs: (?P<needs>[\w.]+) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
 @dataclass(frozen=True)

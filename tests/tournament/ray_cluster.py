@@ -77,6 +77,10 @@ class Nodes:
         """SIGKILL its raylet and all that lives below it, as if the machine had lost power."""
         self.ask("kill", node=node)
 
+    def kill_raylet(self, node: str) -> None:
+        """SIGKILL the raylet alone; what it leaves behind has to find out by itself."""
+        self.ask("kill_raylet", node=node)
+
     def drain(self, node: str, seconds: float) -> None:
         """Give notice that a node goes, as a preemption does."""
         self.ask("drain", node=node, seconds=seconds)
@@ -162,6 +166,11 @@ def main() -> None:
                 node = nodes.pop(task["node"])
                 cluster.worker_nodes.discard(node)
                 _kill(node)
+            case "kill_raylet":
+                node = nodes[task["node"]]
+                raylet = node.all_processes["raylet"][0].process
+                raylet.kill()
+                raylet.wait(timeout=10)
             case "drain":
                 _drain(cluster.address, task["node"], task["seconds"])
             case "kill_head":
