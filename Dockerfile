@@ -32,8 +32,7 @@ RUN mkdir fintrader app \
 COPY fintrader fintrader
 COPY app app
 RUN pip install --no-deps . \
-    && pip check \
-    && python -m compileall -q /opt/fintrader/lib
+    && pip check
 
 FROM build AS build-cuda
 RUN pip install -c constraints.txt torch
@@ -44,8 +43,7 @@ RUN mkdir fintrader app \
 COPY fintrader fintrader
 COPY app app
 RUN pip install --no-deps . \
-    && pip check \
-    && python -m compileall -q /opt/fintrader/lib
+    && pip check
 
 # --- what runs ------------------------------------------------------------------------------------------------------
 FROM python:${PYTHON} AS runtime

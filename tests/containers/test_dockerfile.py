@@ -112,7 +112,7 @@ def test_the_context_is_enough_to_install_from(context: set[str], tmp_path: Path
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, source / path)
     last = parse(TEXT).stage("build-cpu").all("RUN")[-1]
-    assert last.startswith("pip install --no-deps . ")
+    assert last.startswith("pip install --no-deps .")
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*words, "--target", str(target), "."], cwd=source, check=True, capture_output=True)
     program = "import fintrader, app.launch, fintrader.cli as c; print(fintrader.__file__); c.main(['--version'])"
