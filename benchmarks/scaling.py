@@ -17,7 +17,6 @@ line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -72,13 +71,11 @@ def main() -> None:
         "stress": stress,
         "paper": prediction.paper(),
     }
-    if options.save:
-        from benchmarks.cluster.picture import draw
-
-        found = ROOT / "benchmarks" / "results" / "search.json"
-        search = json.loads(found.read_text()) if found.exists() else None
-        draw(record, search, ROOT / "docs" / "images" / "scaling.png")
     finish("scaling", record, seed=0, save=options.save)
+    if options.save:
+        from benchmarks.cluster.picture import redraw
+
+        redraw(ROOT)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose opti
 bred by the real generator from the real leaderboard. Only time is simulated: a pod takes `POD_SECONDS` of a GPU that is
 its own, so that 80 of them work at once although they are computed one after another. What comes out is the time until
 the leaderboard's best agent reaches a share of the optimum, for each number of GPUs. The figures do not depend on the
-machine's speed. The last line is one JSON object.
+machine's speed. With `--save` the picture of docs/scaling.md is drawn again. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
-from benchmarks.common import finish
+from benchmarks.common import ROOT, finish
 from benchmarks.known_optimum import SETTINGS, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
 from fintrader.errors import TrainingError
@@ -149,6 +149,10 @@ def main() -> None:
         "runs": wanted,
     }
     finish("search", record, seed=0, save=options.save)
+    if options.save:
+        from benchmarks.cluster.picture import redraw
+
+        redraw(ROOT)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,18 @@ NAMES = {
     "long_pods": "pods of 600 s",
     "short_pods": "pods of 60 s",
 }
+
+
+def redraw(root: Path) -> None:
+    """The picture of what is stored now: `scaling.json` and, if it is there, `search.json`."""
+    results = root / "benchmarks" / "results"
+    stored = {
+        name: json.loads((results / f"{name}.json").read_text())
+        for name in ("scaling", "search")
+        if (results / f"{name}.json").exists()
+    }
+    if "scaling" in stored:
+        draw(stored["scaling"], stored.get("search"), root / "docs" / "images" / "scaling.png")
 
 
 def draw(record: dict[str, Any], search: dict[str, Any] | None, path: Path) -> None:

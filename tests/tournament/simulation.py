@@ -141,7 +141,7 @@ class SimulatedCluster:
         self.busy = 0.0
         """GPU seconds that went into pods, lost ones included."""
         self.ended: dict[str, float] = {}
-        """When each pod's result was there first."""
+        """When each pod's attempt ended well."""
         self.attempts: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -206,6 +206,7 @@ class SimulatedCluster:
         if not work.alive:
             return
         result = self._publish(work)
+        self.ended[work.spec.pod] = self.clock.time
         self._leave(work)
         self.warm.add(work.place)
         work.future.set_result(result)
@@ -230,7 +231,6 @@ class SimulatedCluster:
 
     def _publish(self, work: _Work) -> PodResult:
         score, data, env_steps = self.score(work.spec, self.store)
-        self.ended.setdefault(work.spec.pod, self.clock.time)
         return self.store.write_result(
             PodResult(
                 pod=work.spec.pod,
