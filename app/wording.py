@@ -133,3 +133,10 @@ def human(name: str) -> str:
     """`learning_rate` as `Learning rate`."""
     words = name.replace("_", " ").replace(".", " · ").replace(" usd", " USD").strip()
     return words[:1].upper() + words[1:]
+
+
+def window_words(window: object) -> str | None:
+    """`test` as "test window"; a walk-forward already says what it is. None for anything that is no name."""
+    if not isinstance(window, str):
+        return None
+    return plain(window if window.startswith("walk-forward") else f"{window} window")

@@ -10,7 +10,7 @@ from app.artifacts import Backtest
 from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import choose, guarded, market_folders, page, parts, pick_run, runs_folder
 from app.summary import Summary
-from app.wording import count, human, number, percent, plain, usd
+from app.wording import count, human, number, percent, plain, usd, window_words
 
 TABS = {
     "curves": "Curves",
@@ -77,12 +77,15 @@ def context_line(stored: Backtest, folder: Folder) -> None:
     """What window this is, what it was chosen from, and the report to take away."""
     context = stored.context
     times = stored.equity.index
+    bps = number(context.get("cost_bps"))
+    costs = "costs" if bps is None else f"{bps:g} bps a trade"
     facts = [
-        f"{plain(context['window'])} window" if isinstance(context.get("window"), str) else None,
+        window_words(context.get("window")),
         f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
         f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
         f"chosen from {count(context['trials'])} trials" if number(context.get("trials")) is not None else None,
-        "net of costs, returns daily-resampled (252 days, risk-free rate 0)",
+        f"net of {costs}, returns daily-resampled (252 days, risk-free rate 0)",
+        looked_at(context.get("looks")),
     ]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.caption(" · ".join(part for part in facts if part), width="stretch")
@@ -105,6 +108,14 @@ def context_line(stored: Backtest, folder: Folder) -> None:
                 f"Synthetic market with a planted signal: the ensemble reached {percent(share['ensemble'], 0)} of the "
                 "log growth that an oracle made of this window."
             )
+
+
+def looked_at(looks: object) -> str | None:
+    """How often this window was traded: after the first look it is less of a test each time."""
+    times = number(looks)
+    if times is None:
+        return None
+    return "first look at this window" if times <= 1 else f"look {count(times)} at this window"
 
 
 def curves(stored: Backtest, shown: list[str]) -> None:

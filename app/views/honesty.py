@@ -212,7 +212,8 @@ def overfitting(report: dict[str, Any]) -> None:
     st.subheader("Probability of backtest overfitting", anchor=False)
     if not found:
         st.info(
-            "Not computed: it needs the return series of at least two trials over enough sessions.",
+            "Not computed: it needs the validation returns of at least two trials, over eight sessions or more; a "
+            "walk-forward has them for each fold. `fintrader backtest` on the run computes it where they are stored.",
             icon=":material/hourglass_empty:",
         )
         return
@@ -222,10 +223,16 @@ def overfitting(report: dict[str, Any]) -> None:
     if figure is not None:
         figure.add_vline(x=0, line={"width": 1.5, "dash": "dash", "color": "#b42318"})
         charts.show(figure, "honesty_pbo")
+    folds = [one for one in found.get("windows") or [] if isinstance(one, dict)]
+    told = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
+    trials = folds[0].get("trials") if folds else found.get("trials")
     st.caption(
-        f"{percent(found.get('probability'), 0)} of {count(found.get('splits'))} splits lie left of zero: there the "
-        f"best of {count(found.get('trials'))} trials in-sample was below the median out of sample."
+        f"{told}{percent(found.get('probability'), 0)} of {count(found.get('splits'))} splits lie left of zero: there "
+        f"the best of {count(trials)} trials in-sample was below the median out of sample."
     )
+    if len(folds) > 1:
+        each = ", ".join(chance(one.get("probability")) for one in folds)
+        st.caption(f"Fold by fold: {each}.")
 
 
 def random_portfolios(report: dict[str, Any]) -> None:

@@ -115,8 +115,13 @@ def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], *, css
 
 def number(value: float | None, kind: str) -> str:
     """A number as HTML: a true minus sign, losses in red."""
-    text = html.escape(show(value, kind).replace("-", "−"))
+    text = html.escape(shown(value, kind))
     return f'<span class="neg">{text}</span>' if value is not None and value < 0 else text
+
+
+def shown(value: float | None, kind: str) -> str:
+    """`table.show` with a true minus sign, on one line."""
+    return show(value, kind).replace("-", "−").replace(" ", "\u00a0")
 
 
 def facts(values: Mapping[str, Any]) -> str:
@@ -126,4 +131,6 @@ def facts(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Mapping) and value and all(isinstance(one, str | int | float) for one in value.values()):
+        return ", ".join(f"{name} {one}" for name, one in sorted(value.items()))
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -11,10 +11,10 @@ import pandas as pd
 from fintrader.backtest import figures
 from fintrader.backtest.honesty import is_baseline, main_strategy
 from fintrader.backtest.measures import BY_KEY, CATALOGUE
-from fintrader.backtest.page import Page, facts, note, number, side_by_side, table
+from fintrader.backtest.page import Page, facts, note, number, shown, side_by_side, table
 from fintrader.backtest.sensitivity import by_kind
 from fintrader.backtest.store import StoredBacktest
-from fintrader.backtest.table import PAPER_COLUMNS, show
+from fintrader.backtest.table import PAPER_COLUMNS, window_words
 
 KINDS = {
     "share": "percent",
@@ -34,6 +34,7 @@ _KIND_TITLES = {
     "start_sessions": "Start, sessions later",
 }
 ROLLING = 20
+_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
 
 
 def verdict(stored: StoredBacktest) -> str:
@@ -46,7 +47,7 @@ def summary(stored: StoredBacktest) -> str:
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
     text = f"{figures.title_of(name)} returned {_signed(own.get('cumulative_return'))}"
-    text += f" over {_sessions(stored)} sessions (Sharpe {show(own.get('sharpe'), 'ratio').replace('-', '−')})"
+    text += f" over {_sessions(stored)} sessions (Sharpe {shown(own.get('sharpe'), 'ratio')})"
     for rival in ("equal_weight", "benchmark"):
         if rival in stored.metrics and rival != name:
             text += f", {figures.title_of(rival).lower()} {_signed(stored.metrics[rival].get('cumulative_return'))}"
@@ -54,7 +55,7 @@ def summary(stored: StoredBacktest) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return "an undefined return" if value is None else f"{value:+.2%}".replace("%", " %").replace("-", "−")
+    return "an undefined return" if value is None else f"{value:+.2%}".replace("%", "\u00a0%").replace("-", "−")
 
 
 def _sessions(stored: StoredBacktest) -> int:
@@ -66,7 +67,7 @@ def render_report(stored: StoredBacktest) -> str:
     main = main_strategy(stored.strategies)
     run = str(stored.context.get("run") or "Backtest")
     first, last = (pd.Timestamp(stored.equity["minute"].iloc[k]).strftime("%d %b %Y") for k in (0, -1))
-    window = f", {stored.context['window']} window" if stored.context.get("window") else ""
+    window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
     tone = "good" if stored.honesty.get("likely_skill") else "doubt"
     about = f"{first} to {last}, {_sessions(stored)} sessions{window}"
@@ -74,12 +75,13 @@ def render_report(stored: StoredBacktest) -> str:
     page.contents()
     page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
     _curves(page, stored, main)
+    _folds(page, stored)
     _luck(page, stored, main)
     _returns(page, stored, main)
     _trading(page, stored, main)
     _sensitivity(page, stored, main)
     page.section("Every number", _all_metrics(stored), link="Metrics")
-    _quality(page, stored.context.get("quality"))
+    _data(page, stored.context)
     page.section("How to get this again", _provenance(stored.context), link="Provenance")
     return page.render()
 
@@ -126,10 +128,13 @@ def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
         charts.append(page.chart("random", figures.random_portfolios_figure(found["random_portfolios"], returned)))
     if found.get("overfitting"):
         charts.append(page.chart("overfitting", figures.overfitting_figure(found["overfitting"])))
-    page.section("Can this be luck?", _luck_table(found), _rivals_table(found), side_by_side(*charts), link="Luck")
+    rolling = bool(stored.context.get("folds"))
+    page.section(
+        "Can this be luck?", _luck_table(found, rolling), _rivals_table(found), side_by_side(*charts), link="Luck"
+    )
 
 
-def _luck_table(found: Mapping[str, Any]) -> str:
+def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
     """One row a question: the number, and what it means in words."""
     rows: list[tuple[str, str, str]] = []
 
@@ -164,18 +169,21 @@ def _luck_table(found: Mapping[str, Any]) -> str:
     for key, title in (("annual_return", "Annual return"), ("max_drawdown", "Max drawdown")):
         band = bands.get(key)
         if band and band["low"] is not None:
-            text = f"{show(band['low'], 'percent')} to {show(band['high'], 'percent')}".replace("-", "−")
+            text = f"{shown(band['low'], 'percent')} to {shown(band['high'], 'percent')}"
             blocks = f"blocks of {found['block_sessions']:.1f} sessions on average"
             add(f"{title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
     overfit = found.get("overfitting")
     if overfit:
         text = f"{overfit['probability']:.2f}"
-        meaning = f"the selection window's best trial falls into the lower half, {overfit['splits']:,} splits"
+        folds = len(overfit.get("windows", ()))
+        mean = f"mean of {folds} folds: " if folds > 1 else ""
+        meaning = f"{mean}the selection window's best trial falls into the lower half, {overfit['splits']:,} splits"
         add("Probability of backtest overfitting", text, meaning)
     drawn = found.get("random_portfolios")
     if drawn and drawn["share_above"]["cumulative_return"] is not None:
-        text = f"{drawn['share_above']['cumulative_return']:.1%} did better"
-        add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, bought once")
+        text = f"{shown(drawn['share_above']['cumulative_return'], 'percent')} did better"
+        how = "sold at each fold's end" if rolling else "bought once"
+        add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, {how}")
     for question, answer, meaning in _control_rows(found.get("control")):
         add(question, answer, meaning)
     cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
@@ -213,8 +221,8 @@ def _control_rows(control: Mapping[str, Any] | None) -> list[tuple[str, str, str
         rows.append(("The same search without information", text, said))
     metrics = control.get("metrics") or {}
     if metrics:
-        earned = show(metrics.get("cumulative_return"), "percent").replace("-", "−")
-        text = f"{earned}, Sharpe {show(metrics.get('sharpe'), 'ratio').replace('-', '−')}"
+        earned = shown(metrics.get("cumulative_return"), "percent")
+        text = f"{earned}, Sharpe {shown(metrics.get('sharpe'), 'ratio')}"
         rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))
     return rows
 
@@ -310,14 +318,34 @@ def _all_metrics(stored: StoredBacktest) -> str:
     return f"<details><summary>{summary_line}</summary>{''.join(parts)}</details>"
 
 
-def _quality(page: Page, quality: Any) -> None:
-    if isinstance(quality, Mapping) and quality:
-        named = {str(key).replace("_", " "): value for key, value in quality.items()}
+def _folds(page: Page, stored: StoredBacktest) -> None:
+    """A walk-forward's test windows one by one."""
+    folds = stored.context.get("folds")
+    if not isinstance(folds, list) or not folds:
+        return
+    windows = stored.context.get("fold_windows") or [["", ""]] * len(folds)
+    rows = []
+    for k, (fold, (first, last)) in enumerate(zip(folds, windows, strict=True)):
+        when = f'<span class="note">{html.escape(first)} to {html.escape(last)}</span>' if first else ""
+        rows.append(("", [f"Fold {k + 1}{when}", *(number(fold.get(name), "percent") for name in stored.strategies)]))
+    head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
+    text = "Cumulative return of each test window; between windows the positions are sold, at costs."
+    page.section("Fold by fold", table(head, rows, css="dense") + note(text), link="Folds")
+
+
+def _data(page: Page, context: Mapping[str, Any]) -> None:
+    """What the figures stand on: the window's extent and holes, what was mended, and the faults found."""
+    named: dict[str, Any] = {}
+    for key in ("data", "quality"):
+        part = context.get(key)
+        if isinstance(part, Mapping):
+            named |= {str(name).replace("_", " "): value for name, value in part.items()}
+    if named:
         page.section("The data behind it", facts(named), link="Data")
 
 
 def _provenance(context: Mapping[str, Any]) -> str:
     first = ("command", "run", "window", "seed", "trials")
-    keys = [*(key for key in first if key in context), *sorted(set(context) - {*first, "strategies", "quality"})]
+    keys = [*(key for key in first if key in context), *sorted(set(context) - {*first, *_SHOWN_ELSEWHERE})]
     values = {str(key).replace("_", " "): context[key] for key in keys}
     return facts(values) if values else note("Nothing was recorded about the run.")

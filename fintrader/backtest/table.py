@@ -29,6 +29,11 @@ def show(value: float | None, kind: str) -> str:
     return f"{value:,.2f}"
 
 
+def window_words(window: str) -> str:
+    """`test` as "test window"; a walk-forward already says what it is."""
+    return window if window.startswith("walk-forward") else f"{window} window"
+
+
 def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None) -> Table:
     """One row a strategy, with the paper's columns."""
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)

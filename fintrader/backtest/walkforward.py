@@ -143,7 +143,7 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
         trades=frame,
         ruined=any(part.ruined for part in parts),
         last_bar=None,
-        note=f"{len(parts)} test windows in a row",
+        note=parts[0].note or f"{len(parts)} test windows in a row",
         minutes=np.concatenate([part.minutes for part in parts]),
         equity=joined("equity"),
         shares=joined("shares"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
     context = provenance(config, manifest, config.backtest.window)
     if planted:
         context["planted"] = planted
-    if (quality := path.with_name("quality.json")).is_file():
-        context["quality"] = runs.read_json(quality)["kinds"]
+    context |= data_summary(path, [market])
     stored = write_backtest(
         config.folder.backtest,
         results,
@@ -88,6 +88,35 @@ def provenance(config: RunConfig, manifest: Manifest, window: str) -> dict[str, 
         "seed": config.seed,
         **{name: manifest.values[name] for name in kept},
     }
+
+
+def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
+    """For the report: how much of the windows has prices, what the build mended, and the faults found (`data quality`).
+
+    `path` is the market file; what lies beside it is used where it is there.
+    """
+    first, last = windows[0], windows[-1]
+    cells = sum(window.tradable.numel() for window in windows)
+    traded = sum(int(window.tradable.sum()) for window in windows)
+    listed = sum(int((~window.close.isnan()).sum()) for window in windows)
+    summary: dict[str, Any] = {
+        "symbols": first.num_assets,
+        "bars": sum(window.num_bars for window in windows),
+        "bar_minutes": first.bar_minutes,
+        "bars_from_to": f"{str(first.timestamps()[0])[:16]} to {str(last.timestamps()[-1])[:16]} UTC",
+        "cells_with_a_trade": f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)",
+        "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
+    }
+    if (build := path.with_name("build.json")).is_file():
+        record = runs.read_json(build)
+        summary["mended_bars"] = record.get("repairs") or "none"
+        summary["symbols_left_out"] = len(record.get("left_out") or {})
+        if (record.get("survivorship") or {}).get("survivors_only"):
+            summary["survivorship"] = "every symbol lives to the end: chosen afterwards, so its index is flattered"
+    found = {"data": summary}
+    if (quality := path.with_name("quality.json")).is_file():
+        found["quality"] = runs.read_json(quality)["kinds"]
+    return found
 
 
 def draw_tear_sheet(config: RunConfig, stored: StoredBacktest) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from fintrader import runs
 from fintrader.backtest import metrics_table
 from fintrader.backtest.lookahead import lookahead
+from fintrader.backtest.table import window_words
 from fintrader.config import dump_yaml
 from fintrader.data.build import build_market
 from fintrader.data.dry_run import describe, dry_run
@@ -295,7 +296,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dic
     if not console.is_terminal:
         console = Console(width=120)  # a log file has room; a table cut to 80 columns hides its figures
     context = runs.read_json(folder.backtest / "context.json")
-    title = f"{config.name}: {context['window']} window, net of {context['cost_bps']:g} bps a trade"
+    title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
     console.print(metrics_table(metrics, title=title))
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
     if planted := context.get("planted"):

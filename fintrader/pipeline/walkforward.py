@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fintrader.agents.policy import load_policy
@@ -14,6 +15,7 @@ from fintrader.pipeline.configuration import RunConfig
 from fintrader.pipeline.judgement import (
     backtest_settings,
     best_score,
+    data_summary,
     draw_tear_sheet,
     provenance,
     simulate_chosen,
@@ -94,11 +96,12 @@ def judge_folds(config: RunConfig, manifest: Manifest) -> None:
     if "control" in whole:
         control = {"metrics": dict(whole.pop("control").metrics), **_selection_scores(config, folders)}
     context = provenance(config, manifest, f"walk-forward, {len(folders)} folds")
+    context |= data_summary(Path(str(manifest.values["market"])), tests)
     chosen_from = [trial_returns(folder) for folder in folders]
     stored = write_backtest(
         config.folder.backtest,
         whole,
-        context=context | {"folds": folds},
+        context=context | {"folds": folds, "fold_windows": [_days(test) for test in tests]},
         trial_returns=[matrix for matrix in chosen_from if matrix is not None],
         market=tests,
         settings=env,
@@ -106,6 +109,11 @@ def judge_folds(config: RunConfig, manifest: Manifest) -> None:
         seed=config.seed,
     )
     draw_tear_sheet(config, stored)
+
+
+def _days(window: MarketTensors) -> list[str]:
+    """First and last day, as text."""
+    return [str(window.timestamps()[k])[:10] for k in (0, -1)]
 
 
 def folds_of(folder: RunFolder) -> list[RunFolder]:

@@ -92,6 +92,7 @@ def make_backtest(folder: RunFolder, market: MarketTensors, *, seed: int, trials
         results[name] = simulate(lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name)
     results |= simulate_baselines(market, settings)
     context = {"run": folder.root.name, "window": "test", "trials": trials, "seed": seed, "command": "fintrader run"}
+    context |= {"looks": 2, "cost_bps": settings.cost_bps}
     write_backtest(folder.backtest, results, context=context)
 
 

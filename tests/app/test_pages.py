@@ -55,6 +55,12 @@ def test_finished(open_page: Open, site: Path, page: str, name: str) -> None:
         assert test.get("plotly_chart"), said(test)
 
 
+def test_a_backtest_names_its_costs_and_its_looks(open_page: Open, site: Path) -> None:
+    text = said(open_page(site, "backtest", run="demo", times=2))
+    assert "net of 2 bps a trade" in text
+    assert "look 2 at this window" in text
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_walked_forward(open_page: Open, site: Path, page: str) -> None:
     """No tournament of its own: its folds' are shown, and nothing says that one is still to come."""

@@ -84,7 +84,7 @@ def test_the_control_stands_beside_the_search() -> None:
     }
     page = render_report(tabulate(results, {}, assess(results, trials=5, control=control)))
     assert "0.7, with information 0.6" in page
-    assert "−1.23 %, Sharpe −0.50" in page
+    assert "−1.23\u00a0%, Sharpe −0.50" in page
 
 
 def test_names_from_outside_cannot_become_markup() -> None:
@@ -132,3 +132,23 @@ def test_examples_in_the_documentation_run() -> None:
     found = doctest.testmod(significance)
     assert found.attempted >= 4
     assert found.failed == 0
+
+
+def test_folds_and_data_have_their_sections() -> None:
+    result = simulate(noisy_policy(3), make_market(60, 3), EnvSettings())
+    context = {
+        "trials": 4,
+        "window": "walk-forward, 2 folds",
+        "folds": [{"ensemble": 0.0123}, {"ensemble": -0.5}],
+        "fold_windows": [["2020-01-02", "2020-02-03"], ["2020-02-04", "2020-03-05"]],
+        "data": {"symbols": 3, "mended_bars": {"shuffled_rows": 7}},
+        "looks": 2,
+    }
+    page = page_of({"ensemble": result}, context)
+    assert "Fold by fold" in page
+    assert "2020-02-04 to 2020-03-05" in page
+    assert "−50.00\u00a0%" in page
+    assert "walk-forward, 2 folds window" not in page
+    assert "shuffled_rows 7" in page
+    assert "fold windows" not in page  # shown in its own section, not as JSON among the hashes
+    assert "Fold by fold" not in page_of({"ensemble": result})

@@ -65,7 +65,7 @@ def intraday_figure(curve: pd.Series, session: pd.Series, minutes: int = 30) -> 
 
 def _heat_map(values: NDArray[np.float64], columns: list[str], rows: list[str], pattern: str) -> go.Figure:
     reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    text = [["" if np.isnan(value) else pattern.format(value) for value in row] for row in values]
+    text = [["" if np.isnan(value) else _plain(pattern.format(value)) for value in row] for row in values]
     return go.Figure(
         go.Heatmap(
             z=values,
@@ -118,3 +118,8 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
     figure = layout(figure, "Distribution of daily returns", "sessions", height=340)
     figure.update_xaxes(tickformat=".1%")
     return figure.update_layout(hovermode="closest")
+
+
+def _plain(text: str) -> str:
+    """A true minus sign, and no sign before nothing."""
+    return text.lstrip("+-") if not text.strip("+-0.%") else text.replace("-", "−")
