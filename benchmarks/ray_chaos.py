@@ -5,7 +5,7 @@
 Each round runs one generational tournament of stub pods on a cluster of three nodes (loopback, one machine) and strikes
 it in random order: SIGKILL to a pod's process, to a node with all its processes, to a node's raylet alone; a node that
 joins; a drain with a deadline; SIGKILL to the orchestrator alone; and at the end SIGKILL to the head and the
-orchestrator, after which the same command goes on upon a new cluster. After each round, what a seed fixes must
+orchestrator (every other round to the head alone), after which the same command goes on upon a new cluster. After each round, what a seed fixes must
 equal an undisturbed run on threads. Recovery is measured from the strike to the next result (pod, node) or to the
 first reconcile of the next orchestrator. Prints one JSON object as its last line.
 """
@@ -36,9 +36,10 @@ from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament.launchers import ThreadLauncher
 from tests.tournament import chaos, stubs
 from tests.tournament.ray_cluster import Nodes
-from tests.tournament.ray_race import Racer, generational
+from tests.tournament.ray_race import REFUSED, Racer, generational
 
 STRIKES = ("process", "node", "raylet", "join", "drain", "orchestrator")
+HEADS = ("head_and_orchestrator", "head_alone")
 PATIENCE_SECONDS = 180.0
 
 
@@ -94,10 +95,16 @@ class Round:
             self.until(lambda: len(chaos.acknowledged(self.run)) > stored or self.ended(), f"a result after {kind}")
         self.recovery[kind].append(time.monotonic() - begun)
 
-    def behead(self) -> None:
-        """The head and the orchestrator at once; a new cluster, the same command."""
+    def behead(self, alone: bool) -> None:
+        """The head and the orchestrator at once, or the head alone, which the orchestrator has to notice; then a new
+        cluster and the same command."""
+        kind = "head_alone" if alone else "head_and_orchestrator"
         self.until(lambda: self.racer.note()["pods"] or self.ended(), "pods at work before the end of the head")
         self.cluster.kill_head()
+        if alone and not self.ended():
+            status, said = self.racer.wait(PATIENCE_SECONDS)
+            if status != REFUSED or "head" not in said:
+                self.problems.append(f"without a head: ended with {status}: {said[-300:]}")
         self.racer.stop()
         acknowledged = chaos.acknowledged(self.run)
         self.cluster.stop()
@@ -105,8 +112,8 @@ class Round:
         self.cluster = Nodes(1, 1, STUB_SECONDS="0.2")
         self.racer = self.race()
         self.until(lambda: self.racer.note()["pods"] or self.ended(), "the next orchestrator")
-        self.recovery["head"].append(time.monotonic() - begun)
-        self.kills["head"] += 1
+        self.recovery[kind].append(time.monotonic() - begun)
+        self.kills[kind] += 1
         self.kept(acknowledged)
 
     def conclude(self, expected: Any) -> None:
@@ -147,7 +154,7 @@ def play(home: Path, number: int, options: argparse.Namespace, expected: Any) ->
             if one.ended() or len(chaos.acknowledged(one.run)) > options.pods - 4:
                 break
             one.strike(kind)
-        one.behead()
+        one.behead(alone=number % 2 == 1)
         one.conclude(expected)
     except (TimeoutError, RuntimeError, psutil.NoSuchProcess) as error:
         one.problems.append(f"{type(error).__name__}: {error}")
@@ -181,7 +188,7 @@ def main() -> None:
         shutil.rmtree(home, ignore_errors=True)
     kills: Counter[str] = sum((one.kills for one in rounds), Counter())
     problems = [problem for one in rounds for problem in one.problems]
-    recovery = {kind: [second for one in rounds for second in one.recovery[kind]] for kind in (*STRIKES, "head")}
+    recovery = {kind: [second for one in rounds for second in one.recovery[kind]] for kind in (*STRIKES, *HEADS)}
     finish(
         "ray_chaos",
         {

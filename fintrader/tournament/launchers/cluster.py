@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -109,6 +110,7 @@ def connect(settings: RaySettings) -> bool:
 def _init(ray: ModuleType, address: str, **more: Any) -> bool:
     from ray.exceptions import AuthenticationError
 
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
     except AuthenticationError as error:
@@ -117,6 +119,8 @@ def _init(ray: ModuleType, address: str, **more: Any) -> bool:
         with contextlib.suppress(Exception):
             ray.shutdown()
         raise TournamentError(f"cannot join the Ray cluster at {address}: {error}") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
     return True
 
 
