@@ -2,12 +2,12 @@
 
     python benchmarks/ray_chaos.py [--rounds 5] [--seed 0] [--save]
 
-Each round runs one generational tournament of stub pods on a cluster of three nodes (loopback, one machine) and strikes
-it in random order: SIGKILL to a pod's process, to a node with all its processes, to a node's raylet alone; a node that
-joins; a drain with a deadline; SIGKILL to the orchestrator alone; and at the end SIGKILL to the head and the
-orchestrator (every other round to the head alone), after which the same command goes on upon a new cluster. After each round, what a seed fixes must
-equal an undisturbed run on threads. Recovery is measured from the strike to the next result (pod, node) or to the
-first reconcile of the next orchestrator. Prints one JSON object as its last line.
+Each round runs one generational tournament of stub pods on a cluster of three nodes (loopback, one machine) and
+strikes it in random order: SIGKILL to a pod's process, to a node with all its processes, to a node's raylet alone; a
+node that joins; a drain with a deadline; SIGKILL to the orchestrator alone; and at the end SIGKILL to the head and the
+orchestrator (every other round to the head alone), after which the same command goes on upon a new cluster. After each
+round, what a seed fixes must equal an undisturbed run on threads. Recovery is measured from the strike to the next
+result (pod, node) or to the first reconcile of the next orchestrator. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
