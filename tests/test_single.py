@@ -160,3 +160,38 @@ def test_locomotion_trains(tmp_path: Path) -> None:
     (tmp_path / "classic.yaml").write_text(yaml.safe_dump(values))
     pipeline.train_one(pipeline.load_config(tmp_path / "classic.yaml"))
     assert evaluation(tmp_path)["mean_return"] > 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "tampered", "foreign"])
+def test_a_damaged_state_is_refused_in_one_line(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = classic(tmp_path)
+    main(["train", str(path)])
+    state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"
+    whole = state.read_bytes()
+    if damage == "truncated":
+        state.write_bytes(whole[: len(whole) // 2])
+    elif damage == "tampered":
+        state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    else:
+        state.write_bytes((state.parent / "policy.safetensors").read_bytes())
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    wanted = {"truncated": "truncated or damaged", "tampered": "was changed after", "foreign": "expected 'fintrader-t"}
+    assert wanted[damage] in said
+    assert "state.safetensors" in said
+    assert sum(line.startswith("fintrader: ") for line in said.splitlines()) == 1  # beside the progress
+    state.write_bytes(whole)
+    main(["train", str(path)])  # the original is taken back
+
+
+def test_a_replay_ring_larger_than_memory(tmp_path: Path) -> None:
+    path = classic(tmp_path)
+    values = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**values, "agent": {"algo": "ddpg", "buffer_size": 10**13}}))
+    with pytest.raises(ConfigError, match=r"buffer_size of 10,000,000,000,000 steps needs .* GiB.*lower"):
+        pipeline.train_one(pipeline.load_config(path))

@@ -38,18 +38,22 @@ class A2C(OnPolicyAgent):
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """One Adam step on the whole rollout."""
-        settings, log_std = self.settings, self.noise["log_std"]
-        advantage = rollout.advantage
-        if advantage.numel() > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        (mean,) = self.actor(rollout.obs)
-        policy_loss = -(gaussian_log_prob(rollout.latent, mean, log_std) * advantage).mean()
-        value_loss = 0.5 * (self.critic(rollout.obs) - rollout.target).pow(2).mean()
-        entropy = gaussian_entropy(log_std)
-        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
-
+        loss, metrics = self.loss(rollout)
         self.optimisers["adam"].zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        norm = nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         self.optimisers["adam"].step()
-        return {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "grad_norm": norm}
+        return metrics
+
+    def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """L, and its parts as metrics."""
+        settings, log_std = self.settings, self.noise["log_std"]
+        advantage = batch.advantage
+        if advantage.numel() > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        (mean,) = self.actor(batch.obs)
+        policy_loss = -(gaussian_log_prob(batch.latent, mean, log_std) * advantage).mean()
+        value_loss = 0.5 * (self.critic(batch.obs) - batch.target).pow(2).mean()
+        entropy = gaussian_entropy(log_std)
+        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
+        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

@@ -70,6 +70,10 @@ class Rollout(NamedTuple):
     target: Tensor
     """`[R]`: what the value should be."""
 
+    def take(self, rows: Tensor) -> Rollout:
+        """The rows with these numbers."""
+        return Rollout(*(column[rows] for column in self))
+
 
 def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """`[..., L]` to `[...]`: log density of independent normals."""
@@ -153,6 +157,10 @@ class OnPolicyAgent(BaseAgent):
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Gradient steps on one rollout; scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not say how it learns")
+
+    def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """What one gradient step descends, and its parts as scalar metrics on the device."""
+        raise TypeError(f"{type(self).__name__} does not say what it descends")
 
     def update(self) -> Metrics | None:
         """Learn from a full rollout; None while it is not full."""

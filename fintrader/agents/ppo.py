@@ -55,45 +55,47 @@ class PPO(OnPolicyAgent):
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """`update_epochs` passes of `num_minibatches` Adam steps."""
-        settings, log_std = self.settings, self.noise["log_std"]
-        rows = rollout.obs.shape[0]
-        size = max(rows // settings.num_minibatches, 1)
+        settings, taken = self.settings, 0
         sums: dict[str, Tensor] = {}
-        taken = 0
         for _ in range(settings.update_epochs):
-            order = torch.randperm(rows, generator=self.generator, device=self.device)
-            for start in range(0, rows - size + 1, size):
-                batch = order[start : start + size]
-                (mean,) = self.actor(rollout.obs[batch])
-                log_ratio = gaussian_log_prob(rollout.latent[batch], mean, log_std) - rollout.log_prob[batch]
-                ratio = log_ratio.exp()
-                a = rollout.advantage[batch]
-                a = (a - a.mean()) / (a.std() + 1e-8) if size > 1 else a
-                policy_loss = -ppo_objective(ratio, a, settings.clip_coef).mean()
-                value_loss = 0.5 * (self.critic(rollout.obs[batch]) - rollout.target[batch]).pow(2).mean()
-                entropy = gaussian_entropy(log_std)
-                loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
-
+            for rows in self.minibatches(rollout.obs.shape[0]):
+                loss, step = self.loss(rollout.take(rows))
                 self.optimisers["adam"].zero_grad(set_to_none=True)
                 torch.autograd.backward(loss)
-                norm = nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
+                step["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
                 self.optimisers["adam"].step()
-
-                with torch.no_grad():
-                    step = {
-                        "policy_loss": policy_loss,
-                        "value_loss": value_loss,
-                        "entropy": entropy,
-                        "grad_norm": norm,
-                        # http://joschu.net/blog/kl-approx.html, the low-variance estimator
-                        "kl": (ratio - 1 - log_ratio).mean(),
-                        "clip_fraction": ((ratio - 1).abs() > settings.clip_coef).float().mean(),
-                    }
-                    sums = {name: sums.get(name, 0.0) + value.detach() for name, value in step.items()}
+                sums = {name: sums.get(name, 0.0) + value.detach() for name, value in step.items()}
                 taken += 1
             if settings.target_kl is not None and bool(step["kl"] > settings.target_kl):
                 break
         return {name: total / taken for name, total in sums.items()}
+
+    def minibatches(self, rows: int) -> list[Tensor]:
+        """One pass over `rows` rows in random order: the row numbers of each minibatch, all of one size."""
+        order = torch.randperm(rows, generator=self.generator, device=self.device)
+        size = max(rows // self.settings.num_minibatches, 1)
+        return [order[start : start + size] for start in range(0, rows - size + 1, size)]
+
+    def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """L on one minibatch, and its parts as metrics."""
+        settings, log_std = self.settings, self.noise["log_std"]
+        (mean,) = self.actor(batch.obs)
+        log_ratio = gaussian_log_prob(batch.latent, mean, log_std) - batch.log_prob
+        ratio = log_ratio.exp()
+        a = batch.advantage
+        a = (a - a.mean()) / (a.std() + 1e-8) if a.numel() > 1 else a
+        policy_loss = -ppo_objective(ratio, a, settings.clip_coef).mean()
+        value_loss = 0.5 * (self.critic(batch.obs) - batch.target).pow(2).mean()
+        entropy = gaussian_entropy(log_std)
+        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            # http://joschu.net/blog/kl-approx.html, the low-variance estimator
+            "kl": (ratio - 1 - log_ratio).mean(),
+            "clip_fraction": ((ratio - 1).abs() > settings.clip_coef).float().mean(),
+        }
 
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when a rollout is smaller than its number of minibatches."""

@@ -17,9 +17,12 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
+from fintrader.agents.batched import BatchedTeam
 from fintrader.agents.fusion import DistributedLearner, LearnerTeam, fuse
+from fintrader.agents.on_policy import Rollout
 from fintrader.agents.pipelined import PipelinedAgent
 from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
+from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError, ConfigError
 from tests.agents.tiny import Identity
 
@@ -302,3 +305,70 @@ def test_short_episodes_do_not_crowd_out_long_ones() -> None:
     assert mean_episode_return(env, lambda obs: torch.zeros(len(obs), 1), 12, seed=3) == pytest.approx(
         float(np.mean(lengths))
     )
+
+
+# --- learners in a batch ---------------------------------------------------------------------------------------------
+
+
+def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:
+    draw = torch.Generator().manual_seed(seed)
+    obs, latent = torch.randn(rows, width, generator=draw), 0.5 * torch.randn(rows, latents, generator=draw)
+    log_prob, advantage, target = (torch.randn(rows, generator=draw) for _ in range(3))
+    return Rollout(obs, latent, log_prob - 3.0, advantage, target)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("market", [True, False])
+def test_learners_in_a_batch_are_the_learners_one_after_another(algo: str, market: bool) -> None:
+    steps, accounts, learners = 4, 3, 3
+    values: dict[str, Any] = {"num_steps": steps, "network": {"hidden": [8, 8]}, "learn_noise": True, "noise": 0.7}
+    values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
+    settings = agent_settings(algo, values)
+    layout = ObservationLayout(3, 2, 1) if market else Identity().layout
+    team = BatchedTeam(settings, layout, learners=learners, seed=4)
+    reference = LearnerTeam(settings, layout, learners=learners, seed=4)
+    shared = torch.Generator().manual_seed(9)
+    team.agent.generator.set_state(shared.get_state())
+    for number in range(3):  # the second and third begin with moments
+        whole = rollout_of(steps * learners * accounts, layout.width, team.head.latents, number)
+        metrics = team.learn(whole)
+        found = []
+        for k, learner in enumerate(reference.learners):
+            learner.generator = shared
+            rows = torch.arange(steps * learners * accounts).view(steps, learners, accounts)[:, k].flatten()
+            found.append(learner.learn(whole.take(rows)))  # type: ignore[attr-defined]
+        fuse(reference.learners)
+        mine, theirs = team.agent.inheritable_state(), reference.learners[0].inheritable_state()
+        assert mine.keys() == theirs.keys()
+        for name, tensor in mine.items():
+            torch.testing.assert_close(tensor, theirs[name], atol=2e-6, rtol=2e-4, msg=f"{number}: {name}")
+        for name, value in metrics.items():
+            expected = torch.stack([entry[name].detach() for entry in found]).mean()
+            torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_a_batched_team_learns_and_resumes(tmp_path: Path) -> None:
+    values = {"gamma": 0.0, "num_steps": 32, "update_epochs": 4, "noise": 0.3, "network": {"hidden": [32]}}
+
+    def team() -> BatchedTeam:
+        return BatchedTeam(agent_settings("ppo", values), Identity().layout, learners=2, seed=0)
+
+    whole, first, second = team(), team(), team()
+    train(whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole")
+    shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
+    with torch.no_grad():
+        assert float((whole.policy(shown) - shown).abs().mean()) < 0.2
+    train(first, Identity(num_envs=16, seed=3), Budget(env_steps=15_000), folder=tmp_path / "parts")
+    train(second, Identity(num_envs=16, seed=5), Budget(env_steps=30_000), folder=tmp_path / "parts")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+
+
+def test_batches_that_make_no_sense() -> None:
+    layout = Identity().layout
+    with pytest.raises(ConfigError, match="LearnerTeam"):
+        BatchedTeam(agent_settings("sac", OFF), layout, learners=2)
+    with pytest.raises(ConfigError, match="at least 1"):
+        BatchedTeam(ppo(), layout, learners=0)
+    with pytest.raises(ConfigError, match="multiple of the 2 learners"):
+        BatchedTeam(ppo(), layout, learners=2).act(torch.zeros(3, 2))

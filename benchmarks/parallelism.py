@@ -1,0 +1,307 @@
+"""What each of the four parallelisms of ElegantRL-Podracer brings, measured on and off in turns.
+
+    python benchmarks/parallelism.py [--rounds 5] [--seconds 2] [--device cpu] [--save]
+
+worker    accounts of one vector environment against as many steps of one account; processes of `AsyncVectorEnv`
+          against one process (HalfCheetah, or Pendulum without MuJoCo)
+learner   K PPO learners in one batch against one after another (equal results); two processes fused over gloo
+          against one, in env-steps a second
+pipeline  TD3 that learns while the accounts trade against one that takes turns
+ensemble  K critics as one batched network against K networks (forward and backward)
+
+Every figure is the median over the rounds of on / off within a round: above 1, the parallel form is faster. A machine
+with busy or few cores shows what it gives; a thread a process, so that processes do not compete with threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import finish  # noqa: E402
+from fintrader.agents import (  # noqa: E402
+    Budget,
+    NetworkSettings,
+    PPOSettings,
+    TD3Settings,
+    TrainProgress,
+    make_agent,
+    train,
+)
+from fintrader.agents.batched import BatchedTeam  # noqa: E402
+from fintrader.agents.fusion import DistributedLearner, LearnerTeam  # noqa: E402
+from fintrader.agents.networks import Critic  # noqa: E402
+from fintrader.agents.pipelined import PipelinedAgent  # noqa: E402
+from fintrader.agents.workers import GymnasiumSettings, WorkerEnv  # noqa: E402
+from fintrader.data.tensors import MarketTensors  # noqa: E402
+from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
+
+ASSETS, FEATURES, BARS = 20, 6, 2000
+LEARNERS, MEMBERS = 4, 5
+Rate = Callable[[], float]
+
+
+def market(device: str, seed: int) -> MarketTensors:
+    """A random market of 20 stocks."""
+    draw = torch.Generator().manual_seed(seed)
+    close = 100 * torch.exp(torch.cumsum(1e-3 * torch.randn(BARS, ASSETS, generator=draw), dim=0))
+    ones = torch.ones(BARS, ASSETS, dtype=torch.bool)
+    return MarketTensors(
+        open=close,
+        close=close,
+        features=torch.randn(BARS, ASSETS, FEATURES, generator=draw),
+        context=torch.zeros(BARS, 1),
+        tradable=ones,
+        member=ones,
+        session=torch.arange(BARS) // 390,
+        minutes=torch.arange(BARS) * 60_000_000_000,
+        benchmark=close.mean(1).double(),
+        symbols=tuple(f"S{n}" for n in range(ASSETS)),
+        feature_names=tuple(f"f{n}" for n in range(FEATURES)),
+        context_names=("zero",),
+    ).to(device)
+
+
+def rate(step: Callable[[], int], seconds: float, device: str) -> float:
+    """Units a second, of a call that says how many it did; at least two calls, one more to warm up."""
+    step()
+    wait(device)
+    done, calls, started = 0, 0, time.perf_counter()
+    while calls < 2 or time.perf_counter() - started < seconds:
+        done += step()
+        calls += 1
+    wait(device)
+    return done / (time.perf_counter() - started)
+
+
+def wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def in_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
+    """Both by turns, the first of a round changing; `gain` is the median of on / off within a round."""
+    ons, offs = [], []
+    for number in range(rounds):
+        for kind in (on, off) if number % 2 else (off, on):
+            (ons if kind is on else offs).append(kind())
+    gains = [a / b for a, b in zip(ons, offs, strict=True)]
+    return {
+        "gain": round(statistics.median(gains), 3),
+        "gains": [round(gain, 3) for gain in gains],
+        "on_per_second": round(statistics.median(ons), 1),
+        "off_per_second": round(statistics.median(offs), 1),
+    }
+
+
+# --- worker ----------------------------------------------------------------------------------------------------
+
+
+def accounts_rate(bars: MarketTensors, count: int, options: argparse.Namespace) -> Rate:
+    env = TradingEnv(bars, EnvSettings(num_envs=count, episode_bars=500), device=options.device, seed=options.seed)
+    env.reset(seed=options.seed)
+    action = torch.rand(count, ASSETS, device=env.device) * 0.1
+
+    def step() -> int:
+        for _ in range(20):
+            env.step(action)
+        return 20 * count
+
+    return lambda: rate(step, options.seconds, options.device)
+
+
+def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
+    name = "HalfCheetah-v5" if importlib.util.find_spec("mujoco") else "Pendulum-v1"
+
+    def measure() -> float:
+        env = WorkerEnv.make(GymnasiumSettings(id=name, num_envs=8, workers=workers), seed=options.seed)
+        env.reset(seed=options.seed)
+        action = torch.zeros(8, env.layout.num_actions)
+
+        def step() -> int:
+            for _ in range(20):
+                env.step(action)
+            return 160
+
+        found = rate(step, options.seconds, "cpu")
+        env.close()
+        return found
+
+    return measure
+
+
+# --- learner ---------------------------------------------------------------------------------------------------
+
+
+def team_rate(kind: Any, bars: MarketTensors, options: argparse.Namespace) -> Rate:
+    """Updates a second of K learners of PPO, 16 accounts each; only the updates are timed."""
+    settings = PPOSettings(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
+    env = TradingEnv(bars, EnvSettings(num_envs=16 * LEARNERS), device=options.device, seed=options.seed)
+    team = kind(settings, env.layout, learners=LEARNERS, device=options.device, seed=options.seed)
+
+    def measure() -> float:
+        spent, before = [0.0], team.update
+
+        def update() -> Any:
+            wait(options.device)
+            started = time.perf_counter()
+            found = before()
+            if found is not None:
+                wait(options.device)
+                spent[0] += time.perf_counter() - started
+            return found
+
+        team.update = update
+        try:
+            result = train(team, env, Budget(seconds=options.seconds))
+        finally:
+            team.update = before
+        return result.updates / spent[0]
+
+    return measure
+
+
+def _fused(rank: int, world: int, port: int, folder: str, options: argparse.Namespace) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    try:
+        settings = PPOSettings(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
+        bars = market("cpu", options.seed)
+        env = TradingEnv(bars, EnvSettings(num_envs=64), seed=rank)
+        learner = DistributedLearner(make_agent(settings, env.layout, seed=rank))
+        train(learner, env, Budget(env_steps=64 * 16 * 4))
+        torch.distributed.barrier()
+        # Equal numbers of updates: every one is an all-reduce that all processes take part in.
+        env_steps, started = 64 * 16 * options.fused_updates, time.perf_counter()
+        train(learner, env, Budget(env_steps=env_steps))
+        torch.distributed.barrier()
+        if rank == 0:
+            Path(folder, "rate").write_text(str(world * env_steps / (time.perf_counter() - started)))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def processes_rate(world: int, options: argparse.Namespace) -> Rate:
+    """Env-steps a second, all processes together."""
+
+    def measure() -> float:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(_fused, args=(world, port, folder, options), nprocs=world)  # type: ignore[no-untyped-call]
+            return float(Path(folder, "rate").read_text())
+
+    return measure
+
+
+# --- pipeline --------------------------------------------------------------------------------------------------
+
+
+def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace, lags: list[float]) -> Rate:
+    """Env-steps a second of TD3, one update for each step of 256 accounts."""
+    settings = TD3Settings(learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20)
+
+    def measure() -> float:
+        env = TradingEnv(bars, EnvSettings(num_envs=256, decision_interval=5), device=options.device, seed=1)
+        agent: Any = make_agent(settings, env.layout, device=options.device, seed=1)
+        begun: list[tuple[float, int]] = []
+
+        def seen(progress: TrainProgress) -> None:
+            if "critic_loss" in progress.metrics:
+                begun.append((time.perf_counter(), progress.env_steps))
+                lags.append(progress.metrics.get("pipeline_lag_mean", 0.0))
+
+        agent = PipelinedAgent(agent) if on else agent
+        # The first reports are of warming up, and an update more or less: rates are from the first to the last.
+        train(agent, env, Budget(env_steps=256 * 20 * options.pipeline_reports), on_progress=seen)
+        if on:
+            agent.close()
+        return (begun[-1][1] - begun[0][1]) / (begun[-1][0] - begun[0][0])
+
+    return measure
+
+
+# --- ensemble --------------------------------------------------------------------------------------------------
+
+
+def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
+    """Gradients a second of 5 critics on 256 rows."""
+    layout = TradingEnv(bars, EnvSettings(num_envs=1)).layout
+    network = NetworkSettings(hidden=(64, 64), layer_norm=True)
+    if together:
+        critics = [Critic(layout, network, latents=ASSETS + 1, members=MEMBERS).to(options.device)]
+    else:
+        critics = [Critic(layout, network, latents=ASSETS + 1).to(options.device) for _ in range(MEMBERS)]
+    obs = torch.randn(256, layout.width, device=options.device)
+    latent = torch.randn(256, ASSETS + 1, device=options.device)
+
+    def step() -> int:
+        for critic in critics:
+            critic.zero_grad(set_to_none=True)
+            torch.autograd.backward(critic(obs, latent).pow(2).mean())
+        return 1
+
+    return lambda: rate(step, options.seconds, options.device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fused-updates", type=int, default=60)
+    parser.add_argument("--pipeline-reports", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    bars, lags = market(options.device, options.seed), []  # type: ignore[var-annotated]
+
+    pairs: dict[str, tuple[Rate, Rate]] = {
+        "worker_accounts_1024_over_1": (accounts_rate(bars, 1024, options), accounts_rate(bars, 1, options)),
+        "worker_processes_over_one": (copies_rate("async", options), copies_rate("sync", options)),
+        "learner_batched_over_sequential": (
+            team_rate(BatchedTeam, bars, options),
+            team_rate(LearnerTeam, bars, options),
+        ),
+        "learner_two_processes_over_one": (processes_rate(2, options), processes_rate(1, options)),
+        "pipeline_over_turns": (
+            pipeline_rate(True, bars, options, lags),
+            pipeline_rate(False, bars, options, []),
+        ),
+        "ensemble_batched_over_separate_critics": (
+            critics_rate(True, bars, options),
+            critics_rate(False, bars, options),
+        ),
+    }
+    figures: dict[str, Any] = {}
+    for name, (on, off) in pairs.items():
+        figures[name] = in_turns(on, off, options.rounds)
+        print(f"{name}: {figures[name]['gain']:.2f} times, rounds {figures[name]['gains']}", flush=True)
+    figures["pipeline_lag_mean"] = round(statistics.mean(lags), 2)
+    figures |= {"learners": LEARNERS, "critics": MEMBERS, "rounds": options.rounds, "device": options.device}
+    figures["load"] = os.getloadavg()[0]
+    finish(
+        "parallelism" if options.device == "cpu" else "parallelism_cuda", figures, seed=options.seed, save=options.save
+    )
+
+
+if __name__ == "__main__":
+    main()
