@@ -62,6 +62,10 @@ class BatchedTeam:
         """Store one step."""
         self.agent.observe(transition)
 
+    def anneal(self, fraction: float) -> None:
+        """As the agent's."""
+        self.agent.anneal(fraction)
+
     def update(self) -> Metrics | None:
         """Learn from a full rollout, and fuse; metrics are means over the learners."""
         return self.agent.update()
@@ -128,7 +132,9 @@ class _Batched:
             name: nn.Parameter(single[name].detach().expand(self.count, *single[name].shape).clone()) for name in names
         }
         group = own.param_groups[0]
-        self.adam = torch.optim.Adam(self.weights.values(), lr=group["lr"], eps=group["eps"], betas=group["betas"])
+        self.adam = torch.optim.Adam(
+            self.weights.values(), lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
+        )
         for name in names:
             if moments := own.state.get(single[name]):
                 self.adam.state[self.weights[name]] = {
