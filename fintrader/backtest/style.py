@@ -42,6 +42,7 @@ table.left td, table.left th { text-align: left; }
 table.words td:last-child { color: var(--muted); }
 table.words th:first-child { min-width: 15em; white-space: normal; }
 table.left td { white-space: normal; overflow-wrap: anywhere; }
+table.words td { overflow-wrap: break-word; }
 .neg { color: #b42318; }
 .note { color: var(--muted); font-size: 13px; }
 th .note { display: block; font-weight: 400; white-space: normal; max-width: 22em; }

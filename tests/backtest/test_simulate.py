@@ -14,7 +14,7 @@ from fintrader.backtest import BacktestResult, simulate
 from fintrader.backtest.simulate import simulate_windows
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.errors import BacktestError
+from fintrader.errors import BacktestError, MarketError
 from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -185,3 +185,25 @@ def test_equity_with_a_nan_is_refused() -> None:
     equity[7] = math.nan
     with pytest.raises(BacktestError, match="bar 7"):
         replace(result, equity=equity)
+
+
+def test_an_empty_window_is_a_typed_error() -> None:
+    with pytest.raises(MarketError, match="empty"):
+        make_market(30, 3).window(3, 3)
+
+
+def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:
+    result = simulate(noisy_policy(3), make_market(400, 3, session_bars=20), EnvSettings(cost_bps=0))
+    benchmark = result.benchmark.copy()
+    benchmark[100:140] = math.nan  # sessions 5 and 6: no level, and no return into session 7
+    holed = replace(result, benchmark=benchmark)
+    kept = np.setdiff1d(np.arange(20), [5, 6, 7])
+    ours, theirs = result.daily_returns[kept], result.benchmark_daily_returns[kept]
+    assert holed.metrics["beta"] == pytest.approx(np.cov(ours, theirs)[0, 1] / theirs.var(ddof=1))
+    assert holed.metrics["beta"] != result.metrics["beta"]
+    assert holed.metrics["sharpe"] == result.metrics["sharpe"]
+    lost = replace(result, benchmark=np.full_like(benchmark, math.nan))
+    assert lost.metrics["beta"] is None
+    assert lost.metrics["tracking_error"] is None
+    for found in (holed, lost):
+        assert all(value is None or math.isfinite(value) for value in found.metrics.values())
