@@ -311,6 +311,8 @@ def scaling_table(which: str, *_: Any) -> str:
     stored = json.loads(path.read_text())
     table = _table(*_SCALING[which](stored))
     machine = stored["machine"]
+    if which == "paper":
+        return table
     return f"{table}\n\n{machine['cores']} cores of {machine['cpu']}, commit {stored['commit'][:12]}."
 
 
@@ -364,7 +366,7 @@ def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
         rows.append([f"{float(target):.0%} of the optimum", *times, "–" if efficiency is None else f"{efficiency:.0%}"])
     seeds = len({run["seed"] for run in stored["runs"]})
     heads = [f"{gpus} GPUs, s" for gpus in counts]
-    return (f"target ({seeds} seeds)", *heads, "efficiency 16 → 80"), rows
+    return (f"target ({seeds} seed{'' if seeds == 1 else 's'})", *heads, "efficiency 16 → 80"), rows
 
 
 def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
