@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -198,7 +199,15 @@ def _plain(name: str) -> bool:
 
 
 def is_locked(folder: Folder) -> bool:
-    """Whether a living process holds the run. The kernel drops the lock when the process dies, however it dies."""
+    """Whether a living process holds the run. The kernel drops the lock when the process dies, however it dies.
+
+    Of a copy of a run in a store: whether somebody held it there when it was looked at, a minute ago at most.
+    """
+    try:
+        if time.time() - folder.signature(".held")[2] / 1e9 < 60.0:
+            return True
+    except RunError:
+        pass
     try:
         with folder.open(".lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import RunError
 from fintrader.pipeline.configuration import RunConfig
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import hold
+from fintrader.storage.lease import hold, is_held
 from fintrader.storage.markets import Markets
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
 from fintrader.storage.objects import Objects, check_url, is_url
@@ -24,6 +24,9 @@ from fintrader.tournament.status import make_index
 
 PATIENCE_SECONDS = 30.0
 """How long somebody who only looks waits for others to have looked."""
+
+HELD = ".held"
+"""In a copy: somebody was at work on the run when it was looked at, which is this file's time."""
 
 
 @contextlib.contextmanager
@@ -122,3 +125,7 @@ def refresh(home: Path) -> None:
                     raise
         mirror.pull(curves=True)
         index_tournaments(home, again=True)
+        if is_held(mirror.objects):
+            (home / HELD).touch()
+        else:
+            (home / HELD).unlink(missing_ok=True)
