@@ -5,7 +5,7 @@ alternate within one run; times are process CPU time (other people use the cores
 FinRL and ElegantRL are downloaded into an environment of their own (`.venv-bench`), without their dependencies.
 
     python benchmarks/env.py [--quick] [--save]
-    python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers; see env_cuda.py
+    python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers; see _env_cuda.py
 
 The last line is one JSON object. Rates are account steps a second.
 
@@ -34,8 +34,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._env_cuda import measure
 from benchmarks.common import ROOT, finish
-from benchmarks.env_cuda import measure
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import ENV_ID, EnvSettings, TradingEnv
 
