@@ -225,7 +225,7 @@ def optimum_table(*_: Any) -> str:
     rows = []
     for name, found in stored["figures"].items():
         algo, _, reward = name.rpartition("_")
-        if isinstance(found, dict) and "share_60s" in found:
+        if isinstance(found, dict) and "rate_ratio" in found:
             shares = [_spread(found.get(f"share_{seconds}s"), "{:.1%}") for seconds in (5, 20, 60)]
             rows.append((algo.upper(), reward, *shares, _spread(found.get("rate_ratio"), "{:.2f}")))
     machine = stored.get("machine", {})
