@@ -18,7 +18,7 @@ ENV PATH=/opt/fintrader/bin:$PATH
 WORKDIR /src
 COPY constraints.txt constraints-image.txt pyproject.toml README.md LICENSE ./
 # What the image installs besides the core. Change it with --build-arg EXTRAS=...
-ARG EXTRAS=app,fast,observe,ray,s3
+ARG EXTRAS=app,fast,gcs,observe,ray,s3
 
 FROM build AS build-cpu
 # torch's wheels without CUDA are a tenth of the size; an empty TORCH_INDEX takes the default index.
