@@ -209,7 +209,7 @@ class Orchestrator:
             self.running.pop(pod, None)
             error = future.exception()
             if error is None:
-                self.arrived.add(future.result())
+                self.arrived.add(self.store.note(future.result()))
             elif isinstance(error, PodFailure):
                 self._lose(pod, error)
             else:

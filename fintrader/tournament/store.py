@@ -197,6 +197,12 @@ class RunStore:
             return result
         return self.read_result(result.pod)
 
+    def note(self, result: PodResult) -> PodResult:
+        """Have a result here, too, that its pod has published on a machine that does not see this folder."""
+        if self.mirror is not None:
+            publish(self.result_path(result.pod), result.to_json().encode())
+        return result
+
     def _recall(self, pod: str) -> bool:
         """Bring a pod's result from the object store, if it has one. A damaged one is taken away there."""
         if self.mirror is None:

@@ -15,6 +15,7 @@ from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects, seal
+from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.pod import Fenced, PodContext, run_pod
 from fintrader.tournament.status import compare, lineage, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
@@ -281,6 +282,62 @@ def test_pods_without_the_heads_disk(tmp_path: Path, race: Race) -> None:
     assert RunStore(run).read_result("p0003") == result
     with pytest.raises(CheckpointError, match="no market"):
         RunStore(node).market("unknown", tmp_path / "nowhere")
+
+
+def test_a_cluster_node_that_does_not_see_the_folder(
+    tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a Ray task does there: with a store it works from a copy of its own, without one it says what is wrong."""
+    import queue
+
+    from fintrader.tournament.launchers import task as node
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
+    url = f"file://{tmp_path}/store/run"
+    attach(tmp_path / "run", url)
+    run = RunFolder(tmp_path / "run" / "control")
+    race("run/control", pods=3)
+    spec = RunStore(run).read_spec("p0002").model_copy(update={"pod": "p0003", "index": 3})
+    task = {
+        "spec": spec.model_dump(mode="json"),
+        "run": str(tmp_path / "another" / "machine"),
+        "market": str(tmp_path / "another" / "market.safetensors"),
+        "device": "cpu",
+        "token": leases.newest(Objects(url)),
+        "attempt": 1,
+        "body": "tests.tournament.stubs:body",
+        "apart": False,
+        "draft": None,
+        "inside": "control/",
+    }
+    said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    node._work({**task, "store": None}, said)
+    word = said.get()
+    assert word["kind"] == "failed"
+    assert "or the run in a store" in word["detail"]
+    node._work({**task, "store": url}, said)
+    words = [said.get() for _ in range(said.qsize())]
+    assert words[-1]["kind"] == "done", words[-1]
+    assert RunStore(run).has_result("p0003")
+    assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
+
+
+def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, race: Race) -> None:
+    how = {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}
+    plain = race("plain", **how)
+    url = f"file://{tmp_path}/store/run"
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, url)
+    node = RunFolder(working_copy(url, tmp_path / "node"))
+
+    def far(settings: Any, folder: RunFolder, market: Path, token: int) -> ThreadLauncher:
+        return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=token)
+
+    race("run", **how, how={"launcher": far})
+    assert compare(plain.folder, run) == []
+    assert (run.ensemble / "policy.safetensors").read_bytes() == plain.ensemble_policy.read_bytes()
+    assert not list(run.pods.glob("*/metrics.jsonl"))  # that is where the pods were
+    assert list(node.pods.glob("*/metrics.jsonl"))
 
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:
