@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -135,20 +136,30 @@ def _lost(run: RunFolder) -> list[dict[str, Any]]:
     return [event for event in read_jsonl(run.events) if event["event"] == "lost"]
 
 
+def wish(nodes: Nodes) -> list[dict[str, float]]:
+    """What the cluster's autoscaler has been asked for."""
+    from ray._raylet import GcsClient
+
+    stored = GcsClient(address=nodes.address).internal_kv_get(b"autoscaler_resource_request", None, timeout=10)
+    return [one.get("resources", one) for one in json.loads(stored or b"[]")]
+
+
 def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
     nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
 ) -> None:
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "hang", times=2)  # it would work for an hour
-    stubs.plant(run, "p0002", "nan", times=9)
+    stubs.plant(run, "p0002", "nan", times=999)
     racer = started(Racer(run, nodes.address, "stub", pods=4))
     until(lambda: "p0001" in racer.note()["pods"] and racer.note()["applied"] == 1, "the pod that hangs")
     pid = racer.note()["pods"]["p0001"][1]
+    until(lambda: {"CPU": 1.0} in wish(nodes), "the autoscaler to be told")
     racer.process.send_signal(signal.SIGINT)
     status, said = racer.wait(timeout=30)
     assert status != 0
     assert "KeyboardInterrupt" in said
     until(lambda: not psutil.pid_exists(pid), "its process to be gone", 15)
+    assert wish(nodes) == []
 
     again = started(Racer(run, nodes.address, "stub", pods=4, hang_seconds=2.0, retries=1))
     assert again.wait() == (0, "")

@@ -80,7 +80,8 @@ class RayLauncher:
         elif not any(node.total.get("GPU") for node in self._cluster.view().nodes.values()):
             gpus = 0.0
         self.gpus = gpus
-        self.need: Resources = {"CPU": settings.cpus, "GPU": gpus, **settings.resources}
+        asked = {"CPU": settings.cpus, "GPU": gpus, **settings.resources}
+        self.need: Resources = {name: amount for name, amount in asked.items() if amount}
         """Resources of a pod."""
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
         self._listener = threading.Thread(target=self._listen, daemon=True, name="ray listener")
@@ -203,8 +204,8 @@ class RayLauncher:
 
     def _no_room(self, shape: Resources, places: Sequence[Resources]) -> str:
         what = "a pod" if shape is self.need else "an evaluator"
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items() if amount)
-        most = {name: max((place.get(name, 0.0) for place in places), default=0.0) for name in shape if shape[name]}
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items())
+        most = {name: max((place.get(name, 0.0) for place in places), default=0.0) for name in shape}
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
             f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(places)} node(s) offer at most "
