@@ -25,12 +25,10 @@ from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import Transition
-from fintrader.agents.heads import Head, HeadSettings
+from fintrader.agents.heads import HeadSettings
 from fintrader.agents.layout import FlatLayout, Layout
-from fintrader.agents.networks import Actor, Critic, NetworkSettings, parameters_of
-from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.off_policy import frozen
-from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.returns import gae
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
@@ -80,19 +78,9 @@ class APG(BaseAgent):
         if isinstance(layout, FlatLayout):
             raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")
         super().__init__(layout, device, seed)
-        self.settings = settings
-        self.head = Head(layout, settings.head)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.init_seed())
-            actor = Actor(layout, settings.network, cash=self.head.aims)
-            self.critic = Critic(layout, settings.network)
-        self.policy = ActorPolicy(layout, settings.network, settings.head, actor=actor)
-        self.rewards = RewardScaler(settings.gamma)
-        self.modules.update({"policy": self.policy, "critic": self.critic, "rewards": self.rewards})
+        self.furnish(settings)
         self.modules.to(self.device)
-        self.actor: Actor = self.policy.actor
-        self.normaliser: ObservationNormaliser = self.policy.normaliser
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate, fused=True)
+        self.optimisers["actor"] = torch.optim.Adam(parameters_of([self.actor]), lr=settings.learning_rate, fused=True)
         self.optimisers["critic"] = torch.optim.Adam(
             parameters_of([self.critic]), lr=settings.value_learning_rate, fused=True
         )

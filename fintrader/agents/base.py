@@ -16,7 +16,10 @@ from fintrader.agents.checkpoint import (
     optimiser_state,
     prefixed,
 )
+from fintrader.agents.heads import Head
 from fintrader.agents.layout import Layout
+from fintrader.agents.networks import Actor, Critic
+from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.errors import CheckpointError
 from fintrader.seeding import derive, generator
@@ -45,6 +48,34 @@ class BaseAgent:
         self.generator = generator(seed, "agent", device=self.device)
         self.whim: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
+
+    def furnish(
+        self,
+        settings: Any,
+        *,
+        outputs: int = 1,
+        squash: bool = False,
+        judges_latents: bool = False,
+        members: int | None = None,
+    ) -> None:
+        """Head, actor, critic, policy and reward scaler, weights drawn from the agent's seed.
+
+        The actor gives `outputs` numbers a latent; the critic judges observations, or with `judges_latents` latents in
+        them, as `members` networks at once.
+        """
+        self.settings = settings
+        self.head = Head(self.layout, settings.head)
+        latents = self.head.latents if judges_latents else 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.init_seed())
+            self.actor = Actor(self.layout, settings.network, cash=self.head.aims, outputs=outputs)
+            self.critic = Critic(self.layout, settings.network, latents=latents, members=members)
+        self.policy = ActorPolicy(
+            self.layout, settings.network, settings.head, outputs=outputs, squash=squash, actor=self.actor
+        )
+        self.normaliser = self.policy.normaliser
+        self.rewards = RewardScaler(settings.gamma)
+        self.modules.update({"policy": self.policy, "critic": self.critic, "rewards": self.rewards})
 
     def draw_noise(self, shape: torch.Size, persistence: float) -> Tensor:
         """Standard normal noise, correlated by `persistence` with the last draw (an AR(1) process)."""

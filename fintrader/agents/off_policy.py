@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, Metrics, to_metrics
 from fintrader.agents.buffers import Transition
-from fintrader.agents.heads import Head, HeadSettings
+from fintrader.agents.heads import HeadSettings
 from fintrader.agents.layout import Layout
-from fintrader.agents.networks import Actor, Critic, NetworkSettings, parameters_of
-from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.replay import ReplayRing
 from fintrader.agents.returns import n_step
 from fintrader.config import Settings
@@ -98,32 +96,15 @@ class OffPolicyAgent(BaseAgent):
         self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         super().__init__(layout, device, seed)
-        self.settings = settings
-        self.head = Head(layout, settings.head)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.init_seed())
-            actor = Actor(layout, settings.network, cash=self.head.aims, outputs=self.outputs)
-            critic = Critic(layout, settings.network, latents=self.head.latents, members=self.members)
-        self.policy = ActorPolicy(
-            layout, settings.network, settings.head, outputs=self.outputs, squash=True, actor=actor
-        )
-        self.critic, self.critic_target = critic, copy.deepcopy(critic).requires_grad_(False)
-        self.actor_target = copy.deepcopy(actor).requires_grad_(False)
-        self.rewards = RewardScaler(settings.gamma)
-        self.modules.update(
-            {
-                "policy": self.policy,
-                "critic": critic,
-                "critic_target": self.critic_target,
-                "actor_target": self.actor_target,
-                "rewards": self.rewards,
-            }
-        )
+        self.furnish(settings, outputs=self.outputs, squash=True, judges_latents=True, members=self.members)
+        self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
+        self.modules.update({"critic_target": self.critic_target, "actor_target": self.actor_target})
         self.modules.to(self.device)
-        self.actor: Actor = self.policy.actor
-        self.normaliser: ObservationNormaliser = self.policy.normaliser
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([actor]), lr=settings.learning_rate, fused=True)
-        self.optimisers["critic"] = torch.optim.Adam(parameters_of([critic]), lr=settings.learning_rate, fused=True)
+        self.optimisers["actor"] = torch.optim.Adam(parameters_of([self.actor]), lr=settings.learning_rate, fused=True)
+        self.optimisers["critic"] = torch.optim.Adam(
+            parameters_of([self.critic]), lr=settings.learning_rate, fused=True
+        )
         self.ring: ReplayRing | None = None
         self.latent: Tensor | None = None
         self.has_parent = False

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition
-from fintrader.agents.heads import Head, HeadSettings
+from fintrader.agents.heads import HeadSettings
 from fintrader.agents.layout import Layout
-from fintrader.agents.networks import Actor, Critic, NetworkSettings, parameters_of
-from fintrader.agents.normalisation import RewardScaler
-from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.returns import gae
 from fintrader.config import Settings
 
@@ -95,24 +93,11 @@ class OnPolicyAgent(BaseAgent):
         self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         super().__init__(layout, device, seed)
-        self.settings = settings
-        self.head = Head(layout, settings.head)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.init_seed())
-            actor = Actor(layout, settings.network, cash=self.head.aims)
-            critic = Critic(layout, settings.network)
-        self.policy = ActorPolicy(layout, settings.network, settings.head, actor=actor)
+        self.furnish(settings)
         self.noise = nn.ParameterDict({"log_std": torch.full((self.head.latents,), math.log(settings.noise))})
         self.noise.requires_grad_(settings.learn_noise)
-        self.modules.update(
-            {"policy": self.policy, "critic": critic, "noise": self.noise, "rewards": RewardScaler(settings.gamma)}
-        )
+        self.modules["noise"] = self.noise
         self.modules.to(self.device)
-        self.actor, self.normaliser = self.policy.actor, self.policy.normaliser
-        self.critic = critic
-        rewards = self.modules["rewards"]
-        assert isinstance(rewards, RewardScaler)
-        self.rewards = rewards
         self.parameters = parameters_of([self.actor, self.critic, self.noise])
         self.optimisers["adam"] = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=1e-5, fused=True)
         self.buffer: RolloutBuffer | None = None
