@@ -113,6 +113,7 @@ _ON: dict[str, Any] = {
     "learning_rate": 1e-3,
     "learn_noise": True,
 }
+_LONG: dict[str, Any] = {"gamma": 0.99, "learning_starts": 500, "saturation_coef": 0.0}
 OURS: dict[str, dict[str, dict[str, Any]]] = {
     "Pendulum-v1": {
         "ppo": {**_ON, "gamma": 0.9},
@@ -122,9 +123,9 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "InvertedDoublePendulum-v5": {
         "ppo": {**_ON, "gamma": 0.98, "learning_rate": 3e-4},
-        "sac": _SOFT,
-        "td3": _OFF,
-        "ddpg": _OFF,
+        "sac": {**_SOFT, **_LONG},
+        "td3": {**_OFF, **_LONG},
+        "ddpg": {**_OFF, **_LONG},
     },
 }
 
