@@ -6,8 +6,9 @@ Each round runs one generational tournament of stub pods on a cluster of three n
 strikes it in random order: SIGKILL to a pod's process, to a node with all its processes, to a node's raylet alone; a
 node that joins; a drain with a deadline; SIGKILL to the orchestrator alone; and at the end SIGKILL to the head and the
 orchestrator (every other round to the head alone), after which the same command goes on upon a new cluster. After each
-round, what a seed fixes must equal an undisturbed run on threads. Recovery is measured from the strike to the next
-result (pod, node) or to the first reconcile of the next orchestrator. Prints one JSON object as its last line.
+round, what a seed fixes must equal an undisturbed run on threads. Recovery is measured from the strike to the result
+of the pod that was struck, or to the first reconcile of the next orchestrator. Prints one JSON object as its last
+line.
 """
 
 from __future__ import annotations
@@ -62,26 +63,22 @@ class Round:
 
     def strike(self, kind: str) -> None:
         """Disturb, and wait until the tournament goes on."""
+        if kind in ("node", "raylet", "drain"):
+            self.cluster.add(1)  # in whose place the work goes on
         pods = self.until(lambda: self.racer.note()["pods"], f"pods at work before {kind}")
         pod = self.chance.choice(sorted(pods))
         node, pid = pods[pod]
-        stored, begun = len(chaos.acknowledged(self.run)), time.monotonic()
+        stored, begun = set(chaos.acknowledged(self.run)), time.monotonic()
         match kind:
             case "process":
                 psutil.Process(pid).kill()
             case "node":
-                self.cluster.add(1)  # in whose place the work goes on
-                begun = time.monotonic()
                 self.cluster.kill(node)
             case "raylet":
-                self.cluster.add(1)
-                begun = time.monotonic()
                 self.cluster.kill_raylet(node)
             case "join":
                 self.cluster.add(1)
             case "drain":
-                self.cluster.add(1)
-                begun = time.monotonic()
                 self.cluster.drain(node, seconds=2.0)
             case "orchestrator":
                 self.racer.process.send_signal(signal.SIGKILL)
@@ -91,8 +88,12 @@ class Round:
                 self.until(lambda: self.racer.note()["pods"], "the next orchestrator")
                 self.kept(acknowledged)
         self.kills[kind] += 1
-        if kind != "orchestrator":
-            self.until(lambda: len(chaos.acknowledged(self.run)) > stored or self.ended(), f"a result after {kind}")
+        if kind == "join":
+            self.until(
+                lambda: set(chaos.acknowledged(self.run)) - stored or self.ended(), "a result after a node joined"
+            )
+        elif kind != "orchestrator":
+            self.until(lambda: pod in chaos.acknowledged(self.run) or self.ended(), f"the struck pod's result ({kind})")
         self.recovery[kind].append(time.monotonic() - begun)
 
     def behead(self, alone: bool) -> None:
