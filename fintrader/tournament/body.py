@@ -33,6 +33,7 @@ from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.progress import Progress, Task
+from fintrader.runs import read_json, write_json
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.evaluator import Evaluation, evaluate, settings_of
 from fintrader.tournament.fusion import Fused, Make
@@ -74,13 +75,16 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
                 seconds=result.seconds,
                 rest=EVALUATE,
             )
-        policy = learner.agent.policy
-        if policy_device(policy) != CPU:
-            policy = copy.deepcopy(policy).to(CPU)
-        alive = _Alive(context, share, result.env_steps)
-        evaluations[share] = evaluate(
-            policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation)
-        )
+        known = _stored_rung(context.folder, share)
+        if known is None:
+            policy = learner.agent.policy
+            if policy_device(policy) != CPU:
+                policy = copy.deepcopy(policy).to(CPU)
+            alive = _Alive(context, share, result.env_steps)
+            known = evaluate(policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation))
+            if share < 1.0:
+                write_json(_rung_file(context.folder, share), vars(known))
+        evaluations[share] = known
         stopped = share < 1.0 and any(
             _hopeless(rule.score, evaluations[share].score) for rule in spec.stops if rule.share == share
         )
@@ -132,6 +136,19 @@ def _judged(
 def _snapshot(learner: Learner) -> bytes:
     """What a child inherits."""
     return save({name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())})
+
+
+def _rung_file(folder: Path, share: float) -> Path:
+    return folder / f"rung-{share}.json"
+
+
+def _stored_rung(folder: Path, share: float) -> Evaluation | None:
+    """What a rung came to before the pod was killed: by now it has learned on, and would score differently."""
+    path = _rung_file(folder, share)
+    if share == 1.0 or not path.exists():
+        return None
+    stored = read_json(path)
+    return Evaluation(stored["score"], tuple(stored["window_scores"]), stored["metrics"], tuple(stored["returns"]))
 
 
 def _rung_scores(spec: PodSpec, evaluations: dict[float, Evaluation]) -> dict[str, float | None]:

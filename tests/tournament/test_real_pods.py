@@ -187,6 +187,36 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
         assert one.score == pytest.approx(mean - 0.5 * spread)
 
 
+def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
+    finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
+    spec = fresh.model_copy(update={"rungs": (0.5,)})
+    market = market_file(tmp_path)
+
+    def home(name: str) -> PodContext:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return PodContext(RunFolder(tmp_path / name), market, folder=tmp_path / name)
+
+    whole = bodies.train_and_evaluate(spec, home("whole"))
+    evaluate, calls = bodies.evaluate, 0
+
+    def dies(*args, **named):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the rung is behind it, and all of the training
+            raise KeyboardInterrupt
+        return evaluate(*args, **named)
+
+    monkeypatch.setattr(bodies, "evaluate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        bodies.train_and_evaluate(spec, home("killed"))
+    again = bodies.train_and_evaluate(spec, home("killed"))
+    assert whole.rung_scores["0.5"] != whole.score
+    assert again.rung_scores == whole.rung_scores
+    assert (again.score, again.snapshot) == (whole.score, whole.snapshot)
+
+
 def test_budgets_in_seconds_end_in_time(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"pods": 2, "budget": Budget(seconds=0.5)})
     result = run_tournament(
