@@ -184,7 +184,7 @@ def ray_job(job: dict[str, Any]) -> None:
         def load_checkpoint(self, folder: str) -> None:
             self.agent.inherit(load_file(str(Path(folder) / "state.safetensors")))
 
-    init(num_cpus=1, include_dashboard=False, logging_level="error")
+    init("local", num_cpus=1, include_dashboard=False, logging_level="error")
     mutations = {
         name: tune.choice(space["choices"]) if "choices" in space else tune.loguniform(space["low"], space["high"])
         for name, space in SEARCH.items()
