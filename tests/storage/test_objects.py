@@ -70,6 +70,16 @@ def test_one_of_many_creates(url: str) -> None:
     assert not store.create("round/0", b"another")
 
 
+def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
+    """Pods that came to equal curves share one object, and a pull fetches it for all of them side by side."""
+    store = Objects(url)
+    data = bytes(range(256)) * 4096
+    digest = hashlib.sha256(data).hexdigest()
+    store.put("one", data)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda n: store.get_file("one", tmp_path / f"{n}", digest), range(64)))
+
+
 def test_seals() -> None:
     data = seal('{"a": 1}\n', files={"x": "y"})
     assert unseal(data, "here") == {"text": '{"a": 1}\n', "files": {"x": "y"}}
