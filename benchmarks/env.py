@@ -220,13 +220,15 @@ def alternate(
     return best
 
 
-def copying(width: int) -> Run:
+def copying(width: int, threads: int = 1) -> Run:
     """Copy a block of observations; one 'account step' is one row."""
     source, target = torch.rand(ACCOUNTS, width), torch.rand(ACCOUNTS, width)
 
     def run(steps: int) -> int:
+        torch.set_num_threads(threads)
         for _ in range(steps):
             target.copy_(source)
+        torch.set_num_threads(1)
         return steps * ACCOUNTS
 
     return run
@@ -305,8 +307,10 @@ def main() -> None:
     two_threads = our_env(market, ACCOUNTS)
     torch.set_num_threads(1)
     pair = {"one": (our_env(market, ACCOUNTS), 20), "two": (two_threads, 20)}
+    pair |= {f"copy_{name}": (copying(width, threads), 40) for name, threads in (("one", 1), ("two", 2))}
     wall, cpu = alternate(pair, rounds, time.perf_counter), alternate(pair, rounds)
     figures["two_threads_times_one_wall"] = wall["two"] / wall["one"]
+    figures["two_threads_copy_times_one_wall"] = wall["copy_two"] / wall["copy_one"]  # what the memory has left
     figures["two_threads_cpu_time_times_one"] = cpu["one"] / cpu["two"]
     finish("env", figures, seed=arguments.seed, save=arguments.save)
 
