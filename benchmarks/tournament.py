@@ -256,7 +256,7 @@ def compare(table: list[dict[str, float]]) -> dict[str, Any]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--seeds", type=int, default=10)
-    arguments.add_argument("--steps", type=int, default=125_000, help="env-steps of a tournament pod")
+    arguments.add_argument("--steps", type=int, default=80_000, help="env-steps of a tournament pod")
     arguments.add_argument("--first", type=int, default=1, help="the first seed")
     arguments.add_argument("--jobs", type=int, default=2, help="seeds at work at once")
     arguments.add_argument("--ray", action="store_true", help="also Ray Tune's PBT, in an environment of its own")

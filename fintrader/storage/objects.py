@@ -210,7 +210,7 @@ class Objects:
             def copy() -> bool:
                 if self.local is not None:
                     shutil.copyfile(self.local / name, temporary)
-                elif self.private:  # fsspec hands out the one file object it has: two readers would share its position
+                elif self.private:  # fsspec's one file object has one position for all its readers
                     temporary.write_bytes(self._fs.cat_file(self._path(name)))
                 else:
                     self._fs.get_file(self._path(name), str(temporary))
