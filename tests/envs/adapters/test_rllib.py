@@ -43,7 +43,7 @@ def test_runner_episodes_equal_the_known_value() -> None:
         .training(gamma=GAMMA)
     )
     runner = SingleAgentEnvRunner(config=config)
-    episodes = runner.sample(num_timesteps=600, random_actions=True)
+    episodes = runner.sample(num_timesteps=4000, random_actions=True)
     steps, cuts, ruins = 0, 0, 0
     for episode in episodes:
         values = value(torch.as_tensor(np.stack(episode.get_observations()))).numpy()
@@ -55,7 +55,7 @@ def test_runner_episodes_equal_the_known_value() -> None:
         np.testing.assert_allclose(rewards + GAMMA * successor, values[:-1], atol=2e-3)
         steps, cuts, ruins = steps + len(rewards), cuts + episode.is_truncated, ruins + episode.is_terminated
         assert len(rewards) <= 5
-    assert steps >= 600
+    assert steps >= 4000
     assert cuts > 20
-    assert ruins > 2
+    assert ruins > 2  # about one in 130 steps, hence so many steps
     runner.stop()
