@@ -82,8 +82,25 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
             raise MemoryError("no memory left")
         case "full":
             raise OSError(28, "No space left on device")
+        case "linger":
+            _linger(0.5)
         case _:
             raise ValueError("boom")
+
+
+def _linger(seconds: float) -> None:
+    """Have the Ray task of this pod go on for a while after its last word."""
+    from fintrader.tournament.launchers import task
+
+    class Slow(tuple[str, ...]):
+        def __contains__(self, kind: object) -> bool:
+            if not super().__contains__(kind):
+                return False
+            task.LAST_WORDS = tuple(self)
+            time.sleep(seconds)
+            return True
+
+    task.LAST_WORDS = Slow(task.LAST_WORDS)  # type: ignore[assignment]
 
 
 def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:

@@ -1,9 +1,9 @@
 """Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
 
 A pod is one task, its evaluation another with resources of its own, a pod of several GPUs holds them as a placement
-group. There are no actors and nothing of worth in the object store: a task streams a few words to this process
-(`task.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the orchestrator's to
-record and to start again. So a node, all nodes, or the head may vanish at any time.
+group. There are no actors and nothing of worth in the object store: a task (`task.py`) streams a few words to this
+process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the
+orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, settle
-from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fits, import_ray
+from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fits
 from fintrader.tournament.launchers.settings import RaySettings
+from fintrader.tournament.launchers.streams import Stream, Streams, Word
 from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
-
-LISTEN_SECONDS = 0.2
 
 
 @dataclass(eq=False)
@@ -37,10 +35,9 @@ class _Pod:
     spec: PodSpec
     task: dict[str, Any]
     future: Future[PodResult]
-    stream: Any = None
-    """Ray's generator of its words."""
-    group: Any = None
-    """Its placement group, if it has one."""
+    stream: Stream | None = None
+    last: Word | None = None
+    """The last word of its task, which has yet to end."""
     evaluating: bool = False
     node: str = ""
     """Where it runs; empty while Ray looks for a place."""
@@ -71,7 +68,6 @@ class RayLauncher:
         self._mirror = mirror_of(run.root)
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
-        self._closing = threading.Event()
         self._wanted = 0
         self._empty_since: float | None = None
         self._cluster = Cluster(settings)
@@ -84,8 +80,7 @@ class RayLauncher:
         self.need: Resources = {name: amount for name, amount in asked.items() if amount}
         """Resources of a pod."""
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
-        self._listener = threading.Thread(target=self._listen, daemon=True, name="ray listener")
-        self._listener.start()
+        self._streams = Streams()
 
     # --- Launcher --------------------------------------------------------------------------------------
 
@@ -131,13 +126,14 @@ class RayLauncher:
             "draft": None,
         }
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
+        group = None
         if self.gpus > 1:
             from ray.util import placement_group
 
-            pod.group = placement_group([dict(self.need)], strategy="STRICT_PACK", name=spec.pod)
-        pod.stream = self._start(pod, self.need)
+            group = placement_group([dict(self.need)], strategy="STRICT_PACK", name=spec.pod)
         with self._lock:
             self._pods[spec.pod] = pod
+        self._start(pod, self.need, group)
         return pod.future
 
     def cancel(self, pod: str) -> None:
@@ -163,6 +159,8 @@ class RayLauncher:
         with self._lock:
             pods = list(self._pods.values())
         for pod in pods:
+            if pod.last is not None:
+                continue  # it has nothing more to say
             patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
             if pod.node and now - pod.heard > patience:
                 self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
@@ -178,8 +176,7 @@ class RayLauncher:
             pods = list(self._pods.values())
         for pod in pods:
             self._stop(pod, "drained", "stopped on request")
-        self._closing.set()
-        self._listener.join(timeout=2)
+        self._streams.close()
         self._cluster.close()
 
     # --- places ----------------------------------------------------------------------------------------
@@ -214,84 +211,38 @@ class RayLauncher:
 
     # --- tasks -----------------------------------------------------------------------------------------
 
-    def _start(self, pod: _Pod, need: Resources) -> Any:
+    def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
         """Hand a pod's task to Ray."""
-        ray = import_ray()
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from fintrader.tournament.launchers.task import words
-
-        options: dict[str, Any] = {
-            "num_cpus": need["CPU"],
-            "num_gpus": need.get("GPU", 0.0),
-            "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
-            "num_returns": "streaming",
-            "max_retries": 0,
-            "name": f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
-        }
-        if pod.group is not None and not pod.evaluating:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(pod.group, placement_group_bundle_index=0)
-        return ray.remote(words).options(**options).remote(pod.task)
+        pod.last = None
+        pod.stream = self._streams.start(
+            pod.task,
+            need,
+            f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
+            lambda word: self._heed(pod, word),
+            lambda error: self._conclude(pod, error),
+            group=group,
+        )
 
     def _stop(self, pod: _Pod, reason: Reason, detail: str) -> None:
         """Kill a pod's process. Its folder's lock keeps a next attempt waiting until it is truly gone."""
-        self._end(pod, PodFailure(reason, detail))
-        with suppress(Exception):
-            import_ray().cancel(pod.stream, force=True)
+        with self._lock:  # no evaluation may begin in between
+            self._end(pod, PodFailure(reason, detail))
+            stream = pod.stream
+        if stream is not None:
+            self._streams.stop(stream)
 
     def _end(self, pod: _Pod, outcome: PodResult | PodFailure) -> None:
         with self._lock:
             if self._pods.get(pod.spec.pod) is not pod:
                 return
             del self._pods[pod.spec.pod]
-        self._release(pod)
         settle(pod.future, outcome)
-
-    def _release(self, pod: _Pod) -> None:
-        if pod.group is not None:
-            from ray.util import remove_placement_group
-
-            with suppress(Exception):
-                remove_placement_group(pod.group)
-            pod.group = None
 
     # --- words -----------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """Hear what the pods say, until this launcher is closed."""
-        ray = import_ray()
-        while not self._closing.is_set():
-            with self._lock:
-                streams = {pod.stream: pod for pod in self._pods.values()}
-            if not streams:
-                self._closing.wait(0.05)
-                continue
-            try:
-                ready, _ = ray.wait(list(streams), num_returns=1, timeout=LISTEN_SECONDS, fetch_local=False)
-                if ready and len(streams) > 1:
-                    ready, _ = ray.wait(list(streams), num_returns=len(streams), timeout=0, fetch_local=False)
-            except Exception:  # disconnected: whoever closed us knows
-                self._closing.wait(LISTEN_SECONDS)
-                continue
-            for stream in ready:
-                self._hear(streams[stream], ray)
-
-    def _hear(self, pod: _Pod, ray: Any) -> None:
-        try:
-            word: dict[str, Any] = ray.get(next(pod.stream))
-        except StopIteration:
-            self._end(pod, PodFailure("error", "its task ended without a word"))
-        except ray.exceptions.RayError as error:
-            self._end(pod, self._cause(pod, error))
-        else:
-            pod.heard = time.monotonic()
-            try:
-                self._heed(pod, word)
-            except Exception as error:  # a pod lost in its handling must not deafen us for the others
-                self._end(pod, PodFailure("error", f"{type(error).__name__}: {error}"))
-
-    def _heed(self, pod: _Pod, word: dict[str, Any]) -> None:
-        """Act on one word."""
+    def _heed(self, pod: _Pod, word: Word) -> None:
+        """Act on one word; the last one waits for the end of its task."""
+        pod.heard = time.monotonic()
         match word["kind"]:
             case "started":
                 pod.node, pod.pid = word["node"], word["pid"]
@@ -300,12 +251,31 @@ class RayLauncher:
                 pod.ready = True
                 pod.progress.share, pod.progress.env_steps = word["share"], word["env_steps"]
                 pod.progress.note = word["note"]
+            case _:
+                pod.last = word
+
+    def _conclude(self, pod: _Pod, error: Exception | None) -> None:
+        """Its task has ended: what becomes of the pod."""
+        try:
+            if pod.last is not None:  # whatever happened to the task since
+                self._act(pod, pod.last)
+            elif error is not None:
+                self._end(pod, self._cause(pod, error))
+            else:
+                self._end(pod, PodFailure("error", "its task ended without a word"))
+        except Exception as problem:  # a pod lost in its handling must not deafen us for the others
+            self._end(pod, PodFailure("error", f"{type(problem).__name__}: {problem}"))
+
+    def _act(self, pod: _Pod, word: Word) -> None:
+        match word["kind"]:
             case "trained":
-                self._release(pod)
-                pod.task = {**pod.task, "device": "cpu", "draft": word["outcome"]}
-                pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
-                pod.progress.note, pod.progress.share = "evaluating", 1.0
-                pod.stream = self._start(pod, self.evaluator)
+                with self._lock:
+                    if self._pods.get(pod.spec.pod) is not pod:
+                        return  # stopped a moment ago
+                    pod.task = {**pod.task, "device": "cpu", "draft": word["outcome"]}
+                    pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
+                    pod.progress.note, pod.progress.share = "evaluating", 1.0
+                    self._start(pod, self.evaluator)
             case "done":
                 result = PodResult.model_validate(word["outcome"])
                 if RunStore(self.run).has_result(result.pod):
