@@ -53,7 +53,7 @@ class Round:
         self.kills: Counter[str] = Counter()
         self.recovery: dict[str, list[float]] = defaultdict(list)
         self.problems: list[str] = []
-        self.cluster = Nodes(1, 1, STUB_SECONDS=str(seconds))
+        self.cluster = Nodes(1, 1, quick=True, STUB_SECONDS=str(seconds))
         self.racer = self.race()
 
     def race(self) -> Racer:
@@ -110,7 +110,7 @@ class Round:
         acknowledged = chaos.acknowledged(self.run)
         self.cluster.stop()
         begun = time.monotonic()
-        self.cluster = Nodes(1, 1, STUB_SECONDS="0.2")
+        self.cluster = Nodes(1, 1, quick=True, STUB_SECONDS="0.2")
         self.racer = self.race()
         self.until(lambda: self.racer.note()["pods"] or self.ended(), "the next orchestrator")
         self.recovery[kind].append(time.monotonic() - begun)

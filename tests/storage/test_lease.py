@@ -48,10 +48,8 @@ def test_a_living_holder_elsewhere_is_left_alone(tmp_path: Path, monkeypatch: py
     store = Objects(f"file://{tmp_path}")
     with hold(store) as held:
         elsewhere(monkeypatch)
-        began = time.monotonic()
         with pytest.raises(RunError, match="in use by process"), hold(store):
             pass
-        assert time.monotonic() - began < 5
         held.check()
         assert newest(store) == held.token
 

@@ -33,13 +33,15 @@ QUICK = {
 class Nodes:
     """A cluster with a head that takes no pods, and `cpus` for each worker node."""
 
-    def __init__(self, *cpus: int, loopback: bool = True, **variables: str) -> None:
+    def __init__(self, *cpus: int, loopback: bool = True, quick: bool = False, **variables: str) -> None:
+        """`quick`: a node that is silent for two seconds or so is given up, even if it was only slow."""
+        flags = [name for name, wanted in {"loopback": loopback, "quick": quick}.items() if wanted]
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         if loopback:
             env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else every address becomes the machine's outward one
         env |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **variables}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tournament.ray_cluster", *(["loopback"] if loopback else [])],
+            [sys.executable, "-m", "tests.tournament.ray_cluster", *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -156,7 +158,7 @@ def main() -> None:
     def act(task: dict[str, Any]) -> dict[str, Any]:
         match task["command"]:
             case "start":
-                cluster.add_node(num_cpus=0, _system_config=QUICK, **plain)
+                cluster.add_node(num_cpus=0, _system_config=QUICK if "quick" in sys.argv else {}, **plain)
                 return {"address": cluster.address}
             case "add":
                 node = cluster.add_node(num_cpus=task["cpus"], num_gpus=task["gpus"], **plain)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +36,8 @@ class OtherAgent(Settings):
 
 
 def body(spec: PodSpec, context: PodContext) -> PodOutput:
-    """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}."""
+    """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}. `wait` is over when
+    its file is gone (`release`)."""
     seconds = float(os.environ.get("STUB_SECONDS", "0"))
     for step in range(4):
         context.report(step / 4, step * 25, "working")
@@ -66,6 +68,10 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
     if step != 2 or not path.exists():
         return
     fault: dict[str, Any] = json.loads(path.read_text())
+    if fault["kind"] == "wait":
+        while path.exists():
+            time.sleep(0.01)
+        return
     if fault["times"] <= 0:
         return
     write_json(path, {**fault, "times": fault["times"] - 1})
@@ -105,6 +111,17 @@ def _linger(seconds: float) -> None:
 
 def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:
     write_json(run.root / "faults" / pod, {"kind": kind, "times": times})
+
+
+def release(run: RunFolder, pods: Iterable[str]) -> None:
+    """Let pods go on that wait, or would."""
+    for pod in pods:
+        (run.root / "faults" / pod).unlink()
+
+
+def struck(run: RunFolder, pod: str) -> int:
+    """How often a planted fault may still strike."""
+    return int(json.loads((run.root / "faults" / pod).read_text())["times"])
 
 
 def ensemble(run: RunFolder, board: Board, settings: TournamentSettings) -> dict[str, Any]:

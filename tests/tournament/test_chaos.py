@@ -44,7 +44,6 @@ def test_struck_at_many_operations(tmp_path: Path, undisturbed: RunFolder, point
         tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
     assert tally.problems == []
     assert tally.struck >= 0.5 * tally.scenarios > 2
-    assert max(tally.recovery, default=0) < 5
 
 
 def test_pods_struck_in_their_own_process(

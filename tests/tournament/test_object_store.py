@@ -109,7 +109,7 @@ def test_killed_at_random_moments_then_the_disk_is_emptied(
 
 
 def test_two_heads_on_two_machines_never_both_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT_SECONDS": 0.1, "LEASE_SECONDS": 0.4, "LAPSE_SECONDS": 0.8}.items():
+    for name, seconds in {"BEAT_SECONDS": 0.1, "LEASE_SECONDS": 0.8, "LAPSE_SECONDS": 4.0}.items():
         monkeypatch.setattr(leases, name, seconds)
     url = f"file://{tmp_path}/store/run"
     here, there = RunFolder(tmp_path / "here" / "run"), RunFolder(tmp_path / "there" / "run")

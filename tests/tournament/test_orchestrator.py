@@ -111,7 +111,7 @@ def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: s
 
 def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> None:
     plant(RunFolder(tmp_path / "a"), "p0000", "hang", times=9)
-    result = race("a", pods=4, processes=True, retries=1, hang_seconds=0.7)
+    result = race("a", pods=4, processes=True, retries=1, hang_seconds=2.0)
     stored = RunStore(result.folder).read_result("p0000")
     assert (stored.status, stored.reason, stored.score) == ("failed", "hung", None)
     assert result.trials == 3

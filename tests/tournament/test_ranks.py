@@ -54,14 +54,20 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
 
 def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:
     spec_settings = SETTINGS.model_copy(
-        update={"pods": 1, "replicas": 2, "fusions": 16, "budget": Budget(env_steps=16 * 256), "devices": ("cpu/cpu",)}
+        update={"pods": 1, "replicas": 2, "fusions": 3, "budget": Budget(env_steps=3 * 256), "devices": ("cpu/cpu",)}
     )
+
+    pod = tmp_path / "run" / "pods" / "p0000"
+    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
+    barrier.parent.mkdir(parents=True)
+    os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
 
     def kill() -> None:
         """Rank 1, once a round is stored."""
-        while not (tmp_path / "run" / "pods" / "p0000" / "fused-0.safetensors").exists():
+        while not (pod / "fused-0.safetensors").exists():
             time.sleep(0.005)
         os.kill(_rank_process(tmp_path / "run", 1), signal.SIGKILL)
+        barrier.unlink()
 
     threading.Thread(target=kill, daemon=True).start()
     result = run_tournament(

@@ -83,16 +83,21 @@ def test_same_seed_same_bytes_and_sigkill_of_the_orchestrator_changes_nothing(
         "import sys; from pathlib import Path; from tests.tournament.test_real_pods import race;"
         "race(Path(sys.argv[1]), 'killed', Path(sys.argv[2]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path), str(market)]
-    process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2])
-    run = RunFolder(tmp_path / "killed")
-    deadline = time.monotonic() + 60
-    while not (run.pod("p0001") / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (run.pod("p0003") / "result.json").exists()
-    again = race(tmp_path, "killed", market)
+    for number in range(5):  # on a machine that is busy a kill may come too late
+        folder = tmp_path / str(number)
+        command = [sys.executable, "-c", script, str(folder), str(market)]
+        process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2])
+        run = RunFolder(folder / "killed")
+        deadline = time.monotonic() + 100
+        while not (run.pod("p0001") / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        if not (run.pod("p0003") / "result.json").exists():
+            break
+    else:
+        pytest.fail("never killed in the middle")
+    again = race(folder, "killed", market)
     assert canonical(again.folder.leaderboard) == canonical(finished.folder.leaderboard)
     assert again.ensemble_policy.read_bytes() == finished.ensemble_policy.read_bytes()
 

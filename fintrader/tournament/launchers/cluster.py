@@ -25,7 +25,7 @@ HEAD_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """The nodes are looked at at least so often, and whenever the launcher asks."""
 KNOCK_SECONDS = 60.0
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 10.0
 Resources = Mapping[str, float]
 
 
