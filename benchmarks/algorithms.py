@@ -104,28 +104,30 @@ _OFF: dict[str, Any] = {
     "report_every": 25,
 }
 _SOFT: dict[str, Any] = {**_OFF, "target_entropy": -1.0, "alpha": 0.2, "initial_noise": 0.5}
+_SURE: dict[str, Any] = {**_OFF, "anneal": True}
+_TWIN: dict[str, Any] = {**_SURE, "noise": 0.3, "updates_per_step": 8.0}
 _ON: dict[str, Any] = {
-    "num_envs": 8,
+    "num_envs": 16,
     "network": {"hidden": [64, 64], "activation": "tanh"},
-    "num_steps": 128,
+    "num_steps": 64,
     "update_epochs": 10,
-    "num_minibatches": 16,
+    "num_minibatches": 8,
     "learning_rate": 1e-3,
-    "learn_noise": True,
+    "anneal": True,
 }
 _LONG: dict[str, Any] = {"gamma": 0.99, "learning_starts": 500, "saturation_coef": 0.0}
 OURS: dict[str, dict[str, dict[str, Any]]] = {
     "Pendulum-v1": {
-        "ppo": {**_ON, "gamma": 0.9},
+        "ppo": {**_ON, "gamma": 0.9, "noise": 1.0, "normalise_observations": False},
         "sac": _SOFT,
-        "td3": _OFF,
-        "ddpg": _OFF,
+        "td3": _TWIN,
+        "ddpg": _SURE,
     },
     "InvertedDoublePendulum-v5": {
-        "ppo": {**_ON, "gamma": 0.98, "learning_rate": 3e-4},
+        "ppo": {**_ON, "gamma": 0.98, "noise": 0.4},
         "sac": {**_SOFT, **_LONG},
-        "td3": {**_OFF, **_LONG},
-        "ddpg": {**_OFF, **_LONG},
+        "td3": {**_TWIN, **_LONG, "noise": 0.1},
+        "ddpg": {**_SURE, **_LONG},
     },
 }
 

@@ -58,6 +58,12 @@ def growth(weights: Tensor, gross: Tensor) -> Tensor:
     return torch.log1p((weights * (gross - 1)).sum(dim=-1))
 
 
+def affordable(action: Tensor) -> Tensor:
+    """Weights `[B, N]` that an account ends up with: none negative, no more than its wealth."""
+    weights = action.clamp_min(0)
+    return weights / weights.sum(dim=1, keepdim=True).clamp_min(1)
+
+
 class KellyMarket:
     """B accounts on a path each; actions are target weights, reached at once and free. Differentiable."""
 
@@ -84,8 +90,7 @@ class KellyMarket:
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Hold the weights through a bar; the reward is the log growth; episodes never end."""
-        weights = action.clamp_min(0)
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1)
+        weights = affordable(action)
         gross = log_returns(torch.randn(self.num_envs, ASSETS, generator=self.generator)).exp()
         reward = growth(weights, gross)
         self.held = weights * gross / reward.exp().unsqueeze(1)
@@ -115,7 +120,7 @@ def evaluate(policy: Any, *, steps: int = 16, num_envs: int = 4) -> tuple[float,
     obs, _ = env.reset(seed=12345)
     decided = []
     for _ in range(steps):
-        weights = policy(obs).clamp_min(0)
+        weights = affordable(policy(obs))
         decided.append(weights)
         obs, *_ = env.step(weights)
     rows = torch.cat(decided[1:])
