@@ -41,7 +41,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
 from benchmarks.common import finish
-from benchmarks.known_optimum import SETTINGS, QuadraticMarket, evaluate, optimal_policy
+from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import AgentSettings, Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
 from fintrader.agents.fusion import DistributedLearner, fuse_distributed, learned_state, take_learned_state
@@ -120,7 +120,7 @@ def fuse_states(agent: BaseAgent, exchange: Exchange) -> None:
 def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     """Train together in one of the five ways; this rank's figures."""
     rank, device = dist.get_rank(), torch.device(job["device"])
-    values = {"algo": "ppo", **SETTINGS["ppo"], **job["agent"]}
+    values = {"algo": "ppo", **ENGINE_PPO, **job["agent"]}
     settings = TypeAdapter(AgentSettings).validate_python(values)
     env = QuadraticMarket(job["num_envs"], seed=derive(seed, "rank", rank))
     agent: Any = make_agent(settings, env.layout, seed=derive(seed, "rank", rank))

@@ -148,6 +148,16 @@ def evaluate(policy: Any, *, steps: int = 600, num_envs: int = 64, seed: int = 1
 
 COMMON: dict[str, Any] = {"head": {"kind": "direct"}, "gamma": 0.95, "anneal": True}
 ON: dict[str, Any] = {**COMMON, "noise": 0.2, "network": {"hidden": [32], "activation": "tanh"}, "num_steps": 32}
+ENGINE_PPO: dict[str, Any] = {
+    **COMMON,
+    "noise": 0.2,
+    "network": {"hidden": [32, 32], "activation": "tanh"},
+    "num_steps": 16,
+    "update_epochs": 2,
+    "num_minibatches": 4,
+    "learning_rate": 2.5e-3,
+}
+"""What `communication.py` and `search.py` train on this market; they measure the engine, not the algorithm."""
 OFF: dict[str, Any] = {
     **COMMON,
     "network": {"hidden": [32], "activation": "silu"},

@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
 from benchmarks.common import ROOT, finish
-from benchmarks.known_optimum import SETTINGS, QuadraticMarket, evaluate, optimal_policy
+from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
 from fintrader.errors import TrainingError
 from fintrader.seeding import derive
@@ -95,7 +95,7 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
             asked,
             World(gpus=gpus, pod=POD_SECONDS, seed=seed),
             score=learn,
-            agent=PPOSettings.model_validate(SETTINGS["ppo"]),
+            agent=PPOSettings.model_validate(ENGINE_PPO),
             stop=watch,
         )
         depth = max(int(RunStore(outcome.run).read_spec(pod).generation) for pod in outcome.applied)
