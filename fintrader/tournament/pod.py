@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -25,6 +25,7 @@ from fintrader.errors import StorageError, StorageFullError, TournamentError
 from fintrader.runs import RunFolder, dump_json, file_sha256
 
 if TYPE_CHECKING:
+    from fintrader.tournament.crew import Host
     from fintrader.tournament.store import RunStore
 
 log = logging.getLogger("fintrader.pod")
@@ -208,6 +209,8 @@ class PodContext:
     report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
     """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for hung."""
     folder: Path = Path()
+    hosts: Sequence[Host] = ()
+    """The machines of a pod that spans several, this one first; the devices are then theirs, one after another."""
     apart: bool = False
     """A body may leave the last evaluation to an evaluator elsewhere, see `PodOutput.rest`."""
 

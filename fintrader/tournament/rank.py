@@ -1,21 +1,22 @@
 """One rank of a pod that spans devices: `python -m fintrader.tournament.rank PARENT`, started by `ranks.py`.
 
-It is told by JSON lines on its standard input: first its task, then how many rounds are due. Its replicas learn as
-those of `fusion.py` do. At the end of a round all ranks exchange their replicas' states through `torch.distributed`,
-each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's store; the others
-get the state to go on from by a broadcast.
+Its task is a line of JSON on its standard input; how many rounds are due it reads from the store where the ranks meet.
+Its replicas learn as those of `fusion.py` do. At the end of a round all ranks exchange their replicas' states through
+`torch.distributed`, each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's
+store; the others get the state to go on from by a broadcast.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.runs import RunFolder
 from fintrader.tournament.body import maker, parent_state
+from fintrader.tournament.crew import END
 from fintrader.tournament.fusion import (
     INHERITED,
     Make,
@@ -38,11 +40,12 @@ from fintrader.tournament.fusion import (
     read_round,
     write_round,
 )
-from fintrader.tournament.pod import PodContext, PodSpec, failure_reason
+from fintrader.tournament.pod import PodContext, PodSpec, RankLost, failure_reason
 from fintrader.tournament.worker import Channel, die_with
 
 REPORT_SECONDS = 0.2
 """Signs of life come no faster."""
+FOR_EVER = timedelta(days=20)
 
 
 class Exchange:
@@ -55,21 +58,26 @@ class Exchange:
     def gather(self, data: bytes) -> list[bytes]:
         """Every rank's `data`, in the order of the ranks, on every rank."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
+        with lost_others():
+            dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
         longest = max(int(size) for size in sizes)
         own = _tensor(data.ljust(longest, b"\0")).to(self._device)
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(parts, own)
+        with lost_others():
+            dist.all_gather(parts, own)
         return [_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, data: bytes) -> bytes:
         """Rank 0's `data`, on every rank."""
         size = torch.tensor([len(data)], device=self._device)
-        dist.broadcast(size, 0)
-        content = _tensor(data) if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+        with lost_others():
+            dist.broadcast(size, 0)
+            length = int(size)
+        content = _tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
         content = content.to(self._device)
-        if int(size):
-            dist.broadcast(content, 0)
+        if length:
+            with lost_others():
+                dist.broadcast(content, 0)
         return _bytes(content)
 
 
@@ -156,7 +164,7 @@ def main() -> None:
     inbox = os.fdopen(os.dup(0), "r")
     task = json.loads(inbox.readline())
     try:
-        work(task, inbox, channel)
+        work(task, channel)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
         detail = f"{type(error).__name__}: {error}"[:2000]
@@ -166,18 +174,26 @@ def main() -> None:
     os._exit(0)
 
 
-def work(task: dict[str, Any], inbox: Any, channel: Channel) -> None:
-    """Join the group and learn as many rounds as are asked for, until there is nobody who asks."""
+def work(task: dict[str, Any], channel: Channel) -> None:
+    """Join the group and learn as many rounds as are asked for, until the last order, or until nobody is there to give
+    one: then RankLost is raised.
+    """
     torch.set_num_threads(1)
     spec = PodSpec.model_validate(task["spec"])
     context = PodContext(run=RunFolder(Path(task["run"])), market=Path(task["market"]), folder=Path(task["folder"]))
     device = torch.device(task["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    host, _, port = task["store"].rpartition(":")
     patience = timedelta(seconds=task["patience"])
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
-    dist.init_process_group(task["backend"], store=store, rank=task["rank"], world_size=task["world"], timeout=patience)
+    with lost_others():
+        dist.init_process_group(
+            task["backend"],
+            store=meeting_point(task["store"], patience),
+            rank=task["rank"],
+            world_size=task["world"],
+            timeout=patience,
+        )
+        orders = meeting_point(task["store"], FOR_EVER)  # its own connection: nothing else may have to wait for it
     rank = Rank(spec, context.folder, device, maker(spec, context), Exchange(device))
     rank.begin(parent_state(spec, context) if task["rank"] == 0 else None)
     channel.send(kind="ready", round=rank.number)
@@ -191,11 +207,36 @@ def work(task: dict[str, Any], inbox: Any, channel: Channel) -> None:
             rate = progress.steps_per_second
             channel.send(kind="progress", fraction=share, env_steps=progress.env_steps, rate=rate)
 
-    for line in inbox:
-        due = int(json.loads(line)["until"])
+    for number in itertools.count():
+        due = order(orders, number)
+        if due == END:
+            return
         while rank.number < due:
             rank.round(told)
             channel.send(kind="round", number=rank.number)
+
+
+def meeting_point(address: str, patience: timedelta) -> Any:
+    """A connection to the store that the pod's process keeps."""
+    host, _, port = address.rpartition(":")
+    return dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
+
+
+def order(orders: Any, number: int) -> int:
+    """Wait for that order, as long as the pod evaluates. Raises RankLost when the pod's process is gone."""
+    with lost_others():
+        return int(orders.get(f"order-{number}"))
+
+
+@contextmanager
+def lost_others() -> Iterator[None]:
+    """What goes wrong between ranks is not this rank's own fault: RankLost with the reason `rank`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RankLost("rank", f"lost the others ({str(error).splitlines()[0]})") from error
 
 
 if __name__ == "__main__":

@@ -239,6 +239,10 @@ def test_the_network_lets_through_what_ray_needs_and_nothing_else() -> None:
             assert allowed(manifests, head, worker, port), port
             assert allowed(manifests, worker, worker, port), port
     assert allowed(manifests, worker, head, 8265), "workers ask the dashboard"
+    for port in (32768, 60999):  # what Linux gives to those who ask for any port
+        assert allowed(manifests, worker, worker, port), "learners of a pod that spans nodes"
+        for source, target in ((worker, head), (head, worker), (app, worker), (worker, app), ({}, worker)):
+            assert not allowed(manifests, source, target, port)
     for port in (22, 5432, 8501, 20000):
         assert not allowed(manifests, worker, head, port), port
     for port in (6379, 8265, 10001, 52365, 9108):

@@ -78,9 +78,9 @@ class Racer:
         )
 
     def note(self) -> dict[str, Any]:
-        """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `capacity`."""
+        """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `nodes`, `capacity`."""
         if not note_of(self.run).exists():
-            return {"applied": 0, "pods": {}, "capacity": 0}
+            return {"applied": 0, "pods": {}, "nodes": {}, "capacity": 0}
         found: dict[str, Any] = read_json(note_of(self.run))
         return found
 
@@ -105,7 +105,7 @@ def main() -> None:
 
     def watch(orchestrator: Any) -> None:
         launcher = orchestrator.launcher
-        note = {"applied": len(orchestrator.board.applied), "pods": launcher.processes()}
+        note = {"applied": len(orchestrator.board.applied), "pods": launcher.processes(), "nodes": launcher.nodes()}
         write_json(note_of(run), {**note, "capacity": launcher.capacity(), "done": orchestrator.finished})
 
     try:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load
@@ -17,6 +18,7 @@ from fintrader.agents import Budget, read_agent_state
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament import ranks
+from fintrader.tournament.crew import Crew, Here, interface_of, places_of
 from fintrader.tournament.fusion import INHERITED, average, home_of, read_round
 from fintrader.tournament.launchers import cuda_devices, slots_of
 from fintrader.tournament.orchestrator import run_tournament
@@ -66,7 +68,9 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
         """Rank 1, once a round is stored."""
         while not (pod / "fused-0.safetensors").exists():
             time.sleep(0.005)
-        os.kill(_rank_process(tmp_path / "run", 1), signal.SIGKILL)
+        process = rank_process(pod, 1)
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
         barrier.unlink()
 
     threading.Thread(target=kill, daemon=True).start()
@@ -88,9 +92,9 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     assert found.reproducible() == alone.reproducible()
 
 
-def _rank_process(root: Path, rank: int) -> int:
+def rank_process(pod: Path, rank: int) -> int | None:
     """The process that writes that rank's log."""
-    log = str((root / "pods" / "p0000" / f"rank-{rank}.log").resolve())
+    log = str((pod / f"rank-{rank}.log").resolve())
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -98,7 +102,7 @@ def _rank_process(root: Path, rank: int) -> int:
                     return int(entry.name)
             except OSError:
                 continue
-    raise AssertionError("no such rank")
+    return None
 
 
 def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: Path) -> None:
@@ -108,11 +112,24 @@ def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: 
 
 
 def test_backends() -> None:
-    cpu, first, second = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
-    assert ranks.backend_of([first, second]) == "nccl"
-    assert ranks.backend_of([first, first]) == "gloo"  # NCCL refuses two ranks on one GPU
-    assert ranks.backend_of([cpu, cpu]) == "gloo"
-    assert ranks.backend_of([first, cpu]) == "gloo"
+    def backend(*devices: str, hosts: int = 1) -> str:
+        return ranks.backend_of(places_of(devices, hosts))
+
+    assert backend("cuda:0", "cuda:1") == "nccl"
+    assert backend("cuda:0", "cuda:0") == "gloo"  # NCCL refuses two ranks on one GPU
+    assert backend("cuda:0", "cuda:0", hosts=2) == "nccl"  # of two machines, which are two
+    assert backend("cpu", "cpu") == backend("cpu", "cpu", hosts=2) == "gloo"
+    assert backend("cuda:0", "cpu") == "gloo"
+
+
+def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    crew = Crew(fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [Here()])
+    port = crew.store.port
+    bound = [entry.laddr.ip for entry in psutil.Process().net_connections() if entry.laddr.port == port]
+    assert set(bound) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert "127.0.0.1" in bound
 
 
 def test_devices_of_ranks() -> None:
@@ -135,7 +152,7 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
     count = max(1, min(2, torch.cuda.device_count()))
     spec: PodSpec = fused_spec(fusions=2)
     devices = [torch.device(f"cuda:{number}") for number in range(count)]
-    assert ranks.backend_of(devices) == "nccl"
+    assert ranks.backend_of(places_of([str(device) for device in devices], 1)) == "nccl"
     context = PodContext(RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000")
     context.folder.mkdir(parents=True)
     from fintrader.tournament.body import maker

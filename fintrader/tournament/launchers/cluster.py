@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +58,15 @@ def fits(need: Resources, have: Resources) -> int:
     """How many times `need` fits into `have`."""
     counts = [int(have.get(name, 0.0) / amount + 1e-6) for name, amount in need.items() if amount > 0]
     return min(counts, default=0)
+
+
+def groups(places: Iterable[int], size: int) -> int:
+    """How many groups of `size` different nodes there are, where node k has room for `places[k]` members."""
+    rooms = list(places)
+    number = sum(rooms) // size
+    while number and sum(min(room, number) for room in rooms) < number * size:
+        number -= 1
+    return number
 
 
 def import_ray() -> ModuleType:

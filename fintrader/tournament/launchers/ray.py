@@ -1,8 +1,8 @@
 """Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
 
-A pod is one task, its evaluation another with resources of its own, a pod of several GPUs holds them as a placement
-group. There are no actors and nothing of worth in the object store: a task (`task.py`) streams a few words to this
-process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the
+A pod is one task, its evaluation another with resources of its own, a pod of several GPUs or nodes holds them as a
+placement group. There are no actors and nothing of worth in the object store: a task (`task.py`) streams a few words to
+this process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the
 orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
 """
 
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import TournamentError
+from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, settle
-from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fits
+from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fits, groups
 from fintrader.tournament.launchers.settings import RaySettings
 from fintrader.tournament.launchers.streams import Stream, Streams, Word
 from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
@@ -41,10 +41,16 @@ class _Pod:
     evaluating: bool = False
     node: str = ""
     """Where it runs; empty while Ray looks for a place."""
+    others: list[str] = field(default_factory=list)
+    """The further nodes of its ranks."""
     pid: int = 0
     heard: float = field(default_factory=time.monotonic)
     ready: bool = False
     progress: PodProgress = field(default_factory=PodProgress)
+
+    def nodes(self) -> list[str]:
+        """Where it runs, as far as that is known."""
+        return [self.node, *self.others] if self.node else []
 
 
 class RayLauncher:
@@ -90,11 +96,13 @@ class RayLauncher:
         staying = {node.id: node for node in view.staying}
         with self._lock:
             evaluating = sum(pod.evaluating for pod in self._pods.values())
-            leaving = sum(pod.node not in staying for pod in self._pods.values() if pod.node and not pod.evaluating)
-            training = len(self._pods) - evaluating - leaving
-        places = sum(fits(self.need, node.total) for node in staying.values())
-        vacant = sum(fits(self.need, node.available) for node in staying.values())  # others may use the cluster too
-        room = min(places, training + vacant) + evaluating + leaving
+            training = [pod.nodes() for pod in self._pods.values() if not pod.evaluating]
+        leaving = sum(any(node not in staying for node in nodes) for nodes in training)
+        size = self.settings.nodes
+        places = groups((fits(self.need, node.total) for node in staying.values()), size)
+        # others may use the cluster too
+        vacant = groups((fits(self.need, node.available) for node in staying.values()), size)
+        room = min(places, len(training) - leaving + vacant) + evaluating + leaving
         return room if self._limit is None else min(room, self._limit)
 
     def resize(self, workers: int | None) -> None:
@@ -106,19 +114,18 @@ class RayLauncher:
         pods = pods if self._limit is None else min(pods, self._limit)
         if pods != self._wanted:
             self._wanted = pods
-            self._cluster.want([dict(self.need)] * pods)
+            self._cluster.want([dict(self.need)] * (pods * self.settings.nodes))
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        device = "cpu"
-        if self.gpus:  # Ray lets the task see its own GPUs only; learners of a pod get one each, in a process each
-            device = "cuda" if self.gpus <= 1 else "/".join(f"cuda:{number}" for number in range(int(self.gpus)))
         task = {
             "spec": spec.model_dump(mode="json"),
             "run": str(self.run.root.resolve()),
             "market": str(self.market),
             "store": None if self._mirror is None else self._mirror.objects.url,
             "inside": "" if self._mirror is None else self._mirror.prefix,
-            "device": device,
+            "device": devices(self.gpus, self.settings.nodes),
+            "nodes": self.settings.nodes,
+            "need": dict(self.need),
             "token": self.token,
             "attempt": attempt,
             "body": self.body,
@@ -127,10 +134,11 @@ class RayLauncher:
         }
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
-        if self.gpus > 1:
+        if self.gpus > 1 or self.settings.nodes > 1:
             from ray.util import placement_group
 
-            group = placement_group([dict(self.need)], strategy="STRICT_PACK", name=spec.pod)
+            bundles = [dict(self.need)] * self.settings.nodes
+            group = placement_group(bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod)
         with self._lock:
             self._pods[spec.pod] = pod
         self._start(pod, self.need, group)
@@ -151,6 +159,11 @@ class RayLauncher:
         with self._lock:
             return {name: (pod.node, pod.pid) for name, pod in self._pods.items() if pod.node}
 
+    def nodes(self) -> dict[str, list[str]]:
+        """All nodes of each pod that has begun, its own first."""
+        with self._lock:
+            return {name: pod.nodes() for name, pod in self._pods.items() if pod.node}
+
     def tick(self) -> None:
         """Raises TournamentError when the head is gone, or no node can hold a pod for longer than we wait."""
         self._cluster.refresh()
@@ -164,7 +177,7 @@ class RayLauncher:
             patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
             if pod.node and now - pod.heard > patience:
                 self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
-            elif pod.node in nodes and self._must_go(nodes[pod.node]):
+            elif any(self._must_go(nodes[node]) for node in pod.nodes() if node in nodes):
                 self._stop(pod, "drained", "its node goes")
         if self._limit is not None:
             for pod in pods[self._limit :]:
@@ -187,21 +200,30 @@ class RayLauncher:
     def _check_room(self, pods: Sequence[_Pod]) -> None:
         """Give up when nothing runs and nothing can."""
         view = self._cluster.view()
-        shapes = [self.need, self.evaluator] if self.settings.evaluators else [self.need]
-        lacking = [shape for shape in shapes if not any(fits(shape, node.total) for node in view.staying)]
+        shapes = [(self.need, self.settings.nodes)]
+        if self.settings.evaluators:
+            shapes.append((self.evaluator, 1))
+        totals = [node.total for node in view.staying]
+        lacking = [(shape, size) for shape, size in shapes if sum(fits(shape, total) > 0 for total in totals) < size]
         if not lacking or any(pod.node for pod in pods):
             self._empty_since = None
             return
         if self._empty_since is None:
             self._empty_since = time.monotonic()
-        hopeless = view.growth is not None and not any(fits(lacking[0], kind) for kind in view.growth)
+        shape, size = lacking[0]
+        hopeless = view.growth is not None and not any(fits(shape, kind) for kind in view.growth)
         if hopeless or time.monotonic() - self._empty_since >= self.settings.wait_seconds:
-            places = [node.total for node in view.staying] + list(view.growth or ())
-            raise TournamentError(self._no_room(lacking[0], places))
+            raise TournamentError(self._no_room(shape, size, [*totals, *(view.growth or ())]))
 
-    def _no_room(self, shape: Resources, places: Sequence[Resources]) -> str:
+    def _no_room(self, shape: Resources, size: int, places: Sequence[Resources]) -> str:
         what = "a pod" if shape is self.need else "an evaluator"
         asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items())
+        roomy = sum(fits(shape, place) > 0 for place in places)
+        if size > 1 and roomy:
+            return (
+                f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only {roomy} of "
+                f"{len(places)} node(s) can hold that; lower --ray.nodes, or add nodes and run the same command again"
+            )
         most = {name: max((place.get(name, 0.0) for place in places), default=0.0) for name in shape}
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
@@ -246,7 +268,10 @@ class RayLauncher:
         match word["kind"]:
             case "started":
                 pod.node, pod.pid = word["node"], word["pid"]
+                pod.others.clear()
                 pod.progress.device = f"{word['host']} {pod.task['device']}"
+            case "joined":
+                pod.others.append(word["node"])
             case "progress":
                 pod.ready = True
                 pod.progress.share, pod.progress.env_steps = word["share"], word["env_steps"]
@@ -272,7 +297,8 @@ class RayLauncher:
                 with self._lock:
                     if self._pods.get(pod.spec.pod) is not pod:
                         return  # stopped a moment ago
-                    pod.task = {**pod.task, "device": "cpu", "draft": word["outcome"]}
+                    pod.task = {**pod.task, "device": "cpu", "nodes": 1, "draft": word["outcome"]}
+                    pod.others.clear()
                     pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
                     pod.progress.note, pod.progress.share = "evaluating", 1.0
                     self._start(pod, self.evaluator)
@@ -303,10 +329,26 @@ class RayLauncher:
         return PodFailure("error", f"{type(error).__name__}: {lines[-1]}"[:2000])
 
 
+def devices(gpus: float, nodes: int) -> str:
+    """A pod's devices: Ray lets a task see its own GPUs only; learners of a pod get one each, in a process each."""
+    if nodes == 1 and gpus <= 1:
+        return "cuda" if gpus else "cpu"
+    own = [f"cuda:{number}" for number in range(max(int(gpus), 1))] if gpus else ["cpu"]
+    return "/".join(own * nodes)
+
+
 def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
-    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu` leaves GPUs alone."""
+    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu` leaves GPUs alone.
+
+    Raises ConfigError, once called, when a pod spans more nodes than it has learners.
+    """
 
     def make(settings: TournamentSettings, run: RunFolder, market: Path, token: int) -> RayLauncher:
+        if ray.nodes > settings.replicas:
+            raise ConfigError(
+                f"ray.nodes: a pod that spans {ray.nodes} nodes needs a learner for each; set tournament.replicas to "
+                f"{ray.nodes} or more, or lower ray.nodes"
+            )
         gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
         workers, hang = settings.workers, settings.hang_seconds
         return RayLauncher(run, market, ray, body=body, workers=workers, token=token, hang_seconds=hang, gpus=gpus)

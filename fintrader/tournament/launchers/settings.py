@@ -20,6 +20,9 @@ class RaySettings(Settings):
     GPUs when the run starts (and `device` is not `cpu`), else 0."""
     cpus: float = Field(1.0, gt=0)
     """CPUs of a pod."""
+    nodes: int = Field(1, ge=1)
+    """Nodes that a pod spans; its CPUs, GPUs and further resources are taken on each of them. Its
+    `tournament.replicas` learn on all of them."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
     evaluators: bool = True

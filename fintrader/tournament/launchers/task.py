@@ -13,16 +13,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fintrader.config import load_object
-from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import copies, working_copy
-from fintrader.tournament.lease import current_token
+from fintrader.tournament.crew import Here, Host
+from fintrader.tournament.launchers.nodes import NodeOf, address, run_of
 from fintrader.tournament.pod import Draft, PodContext, PodResult, PodSpec, begin_pod, evaluate_pod, failure_reason
 
 LAST_WORDS = ("done", "trained", "failed")
@@ -38,7 +37,12 @@ def words(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     node = ray.get_runtime_context().get_node_id()
     yield {"kind": "started", "node": node, "pid": os.getpid(), "host": socket.gethostname()}
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_work, args=(task, said), daemon=True, name=task["spec"]["pod"]).start()
+    hosts: list[Host] = []
+    if task["nodes"] > 1:
+        group = ray.util.get_current_placement_group()  # known to this thread only
+        others = [NodeOf(task, group, bundle, said.put) for bundle in range(1, task["nodes"])]
+        hosts = [Here(address()), *others]
+    threading.Thread(target=_work, args=(task, said, hosts), daemon=True, name=task["spec"]["pod"]).start()
     while True:
         word = said.get()
         yield word
@@ -46,7 +50,7 @@ def words(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]], hosts: Sequence[Host] = ()) -> None:
     spec = PodSpec.model_validate(task["spec"])
     run = RunFolder(Path(task["run"]))
     told = 0.0
@@ -64,17 +68,12 @@ def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]]) -> None
         token=task["token"],
         attempt=task["attempt"],
         report=report,
+        hosts=hosts,
         apart=task["apart"],
     )
     outcome: PodResult | Draft
     try:
-        if task["token"] is not None and current_token(run) == 0:
-            if task["store"] is None:
-                raise TournamentError(
-                    f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all nodes see "
-                    "them, or the run in a store"
-                )
-            run = context.run = RunFolder(working_copy(task["store"], copies("pods")) / task["inside"])
+        run = context.run = run_of(task)
         load_object(task["body"])
         if "torch" in sys.modules:  # one thread, as in a local worker, whatever Ray has set: results depend on it
             sys.modules["torch"].set_num_threads(1)

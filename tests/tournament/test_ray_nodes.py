@@ -1,0 +1,130 @@
+"""Pods whose learners live on several nodes of a Ray cluster, all of them on loopback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fintrader.errors import ConfigError
+from fintrader.runs import RunFolder, read_jsonl
+from fintrader.tournament.body import train_and_evaluate
+from fintrader.tournament.fusion import home_of
+from fintrader.tournament.launchers import RaySettings, ThreadLauncher, on_ray
+from fintrader.tournament.launchers.cluster import groups
+from fintrader.tournament.launchers.ray import devices
+from fintrader.tournament.status import compare
+from fintrader.tournament.store import RunStore
+from tests.tournament.conftest import settings
+from tests.tournament.ray_cluster import Nodes
+from tests.tournament.ray_race import REFUSED, Racer, generational
+from tests.tournament.test_ranks import rank_process
+from tests.tournament.test_ray import _files, until
+from tests.tournament.test_real_pods import market_file
+
+FUSED = {"pods": 2, "population": 2, "survivors": 1, "replicas": 2, "fusions": 3}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Nodes]:
+    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
+    nodes = Nodes(1, 1, quick=True)
+    yield nodes
+    nodes.stop()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes, tmp_path: Path) -> None:
+    """In the middle of a round the other node's raylet is killed, and then the pod's own process."""
+    alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
+    market = market_file(tmp_path)
+    pod = there.pod("p0001")
+    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
+    barrier.parent.mkdir(parents=True)
+    os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
+    racer = Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED)
+    many = Racer(
+        RunFolder(tmp_path / "other" / "many"), cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9
+    )
+    try:
+        generational(alone, ThreadLauncher(alone, market, train_and_evaluate, workers=1), "real", **FUSED)
+        status, said = many.wait()
+        assert status == REFUSED
+        assert "a pod spans 9 nodes" in said
+        assert "only 2 of 3 node(s) can hold that; lower --ray.nodes, or add nodes" in said
+
+        def at_barrier() -> list[Any]:
+            """The pod's nodes, the process of its own task, and that of its other rank."""
+            found: list[Any] = []
+
+            def there() -> bool:
+                note, rank = racer.note(), rank_process(pod, 1)
+                nodes = note["nodes"].get("p0001", [])
+                found[:] = [nodes, note["pods"].get("p0001", ["", 0])[1], rank]
+                return len(nodes) == 2 and rank is not None and (pod / "fused-0.safetensors").exists()
+
+            until(there, "both ranks in round 1")
+            return found
+
+        (own, second), _, rank = at_barrier()
+        assert own != second
+        cluster.add(1)
+        cluster.kill_raylet(second)
+        until(lambda: gone(rank), "the other node's rank to be gone")
+        until(lambda: len(_lost(there)) == 1, "the loss to be noticed")
+
+        nodes, process, rank = at_barrier()
+        assert second not in nodes
+        psutil.Process(process).kill()
+        until(lambda: gone(rank), "a rank without a pod to be gone")
+        until(lambda: len(_lost(there)) == 2, "the second loss to be noticed")
+        barrier.unlink()
+        assert racer.wait() == (0, "")
+    finally:
+        racer.stop()
+        many.stop()
+    assert [(event["pod"], event["reason"]) for event in _lost(there)] in (
+        [("p0001", "rank"), ("p0001", "killed")],
+        [("p0001", "node"), ("p0001", "killed")],
+    )
+    assert RunStore(there).read_result("p0001").attempts == 3
+    assert compare(alone, there) == []
+    assert _files(alone) == _files(there)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process does nothing any more."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _lost(run: RunFolder) -> list[dict[str, Any]]:
+    return [event for event in read_jsonl(run.events) if event["event"] == "lost"]
+
+
+def test_groups_of_nodes() -> None:
+    assert groups([2, 0, 1], 1) == 3
+    assert groups([4], 2) == 0  # a node counts once
+    assert groups([4, 1], 2) == 1
+    assert groups([2, 2], 2) == 2
+    assert groups([3, 1, 1, 1], 2) == 3
+    assert groups([5, 1, 1, 1], 3) == 1
+    assert groups([], 2) == 0
+
+
+def test_devices_of_a_pod() -> None:
+    assert [devices(0.0, 1), devices(0.5, 1), devices(2.0, 1)] == ["cpu", "cuda", "cuda:0/cuda:1"]
+    assert [devices(0.0, 2), devices(0.5, 2)] == ["cpu/cpu", "cuda:0/cuda:0"]
+    assert devices(2.0, 2) == "cuda:0/cuda:1/cuda:0/cuda:1"
+
+
+def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
+        on_ray(RaySettings(nodes=3))(settings(replicas=2), RunFolder(tmp_path), tmp_path, 1)
