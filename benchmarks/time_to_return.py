@@ -51,7 +51,7 @@ MARKS = [round(0.5 * 1.3**k, 2) for k in range(30)]
 OURS = EnvSettings(num_envs=64, episode_bars=390, fill="next_close", cost_bps=10)
 THEIRS = EnvSettings(action="trade", max_shares=100, dead_band=0.1, fill="next_close", cost_bps=10)
 """FinRL's orders: up to 100 shares a stock and minute, none below 10 %."""
-AGENTS: dict[str, dict[str, Any]] = {"ppo": {}, "apg": {"learning_rate": 3e-3}}
+AGENTS: dict[str, dict[str, Any]] = {"ppo": {}, "apg": {}}
 FINRL_PPO = {"n_steps": 2048, "ent_coef": 0.01, "learning_rate": 0.00025, "batch_size": 64}
 """finrl/agents/stablebaselines3/models.py and config.py."""
 
@@ -133,7 +133,7 @@ class Referee:
 
 
 def train_ours(algo: str, seed: int, seconds: float) -> list[dict[str, float]]:
-    """With the defaults of its settings, but for APG's step size."""
+    """With the defaults of its settings."""
     from pydantic import TypeAdapter
 
     from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
