@@ -214,8 +214,9 @@ def test_no_page_names_a_machine() -> None:
 # --- the site --------------------------------------------------------------------------------------------------
 
 
-def test_tables_come_from_the_code() -> None:
+def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generated tables name every setting, and the defaults are those of the model."""
+    monkeypatch.syspath_prepend(DOCS)  # as mkdocs does
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "_hooks.py")
     assert spec is not None
     assert spec.loader is not None

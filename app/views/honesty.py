@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import artifacts, charts, metric_table
+from app import artifacts, charts, metric_table, robustness
 from app.artifacts import Backtest
 from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import guarded, page, pick_run
@@ -22,12 +21,6 @@ NOTES = {
     "deflated": "Probability that the true Sharpe ratio exceeds what luck alone would show "
     "(Bailey and López de Prado 2014); 0.95 is convincing",
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
-}
-KINDS = {
-    "fill": "Where orders fill",
-    "delay_bars": "Orders delayed, bars",
-    "start_sessions": "Start shifted, sessions",
-    "without": "Without a symbol",
 }
 LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
 
@@ -57,7 +50,7 @@ def render(runs: RunsFolder) -> None:
         with guarded():
             control(report, stored)
     with guarded():
-        sensitivity(folder, stored)
+        robustness.sensitivity(folder, stored)
     with guarded():
         lookahead(folder)
     with guarded():
@@ -268,50 +261,6 @@ def control(report: dict[str, Any], stored: Backtest) -> None:
     metric_table.paper_table({name: stored.metrics.get(name, {}), "control": metrics}, "honesty_control")
 
 
-def sensitivity(folder: Folder, stored: Backtest) -> None:
-    """What the result survives: whole simulations with one choice changed, where they were run."""
-    try:
-        rows = folder.any_json("backtest", "sensitivity.json")
-    except NotThereError:
-        rows = []
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    swept = [(cost_of(row), number(row.get("cumulative_return"))) for row in rows if row.get("kind") == "cost_bps"]
-    points = sorted((x, y) for x, y in swept if x is not None and y is not None)
-    if len(points) < 2:
-        costs(stored)
-    else:
-        st.subheader("Costs", anchor=False)
-        line = (np.array([x for x, _ in points]), np.array([y for _, y in points]))
-        figure = charts.lines({"result": line}, x_title="proportional cost, bps of notional", percent=True, height=300)
-        figure.update_traces(mode="lines+markers")
-        figure.add_hline(y=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
-        charts.show(figure, "honesty_sweep")
-        st.caption("Return of the test window; every point is a whole simulation at that cost.")
-    others = [row for row in rows if row.get("kind") in KINDS]
-    if not others:
-        return
-    st.subheader("One choice changed at a time", anchor=False)
-    table = [
-        {
-            "Choice": KINDS[str(row["kind"])],
-            "Setting": f"{row.get('setting')}" + (" (as run)" if row.get("chosen") is True else ""),
-            "Return": percent(row.get("cumulative_return")),
-            "Sharpe": ratio(row.get("sharpe")),
-        }
-        for row in others
-    ]
-    config = {name: st.column_config.TextColumn(alignment="right") for name in ("Return", "Sharpe")}
-    frame = pd.DataFrame(table)
-    st.dataframe(frame, hide_index=True, width="stretch", height=300, key="honesty_choices", column_config=config)
-
-
-def cost_of(row: dict[str, Any]) -> float | None:
-    try:
-        return float(str(row.get("setting")))
-    except ValueError:
-        return None
-
-
 def lookahead(folder: Folder) -> None:
     """Whether anything up to a bar depends on what comes after it."""
     st.subheader("Look-ahead check", anchor=False)
@@ -327,36 +276,6 @@ def lookahead(folder: Folder) -> None:
     elif isinstance(leaks, list):
         st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
         st.dataframe(pd.DataFrame([{"Leak": str(leak)} for leak in leaks[:200]]), hide_index=True, width="stretch")
-
-
-def costs(stored: Backtest) -> None:
-    """How the result falls with costs, from the stored notional and costs."""
-    st.subheader("Costs", anchor=False)
-    names = [name for name in stored.strategies if (stored.curves["turnover_usd"][name] > 0).any()]
-    if not names:
-        st.info("Nothing was traded.", icon=":material/inbox:")
-        return
-    steps = np.linspace(0, 50, 26)
-    lines = {}
-    for name in names:
-        equity = stored.equity[name].to_numpy()
-        paid, traded = float(stored.curves["cost_usd"][name].sum()), float(stored.curves["turnover_usd"][name].sum())
-        profit = equity[-1] - equity[0] + paid
-        lines[human(name)] = (steps, (profit - traded * steps / 1e4) / equity[0])
-    room = 18 * max(0, len(lines) - 3)  # on a narrow screen the legend takes a line for each
-    figure = charts.lines(lines, x_title="proportional cost, bps of notional", percent=True, height=300 + room)
-    for trace, name in zip(figure.data, names, strict=True):
-        trace.line.color = charts.figures.colour_of(name, stored.strategies.index(name))
-        trace.line.dash = charts.figures.DASHES.get(name, "solid")
-    figure.add_hline(y=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
-    charts.show(figure, "honesty_costs")
-    even = ", ".join(
-        f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps" for name in names
-    )
-    st.caption(
-        "First-order: the stored trades at another proportional cost, the money saved or lost not re-invested. "
-        f"Break-even: {even}."
-    )
 
 
 def selection(folder: Folder) -> None:

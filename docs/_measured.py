@@ -1,0 +1,146 @@
+"""Tables of what the benchmarks measured, from the records in `benchmarks/results/`; and how a table is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """Text safe inside a table: stars and bars escaped outside code, bars inside it too, addresses as links."""
+    parts = text.split("`")
+    for k in range(0, len(parts), 2):
+        parts[k] = re.sub(r"(https?://[^\s)]+)", r"<\1>", parts[k].replace("*", "\\*"))
+    return "`".join(parts).replace("|", "\\|")
+
+
+def optimum_table(*_: Any) -> str:
+    """What each algorithm reached of the known optimum, from the benchmark's own record."""
+    path = RESULTS / "known_optimum.json"
+    if not path.is_file():
+        return "No measurement is stored: run `fintrader bench known_optimum --save`."
+    stored = json.loads(path.read_text())
+    rows = []
+    for name, found in stored["figures"].items():
+        algo, _, reward = name.rpartition("_")
+        if isinstance(found, dict) and "rate_ratio" in found:
+            shares = [_spread(found.get(f"share_{seconds}s"), "{:.1%}") for seconds in (5, 20, 60)]
+            rows.append((algo.upper(), reward, *shares, _spread(found.get("rate_ratio"), "{:.2f}")))
+    machine = stored.get("machine", {})
+    seeds = f"{stored.get('seeds', 1)} seed{'' if stored.get('seeds', 1) == 1 else 's'}"
+    where = f"Measured with {seeds} on one thread of {machine.get('cpu', 'an unnamed machine')}"
+    where += f", commit {stored.get('commit', '?')[:12]}."
+    head = ("algorithm", "reward", "share at 5 s", "at 20 s", "at 60 s", "trade rate / optimal")
+    return table(head, rows) + "\n\n" + where
+
+
+def _spread(found: Any, pattern: str) -> str:
+    """Mean over the seeds, with its range where there are several."""
+    if not isinstance(found, dict) or found.get("mean") is None:
+        return "–"
+    mean = pattern.format(found["mean"])
+    several = found["min"] != found["max"]
+    return f"{mean} ({pattern.format(found['min'])} to {pattern.format(found['max'])})" if several else mean
+
+
+def scaling_table(which: str, *_: Any) -> str:
+    """One of the tables of the page on scaling, from the benchmarks' own records."""
+    name = which if which in ("search", "communication") else "scaling"
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return f"No measurement is stored: run `fintrader bench {name} --save`."
+    stored = json.loads(path.read_text())
+    found = table(*_SCALING[which](stored))
+    machine = stored["machine"]
+    if which == "paper":
+        return found
+    return f"{found}\n\n{machine['cores']} cores of {machine['cpu']}, commit {stored['commit'][:12]}."
+
+
+def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    names = ("n", "mean_ms", "p05_ms", "p50_ms", "p95_ms", "max_ms")
+    rows = [[f"`{name}`", *(f"{found[key]:,g}" for key in names)] for name, found in stored["constants"].items()]
+    return ("constant", "n", "mean, ms", "5 %", "median", "95 %", "max"), rows
+
+
+def _scaling_throughput(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for curve in stored["throughput"].values():
+        for gpus, row in curve["by_gpus"].items():
+            pod = f"{curve['pod_seconds']:g} s + {curve['overhead_seconds']:.2f} s"
+            cpu = f"{row['orchestrator_cpu_ms_per_pod']:.2f}"
+            rows.append([pod, gpus, f"{row['seconds']:,.0f}", f"{row['efficiency']:.1%}", cpu])
+        rows.append([pod, "16 → 80", "", f"{curve['efficiency_16_to_80']:.1%}", ""])
+    pods = f"seconds to {curve['pods']:,} pods"
+    return ("S + o", "GPUs", pods, "efficiency (predicted)", "orchestrator, CPU ms a pod"), rows
+
+
+def _scaling_stress(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for row in stored["stress"]:
+        lost = ", ".join(f"{count} {reason}" for reason, count in sorted(row["losses"].items()))
+        waits = f"{row['result_waits_seconds_p50']:g} / {row['result_waits_seconds_p99']:g}"
+        idle = f"{row['gpu_idle_between_pods_seconds_p50']:g} / {row['gpu_idle_between_pods_seconds_p99']:g}"
+        cpu = f"{row['orchestrator_cpu_ms_per_pod']:.2f}"
+        rows.append(
+            [f"{row['pods']:,}", f"{row['gpus']:,}", lost, cpu, waits, idle, f"{row['lost_or_doubled_results']}"]
+        )
+    waits, idle = "result waits, s (median / 99 %)", "GPU idle between pods, s (median / 99 %)"
+    return ("pods", "GPUs", "attempts lost", "orchestrator, CPU ms a pod", waits, idle, "lost or doubled"), rows
+
+
+def _scaling_paper(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for target, found in stored["paper"].items():
+        times = [f"{found['seconds'][gpus]:,.0f} s" for gpus in ("16", "80")]
+        fit = f"{found['serial_seconds']:,.0f} s + {found['parallel_gpu_seconds']:,.0f} s / G"
+        rows.append([target, *times, f"{found['efficiency_16_to_80']:.0%}", fit])
+    return ("return", "16 GPUs", "80 GPUs", "efficiency", "a + b / G through both"), rows
+
+
+def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    counts = sorted({str(run["gpus"]) for run in stored["runs"]}, key=int)
+    rows = []
+    for target, found in stored["targets"].items():
+        times = [f"{found['seconds'][gpus]:,.0f}" if gpus in found["seconds"] else "–" for gpus in counts]
+        efficiency = found.get("efficiency_16_to_80")
+        rows.append([f"{float(target):.0%} of the optimum", *times, "–" if efficiency is None else f"{efficiency:.0%}"])
+    seeds = len({run["seed"] for run in stored["runs"]})
+    heads = [f"{gpus} GPUs, s" for gpus in counts]
+    return (f"target ({seeds} seed{'' if seeds == 1 else 's'})", *heads, "efficiency 16 → 80"), rows
+
+
+def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    rows = []
+    for size in ("small", "wide"):
+        for name, found in stored[size].items():
+            if isinstance(found, dict):
+                share = found.get("share_of_optimum_mean")
+                speech = f"{found['communication_seconds_per_epoch']:.3f}"
+                parameters = f"{stored[size]['parameters']:,}"
+                updates = f"{stored[size]['updates_per_epoch']}"
+                told = "–" if share is None else f"{share:.1%}"
+                rows.append([parameters, updates, f"`{name}`", f"{found['bytes_per_epoch']:,}", speech, told])
+    return ("parameters", "updates an epoch", "way", "bytes an epoch and rank", "seconds in collectives", "share"), rows
+
+
+_SCALING: dict[str, Callable[[dict[str, Any]], tuple[Iterable[str], list[list[str]]]]] = {
+    "constants": _scaling_constants,
+    "throughput": _scaling_throughput,
+    "stress": _scaling_stress,
+    "paper": _scaling_paper,
+    "search": _scaling_search,
+    "communication": _scaling_communication,
+}
