@@ -32,7 +32,7 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import Board
 
 CHANGEABLE = frozenset(
-    {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds"}
+    {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
@@ -112,6 +112,7 @@ def run_tournament(
             workers=settings.workers,
             token=lease.token,
             hang_seconds=settings.hang_seconds,
+            store_seconds=settings.store_seconds,
         )
         scheduler = scheduler or scheduler_of(settings)
         orchestrator = Orchestrator(settings, store, lease, scheduler, breeder, launcher, clock)

@@ -211,6 +211,8 @@ class PodContext:
     folder: Path = Path()
     hosts: Sequence[Host] = ()
     """The machines of a pod that spans several, this one first; the devices are then theirs, one after another."""
+    store_seconds: float = 0.0
+    """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
     apart: bool = False
     """A body may leave the last evaluation to an evaluator elsewhere, see `PodOutput.rest`."""
 
@@ -241,6 +243,7 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult | Draft:
     """As `run_pod`; with `context.apart` a body may stop before the evaluation, which is `evaluate_pod`'s then."""
+    from fintrader.tournament.checkpoint import checkpointed
     from fintrader.tournament.store import RunStore
 
     store = RunStore(context.run)
@@ -250,7 +253,8 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
         context.market = store.market(spec.data_hash, context.market)
         started = time.time()
         call: Body = load_object(body) if isinstance(body, str) else body
-        output = call(spec, context)
+        with checkpointed(store.mirror, spec, context):
+            output = call(spec, context)
         if output.rest:
             return Draft(
                 pod=spec.pod,

@@ -112,6 +112,8 @@ class TournamentSettings(Settings):
     """Times a lost pod (killed, hung, out of memory, NaN) is started again before it counts as failed."""
     hang_seconds: float = Field(300.0, gt=0)
     """A pod silent for so long is taken for hung and killed."""
+    store_seconds: float = Field(120.0, ge=0)
+    """Only with `store`: a pod's training state goes there so often, and when its node is drained; 0: never."""
 
     @field_validator("halving_rungs")
     @classmethod

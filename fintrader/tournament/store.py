@@ -18,20 +18,23 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import CheckpointError, StorageDamagedError, TournamentError
+from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
 from fintrader.runs import RunFolder, file_sha256, publish, read_json, sync_folder, write_bytes, write_json
 from fintrader.storage.markets import Markets
 from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.checkpoint import clear
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.pod import PodResult, PodSpec
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl")
 """Of a pod's folder, what a store keeps beside spec and result."""
+_STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
 
 
 class RunStore:
@@ -58,6 +61,9 @@ class RunStore:
         prefix = self.mirror.prefix
         new = [path for path in here if f"{prefix}pods/{path.parent.name}/{path.name}" not in listing]
         self.mirror.objects.gather(self._push, new)
+        over = {name.rpartition("/")[0] for name in listing if name.endswith("/result.json")}
+        left = [name for name in listing if (match := _STATE.fullmatch(name)) and match["pod"] in over]
+        self.mirror.objects.remove(*left)
 
     def _push(self, path: Path) -> None:
         """A spec or result that was written before the run had a store, or just before a kill."""
@@ -192,6 +198,8 @@ class RunStore:
                 self.mirror.remove_pod_file(result.pod, "result.json")
                 text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
             publish(self.result_path(result.pod), text.encode())
+            with contextlib.suppress(StorageError):  # what remains of it is cleared away at the next start
+                clear(self.mirror, result.pod)
             return self.read_result(result.pod)
         if publish(self.result_path(result.pod), result.to_json().encode()):
             return result

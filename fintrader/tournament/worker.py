@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from fintrader import logs
 from fintrader.config import load_object
 from fintrader.runs import RunFolder
+from fintrader.tournament.checkpoint import save_kept
 from fintrader.tournament.pod import PodContext, PodSpec, failure_reason, run_pod
 
 _PR_SET_PDEATHSIG = 1
@@ -57,6 +58,7 @@ def serve() -> None:
     """Import what pods need, then run one after another."""
     die_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
+    signal.signal(signal.SIGTERM, leave)
     channel = Channel(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     for module in sys.argv[2:]:
@@ -85,6 +87,12 @@ def serve() -> None:
             os._exit(1)
 
 
+def leave(*_: object) -> None:
+    """Asked to end: what a store does not have yet goes there, if it has anything of this pod at all."""
+    save_kept()
+    os._exit(1)
+
+
 def work(task: dict[str, Any], channel: Channel) -> bool:
     """Run one pod and answer; False if this process should not be used again."""
     spec = PodSpec.model_validate(task["spec"])
@@ -99,6 +107,7 @@ def work(task: dict[str, Any], channel: Channel) -> bool:
         token=task["token"],
         attempt=task["attempt"],
         report=report,
+        store_seconds=task["store_seconds"],
     )
     try:
         result = run_pod(spec, context, task["body"])

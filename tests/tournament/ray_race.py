@@ -16,6 +16,7 @@ from typing import Any
 
 from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder, read_json, write_json
+from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.orchestrator import run_tournament
 
@@ -63,10 +64,22 @@ def note_of(run: RunFolder) -> Path:
 class Racer:
     """The asking half: a tournament under way in its own process."""
 
-    def __init__(self, run: RunFolder, address: str, kind: str, ray: dict[str, Any] | None = None, **changes: Any):
+    def __init__(
+        self,
+        run: RunFolder,
+        address: str,
+        kind: str,
+        ray: dict[str, Any] | None = None,
+        *,
+        store: str = "",
+        **changes: Any,
+    ) -> None:
+        """`store`: URL of the run in a store, if it lies in one."""
         self.run = run
         note_of(run).unlink(missing_ok=True)
         plan = {"run": str(run.root), "address": address, "kind": kind, "ray": ray or {}, "changes": changes}
+        if store:
+            attach(run.root, store)
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.tournament.ray_race", json.dumps(plan)],

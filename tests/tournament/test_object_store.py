@@ -309,6 +309,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "apart": False,
         "draft": None,
         "inside": "control/",
+        "store_seconds": 60.0,
     }
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     node._work({**task, "store": None}, said)

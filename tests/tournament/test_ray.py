@@ -25,6 +25,7 @@ from fintrader.tournament.store import RunStore
 from tests.tournament import chaos, stubs
 from tests.tournament.ray_cluster import Nodes
 from tests.tournament.ray_race import REFUSED, Racer, generational
+from tests.tournament.test_checkpoint import stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -173,6 +174,24 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
     assert RunStore(run).read_result("p0001").attempts == 2
     assert RunStore(run).read_result("p0002").status == "failed"
     assert "no longer finite" in (run.root / "logs" / "ray-p0002.log").read_text()
+
+
+def test_a_pod_on_a_node_that_goes_stores_its_state_first(
+    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+) -> None:
+    run, url = RunFolder(tmp_path / "run"), f"file://{tmp_path}/store/run"
+    stubs.plant(run, "p0000", "wait")
+    racer = started(Racer(run, nodes.address, "stub", {"drain_seconds": 5}, store=url, pods=1, store_seconds=3600.0))
+    state = tmp_path / "run" / "pods" / "p0000" / "state.safetensors"
+    until(lambda: "p0000" in racer.note()["pods"] and state.exists(), "the pod that waits")
+    assert stored(url, "p0000") == {}
+    nodes.add(1)
+    nodes.drain(racer.note()["pods"]["p0000"][0], seconds=500)
+    until(lambda: list(stored(url, "p0000")) == ["state.safetensors"], "its state in the store")
+    stubs.release(run, ["p0000"])
+    assert racer.wait() == (0, "")
+    assert RunStore(run).read_result("p0000").attempts == 1
+    assert stored(url, "p0000") == {}
 
 
 def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(

@@ -13,6 +13,8 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.pod import PodResult, PodSpec, Reason
 from fintrader.tournament.settings import TournamentSettings
 
+LEAVE_SECONDS = 10.0
+"""A pod that is asked to end has so long to store its state, a task that has failed to be gone."""
 START_SECONDS = 120.0
 """A new process may take so long to import what it needs."""
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers.base import START_SECONDS, PodFailure, PodProgress, settle
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress, settle
 from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
 from fintrader.tournament.pod import worker_environment as _environment
 
@@ -91,13 +92,15 @@ class _Worker:
     """Why it is being killed, if it is by us."""
     oom_kills: int = 0
     """Of the machine, when this process began."""
+    leaves: float | None = None
+    """When it is to be gone (monotonic seconds): it has been asked to end."""
     retired: bool = False
     ready: bool = False
 
     @property
     def usable(self) -> bool:
         """Alive, idle, and not about to end."""
-        return self.spec is None and not self.retired and self.process.poll() is None
+        return self.spec is None and not self.retired and self.leaves is None and self.process.poll() is None
 
 
 class LocalLauncher:
@@ -117,10 +120,13 @@ class LocalLauncher:
         workers: int | None = None,
         token: int | None = None,
         hang_seconds: float = 300.0,
+        store_seconds: float = 0.0,
         preload: Sequence[str] | None = None,
     ) -> None:
         self.run, self.market, self.body, self.token = run, market, body, token
         self._slots, self._limit, self._hang = slots, workers, hang_seconds
+        self._store_seconds = store_seconds
+        self._gentle = store_seconds > 0 and mirror_of(run.root) is not None
         self._preload = [body] if preload is None else list(preload)
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
@@ -166,6 +172,7 @@ class LocalLauncher:
                 "token": self.token,
                 "attempt": attempt,
                 "body": self.body,
+                "store_seconds": self._store_seconds,
             }
             assert worker.process.stdin is not None
             with suppress(BrokenPipeError):  # it has just died: its reader will say so
@@ -177,7 +184,7 @@ class LocalLauncher:
         with self._lock:
             for worker in self._workers.values():
                 if worker.spec is not None and worker.spec.pod == pod:
-                    self._kill(worker, "drained", "stopped on request")
+                    self._drain(worker, "stopped on request")
 
     def progress(self) -> dict[str, PodProgress]:
         with self._lock:
@@ -194,21 +201,27 @@ class LocalLauncher:
             names = {slot.name for slot in self.places()}
             for name, worker in list(self._workers.items()):
                 patience = self._hang if worker.ready else max(self._hang, START_SECONDS)
-                if worker.spec is not None and now - worker.heard > patience:
+                if worker.leaves is not None and now > worker.leaves:
+                    worker.process.kill()
+                elif worker.spec is not None and now - worker.heard > patience:
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
                 elif worker.spec is None and name not in names:
-                    self._kill(worker, "drained", "its slot is gone")
+                    self._drain(worker, "its slot is gone")
                 elif worker.spec is not None and name not in names and not worker.retired:
                     worker.retired = True
-                    self._kill(worker, "drained", "stopped on request")
+                    self._drain(worker, "stopped on request")
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             workers = list(self._workers.values())
             for worker in workers:
-                self._kill(worker, "drained", "stopped on request")
+                self._drain(worker, "stopped on request")
+        deadline = time.monotonic() + LEAVE_SECONDS
         for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            worker.process.kill()
             worker.process.wait()
 
     # --- workers ---------------------------------------------------------------------------------------
@@ -244,6 +257,16 @@ class LocalLauncher:
         worker = _Worker(slot, process, log, oom_kills=_oom_kills())
         threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
         return worker
+
+    def _drain(self, worker: _Worker, detail: str) -> None:
+        """Stop a worker; where the run lies in a store, its pod's state gets there first."""
+        if not self._gentle or worker.spec is None:
+            self._kill(worker, "drained", detail)
+            return
+        worker.verdict = worker.verdict or ("drained", detail)
+        worker.leaves = worker.leaves or time.monotonic() + LEAVE_SECONDS
+        with suppress(ProcessLookupError):
+            worker.process.terminate()
 
     def _kill(self, worker: _Worker, reason: Reason, detail: str) -> None:
         worker.verdict = worker.verdict or (reason, detail)

@@ -66,12 +66,13 @@ class RayLauncher:
         workers: int | None = None,
         token: int | None = None,
         hang_seconds: float = 300.0,
+        store_seconds: float = 0.0,
         gpus: float = 0.0,
     ) -> None:
         """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
         self.run, self.market, self.settings, self.body, self.token = run, market, settings, body, token
         self._limit, self._hang = workers, hang_seconds
-        self._mirror = mirror_of(run.root)
+        self._mirror, self._store_seconds = mirror_of(run.root), store_seconds
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
         self._wanted = 0
@@ -130,6 +131,7 @@ class RayLauncher:
             "attempt": attempt,
             "body": self.body,
             "apart": self.settings.evaluators,
+            "store_seconds": self._store_seconds,
             "draft": None,
         }
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
@@ -350,7 +352,16 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
                 f"{ray.nodes} or more, or lower ray.nodes"
             )
         gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
-        workers, hang = settings.workers, settings.hang_seconds
-        return RayLauncher(run, market, ray, body=body, workers=workers, token=token, hang_seconds=hang, gpus=gpus)
+        return RayLauncher(
+            run,
+            market,
+            ray,
+            body=body,
+            workers=settings.workers,
+            token=token,
+            hang_seconds=settings.hang_seconds,
+            store_seconds=settings.store_seconds,
+            gpus=gpus,
+        )
 
     return make

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from fintrader.tournament.launchers.base import LEAVE_SECONDS
 from fintrader.tournament.launchers.cluster import Resources, import_ray
 from fintrader.tournament.launchers.task import LAST_WORDS, words
 
 LISTEN_SECONDS = 0.2
-LEAVE_SECONDS = 10.0
-"""A task that was stopped, has failed or said its last word has so long to end before it is given up."""
 Word = dict[str, Any]
 
 
@@ -112,6 +111,8 @@ class Streams:
                 self._hear(streams[generator], ray)
             for stream in streams.values():
                 if stream.due is not None and time.monotonic() > stream.due:
+                    with suppress(Exception):
+                        ray.cancel(stream.generator, force=True)
                     self._end(stream)
 
     def _hear(self, stream: Stream, ray: Any) -> None:

@@ -20,11 +20,14 @@ from typing import Any
 
 from fintrader.config import load_object
 from fintrader.runs import RunFolder
+from fintrader.tournament.checkpoint import save_kept
 from fintrader.tournament.crew import Here, Host
 from fintrader.tournament.launchers.nodes import NodeOf, address, run_of
 from fintrader.tournament.pod import Draft, PodContext, PodResult, PodSpec, begin_pod, evaluate_pod, failure_reason
 
 LAST_WORDS = ("done", "trained", "failed")
+LOOK_SECONDS = 3.0
+"""Whether its node is about to go is looked at so often."""
 REPORT_SECONDS = 0.5
 """Progress is told no more often."""
 
@@ -43,11 +46,30 @@ def words(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         others = [NodeOf(task, group, bundle, said.put) for bundle in range(1, task["nodes"])]
         hosts = [Here(address()), *others]
     threading.Thread(target=_work, args=(task, said, hosts), daemon=True, name=task["spec"]["pod"]).start()
-    while True:
-        word = said.get()
-        yield word
-        if word["kind"] in LAST_WORDS:
-            return
+    over = threading.Event()
+    if task["store"] is not None and task["store_seconds"]:
+        threading.Thread(target=_watch, args=(node, over), daemon=True, name="node").start()
+    try:
+        while True:
+            word = said.get()
+            yield word
+            if word["kind"] in LAST_WORDS:
+                return
+    finally:
+        over.set()
+
+
+def _watch(node: str, over: threading.Event) -> None:
+    """While this node is about to go, store the pod's state as often as there is a new one.
+
+    Not left to Ray's cancellation of the task, which does not always interrupt it.
+    """
+    from ray._private.state import state
+
+    while not over.wait(LOOK_SECONDS):
+        with suppress(Exception):  # the head does not answer: the launcher will see
+            if node in state.get_draining_nodes():
+                save_kept()
 
 
 def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]], hosts: Sequence[Host] = ()) -> None:
@@ -69,6 +91,7 @@ def _work(task: dict[str, Any], said: queue.SimpleQueue[dict[str, Any]], hosts: 
         attempt=task["attempt"],
         report=report,
         hosts=hosts,
+        store_seconds=task["store_seconds"],
         apart=task["apart"],
     )
     outcome: PodResult | Draft

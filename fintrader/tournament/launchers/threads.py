@@ -15,10 +15,17 @@ class ThreadLauncher:
     """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a debugger."""
 
     def __init__(
-        self, run: RunFolder, market: Path, body: str | Body, *, workers: int, token: int | None = None
+        self,
+        run: RunFolder,
+        market: Path,
+        body: str | Body,
+        *,
+        workers: int,
+        token: int | None = None,
+        store_seconds: float = 0.0,
     ) -> None:
         self.run, self.market, self.body, self.token = run, market, body, token
-        self._limit = workers
+        self._limit, self._store_seconds = workers, store_seconds
         self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
         self._progress: dict[str, PodProgress] = {}
 
@@ -38,6 +45,7 @@ class ThreadLauncher:
             self._progress[spec.pod] = PodProgress(share, env_steps, note, device="thread")
 
         context = PodContext(self.run, self.market, token=self.token, attempt=attempt, report=report)
+        context.store_seconds = self._store_seconds
         try:
             return run_pod(spec, context, self.body)
         except Exception as error:

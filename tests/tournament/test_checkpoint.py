@@ -1,0 +1,191 @@
+"""A pod's training state in the store: a machine is lost in the middle, another one with an empty disk goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fintrader.agents import Budget
+from fintrader.runs import RunFolder, file_sha256, read_jsonl
+from fintrader.storage.mirror import Mirror, attach, mirror_of, working_copy
+from fintrader.storage.objects import Objects, unseal
+from fintrader.tournament import body as bodies
+from fintrader.tournament.checkpoint import Checkpoint
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
+from fintrader.tournament.pod import PodContext, run_pod
+from fintrader.tournament.store import RunStore
+from tests.storage import servers
+from tests.tournament import stubs
+from tests.tournament.test_fusion import fused_spec
+from tests.tournament.test_launchers import spec as stub_spec
+from tests.tournament.test_real_pods import market_file
+
+STEPS = 1280  # forty updates of one learner
+
+
+class Struck(BaseException):
+    """The machine is gone."""
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Training leaves its state after every update, on one thread as in a worker."""
+    from fintrader.tournament import fusion
+
+    for module in (bodies, fusion):
+        monkeypatch.setattr(module, "train", partial(module.train, checkpoint_seconds=0.0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def stored(url: str, pod: str) -> dict[str, str]:
+    """The files of a pod's state in the store."""
+    data = Objects(url).get(f"pods/{pod}/state.json")
+    return {} if data is None else dict(json.loads(unseal(data, "state")["text"])["files"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(
+    ("kind", "changes", "state"),
+    [
+        ("s3", {"replicas": 1}, "state.safetensors"),
+        ("file", {"replicas": 2, "fusions": 4}, "round-2/replica-0/state.safetensors"),
+    ],
+)
+def test_another_machine_goes_on_in_the_middle(
+    tmp_path: Path, kind: str, changes: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = fused_spec(budget=Budget(env_steps=STEPS), **changes)
+    market = market_file(tmp_path)
+    told: list[tuple[float, int]] = []
+
+    def report(share: float, env_steps: int, note: str) -> None:
+        told.append((share, env_steps))
+
+    undisturbed = run_pod(spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report))
+    begin = told[0][0]
+    with servers.s3(monkeypatch):
+        url = "s3://bucket/runs/run" if kind == "s3" else f"file://{tmp_path}/store/run"
+        first = RunFolder(working_copy(url, tmp_path / "first"))
+        RunStore(first).write_spec(spec)
+        RunStore(first).settle()
+
+        def strike(share: float, env_steps: int, note: str) -> None:
+            if share > 0.5:
+                here = file_sha256(first.pod(spec.pod) / state)
+                until(lambda: stored(url, spec.pod).get(state) == here)
+                raise Struck
+
+        with pytest.raises(Struck):
+            run_pod(spec, PodContext(first, market, report=strike, store_seconds=0.02))
+        shutil.rmtree(tmp_path / "first")
+
+        second = RunFolder(working_copy(url, tmp_path / "second"))
+        told.clear()
+        result = run_pod(spec, PodContext(second, market, attempt=2, report=report, store_seconds=60.0))
+        assert begin < 0.1
+        assert told[0][0] > 0.5  # it did not start over
+        assert result.reproducible() == undisturbed.reproducible()
+        assert RunStore(second).get(str(result.snapshot))
+        records = read_jsonl(second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl"))
+        assert [record["update"] for record in records] == list(range(1, len(records) + 1))
+        left = [name for name in Objects(url).names("pods") if "/state" in name]
+        assert left == []
+
+
+def checkpoint(folder: Path, url: str) -> tuple[Checkpoint, Path]:
+    home = folder / "run"
+    attach(home, url)
+    mirror = mirror_of(home)
+    assert isinstance(mirror, Mirror)
+    pod = home / "pods" / "p0000"
+    pod.mkdir(parents=True, exist_ok=True)
+    return Checkpoint(mirror, "p0000", "digest", pod), pod
+
+
+def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store/run"
+    (one, here), (two, there) = (checkpoint(tmp_path / name, url) for name in ("one", "two"))
+    assert not one.restore()
+    assert not one.save()  # there is nothing yet
+    (here / "state.safetensors").write_text("half way")
+    (here / "fused-0.safetensors").write_text("first round")
+    for name in ("round-0/replica-0/state.safetensors", "round-1/replica-0/state.safetensors", "rank-1.log", ".lock"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    assert one.save()
+    assert not one.save()
+    assert sorted(stored(url, "p0000")) == [
+        "fused-0.safetensors",
+        "round-1/replica-0/state.safetensors",  # round 0 is over
+        "state.safetensors",
+    ]
+    (here / "state.safetensors").write_text("a little further")
+    assert not checkpoint(tmp_path / "one", url)[0].restore()  # after a kill, this disk knows better
+    (there / "state.safetensors").write_text("older than what is stored")
+    assert two.restore()
+    assert (there / "state.safetensors").read_text() == "half way"
+    (there / "state.safetensors").write_text("further")
+    assert two.save()
+    assert len(Objects(url).names("pods/p0000/state")) == 3  # what nobody asks for any more is gone
+    assert checkpoint(tmp_path / "one", url)[0].restore()
+    assert (here / "state.safetensors").read_text() == "further"
+    assert (here / "rank-1.log").is_file()
+
+    store = Objects(url)
+    stranger = Checkpoint(two_mirror(tmp_path), "p0000", "another spec", there)
+    (there / ".stored.json").unlink()
+    assert not stranger.restore()
+    store.put(f"pods/p0000/state/{stored(url, 'p0000')['state.safetensors']}", b"damaged")
+    assert not two.restore()
+    assert (there / "state.safetensors").read_text() == "further"
+    assert stored(url, "p0000") == {}
+
+
+def two_mirror(folder: Path) -> Mirror:
+    mirror = mirror_of(folder / "two" / "run")
+    assert mirror is not None
+    return mirror
+
+
+def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store/run"
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, url)
+    stubs.plant(run, "p0000", "wait")
+    local = LocalLauncher(
+        run,
+        run.root / "market",
+        body="tests.tournament.stubs:body",
+        slots=lambda: [Slot("a")],
+        store_seconds=3600.0,
+    )
+    try:
+        RunStore(run).keep_market("", stubs.market(run.root))
+        future = local.submit(stub_spec(0))
+        until(lambda: bool(local.progress()["p0000"].note))
+        until(lambda: (run.pod("p0000") / "state.safetensors").exists())
+        assert stored(url, "p0000") == {}
+        local.cancel("p0000")
+        with pytest.raises(PodFailure, match="drained"):
+            future.result(timeout=60)
+        assert list(stored(url, "p0000")) == ["state.safetensors"]
+    finally:
+        local.close()
