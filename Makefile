@@ -13,7 +13,7 @@ EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-adapters test-triton lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-adapters test-gcs test-triton lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -57,6 +57,12 @@ test-adapters: ## The adapters and their examples against the RL libraries thems
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
 	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e ".[fast]" pytest pytest-timeout hypothesis
 	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(EXAMPLES)
+
+test-gcs: ## Storage on gs:// against an emulator of Google's storage, in an environment of its own
+	test -x .venv-gcs/bin/python || $(PYTHON) -m venv .venv-gcs
+	.venv-gcs/bin/python -m pip install --quiet -c constraints.txt gcp-storage-emulator "moto[server]" -e ".[gcs,s3]" \
+		pytest pytest-timeout hypothesis psutil
+	.venv-gcs/bin/python -m pytest tests/storage tests/tournament/test_object_store.py -k "gs or gcs"
 
 test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch core in Triton's interpreter
 	test -x .venv-triton/bin/python || $(PYTHON) -m venv .venv-triton

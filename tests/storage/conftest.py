@@ -17,12 +17,21 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with servers.gcs(monkeypatch) as address:
+        yield address
+
+
+@pytest.fixture(params=["file", "memory", "s3", "gs"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty place in each kind of store."""
     if request.param == "s3":
         request.getfixturevalue("s3")
         return f"s3://{servers.BUCKET}/place"
+    if request.param == "gs":
+        request.getfixturevalue("gcs")
+        return f"gs://{servers.BUCKET}/place"
     return f"memory://{uuid4().hex}/place" if request.param == "memory" else f"file://{tmp_path}/place"
 
 

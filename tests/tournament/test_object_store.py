@@ -34,7 +34,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return run
 
 
-@pytest.mark.parametrize("kind", ["memory", "file", "s3"])
+@pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
 @pytest.mark.parametrize(
     "how",
     [{"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}, {"order": "submission"}],
@@ -44,8 +44,9 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
     tmp_path: Path, race: Race, kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = race("plain", **how)
-    with servers.s3(monkeypatch):
-        url = {"memory": f"memory://{uuid4().hex}", "file": f"file://{tmp_path}/store", "s3": "s3://bucket/runs"}[kind]
+    local = {"memory": f"memory://{uuid4().hex}", "file": f"file://{tmp_path}/store"}
+    with servers.gcs(monkeypatch) if kind == "gs" else servers.s3(monkeypatch):
+        url = local.get(kind, f"{kind}://bucket/runs")
         run = RunFolder(tmp_path / "stored")
         attach(run.root, f"{url}/stored")
         stored = race("stored", **how)
