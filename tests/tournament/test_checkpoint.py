@@ -24,6 +24,7 @@ from fintrader.tournament.pod import PodContext, run_pod
 from fintrader.tournament.store import RunStore
 from tests.storage import servers
 from tests.tournament import stubs
+from tests.tournament.conftest import Race
 from tests.tournament.test_fusion import fused_spec
 from tests.tournament.test_launchers import spec as stub_spec
 from tests.tournament.test_real_pods import market_file
@@ -108,6 +109,17 @@ def test_another_machine_goes_on_in_the_middle(
         assert [record["update"] for record in records] == list(range(1, len(records) + 1))
         left = [name for name in Objects(url).names("pods") if "/state" in name]
         assert left == []
+
+
+def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_path: Path, race: Race) -> None:
+    url = f"file://{tmp_path}/store/run"
+    attach(tmp_path / "run", url)
+    race("run", pods=2)
+    store = Objects(url)
+    for name in ("pods/p0000/state.json", "pods/p0001/state/0123", "pods/p0007/state/0123"):
+        store.put(name, b"left behind")
+    race("run", pods=2)
+    assert [name for name in store.names("pods") if "/state" in name] == ["pods/p0007/state/0123"]  # it may yet run
 
 
 def checkpoint(folder: Path, url: str) -> tuple[Checkpoint, Path]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,10 +18,14 @@ from safetensors.torch import load
 from fintrader.agents import Budget, read_agent_state
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder, read_jsonl
+from fintrader.storage.lease import hold
+from fintrader.storage.mirror import attach, copies, working_copy
+from fintrader.storage.objects import Objects
 from fintrader.tournament import ranks
-from fintrader.tournament.crew import Crew, Here, interface_of, places_of
+from fintrader.tournament.body import maker, train_and_evaluate
+from fintrader.tournament.crew import LOOPBACK, Crew, Hear, Here, Word, interface_of, places_of
 from fintrader.tournament.fusion import INHERITED, average, home_of, read_round
-from fintrader.tournament.launchers import cuda_devices, slots_of
+from fintrader.tournament.launchers import cuda_devices, nodes, slots_of
 from fintrader.tournament.orchestrator import run_tournament
 from fintrader.tournament.pod import PodContext, PodSpec, RankLost, failure_reason, run_pod
 from fintrader.tournament.store import RunStore
@@ -111,6 +116,52 @@ def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: 
     assert failure_reason(raised.value) == "error"
 
 
+def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second host is a thread that does what the task on another node does, on an empty disk."""
+    ray = pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    monkeypatch.setattr(nodes, "address", lambda: LOOPBACK)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url, spec = f"file://{tmp_path}/store/run", fused_spec().model_copy(update={"data_hash": "digest"})
+    here = RunFolder(tmp_path / "run")
+    attach(here.root, url)
+    alone, _ = run(tmp_path / "alone", spec)
+
+    class Elsewhere:
+        address = ""
+
+        def start(self, ranks: list[Word], hear: Hear) -> None:
+            def carry() -> None:
+                for word in nodes.serve(task, ranks):
+                    if "rank" in word:
+                        hear(word.pop("rank"), word)
+
+            self.thread = threading.Thread(target=carry, daemon=True)
+            self.thread.start()
+
+        def stop(self) -> None:
+            self.thread.join()
+
+    with hold(Objects(url)) as lease:
+        RunStore(here).keep_market("digest", market_file(tmp_path))
+        task = {
+            "spec": spec.model_dump(mode="json"),
+            "run": "/nowhere/run",
+            "market": "/nowhere/market.safetensors",
+            "store": url,
+            "inside": "",
+            "token": lease.token,
+        }
+        context = PodContext(here, market_file(tmp_path), device="cpu/cpu", hosts=[Here(), Elsewhere()])
+        context.folder = here.pod(spec.pod)
+        context.folder.mkdir(parents=True)
+        spread = train_and_evaluate(spec, context)
+    assert spread.snapshot == alone.snapshot
+    there = working_copy(url, copies("pods"), attached=False) / "pods" / spec.pod
+    assert (home_of(there, 2, 1) / "state.safetensors").is_file()
+    assert not home_of(context.folder, 2, 1).exists()
+
+
 def test_backends() -> None:
     def backend(*devices: str, hosts: int = 1) -> str:
         return ranks.backend_of(places_of(devices, hosts))
@@ -155,8 +206,6 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
     assert ranks.backend_of(places_of([str(device) for device in devices], 1)) == "nccl"
     context = PodContext(RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000")
     context.folder.mkdir(parents=True)
-    from fintrader.tournament.body import maker
-
     learner = ranks.Ranked(spec, context, devices, maker(spec, context))
     try:
         learner.advance(Budget.model_validate(spec.budget), 1.0, lambda progress: None)

@@ -26,13 +26,13 @@ from tests.tournament.test_ranks import rank_process
 from tests.tournament.test_ray import _files, until
 from tests.tournament.test_real_pods import market_file
 
-FUSED = {"pods": 2, "population": 2, "survivors": 1, "replicas": 2, "fusions": 3}
+FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
 
 @pytest.fixture
 def cluster() -> Iterator[Nodes]:
     pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
-    nodes = Nodes(1, 1, quick=True)
+    nodes = Nodes(1, 1)
     yield nodes
     nodes.stop()
 
@@ -43,7 +43,7 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes
     """In the middle of a round the other node's raylet is killed, and then the pod's own process."""
     alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
     market = market_file(tmp_path)
-    pod = there.pod("p0001")
+    pod = there.pod("p0000")
     barrier = home_of(pod, 1, 1) / "metrics.jsonl"
     barrier.parent.mkdir(parents=True)
     os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
@@ -64,8 +64,8 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes
 
             def there() -> bool:
                 note, rank = racer.note(), rank_process(pod, 1)
-                nodes = note["nodes"].get("p0001", [])
-                found[:] = [nodes, note["pods"].get("p0001", ["", 0])[1], rank]
+                nodes = note["nodes"].get("p0000", [])
+                found[:] = [nodes, note["pods"].get("p0000", ["", 0])[1], rank]
                 return len(nodes) == 2 and rank is not None and (pod / "fused-0.safetensors").exists()
 
             until(there, "both ranks in round 1")
@@ -89,10 +89,10 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes
         racer.stop()
         many.stop()
     assert [(event["pod"], event["reason"]) for event in _lost(there)] in (
-        [("p0001", "rank"), ("p0001", "killed")],
-        [("p0001", "node"), ("p0001", "killed")],
+        [("p0000", "rank"), ("p0000", "killed")],
+        [("p0000", "node"), ("p0000", "killed")],
     )
-    assert RunStore(there).read_result("p0001").attempts == 3
+    assert RunStore(there).read_result("p0000").attempts == 3
     assert compare(alone, there) == []
     assert _files(alone) == _files(there)
 

@@ -229,6 +229,12 @@ class Cluster:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="ray nodes")
         self._thread.start()
 
+    @property
+    def silent(self) -> bool:
+        """Whether the head does not answer at the moment."""
+        since = self._asked_since
+        return since is not None and time.monotonic() - since > LOOK_SECONDS * 5
+
     def view(self) -> View:
         """The latest look; it is at most about a second old while the head answers."""
         return self._view
@@ -280,11 +286,12 @@ class Cluster:
             if self.ours:
                 import_ray().shutdown()
 
+        silent = self.silent
         self.want([])
         self._closing.set()
         leaving = threading.Thread(target=leave, daemon=True, name="ray leaving")
         leaving.start()
-        leaving.join(CLOSE_SECONDS)
+        leaving.join(1.0 if silent else CLOSE_SECONDS)
 
 
 def look() -> View:

@@ -191,7 +191,7 @@ class RayLauncher:
             pods = list(self._pods.values())
         for pod in pods:
             self._stop(pod, "drained", "stopped on request")
-        self._streams.close()
+        self._streams.close(wait=not self._cluster.silent)
         self._cluster.close()
 
     # --- places ----------------------------------------------------------------------------------------

@@ -84,10 +84,10 @@ class Streams:
         with suppress(Exception):
             import_ray().cancel(stream.generator, force=True)
 
-    def close(self) -> None:
-        """Hear those who were stopped to their end, as long as they have."""
+    def close(self, *, wait: bool = True) -> None:
+        """Hear those who were stopped to their end, as long as they have. Without a head that would be in vain."""
         deadline = time.monotonic() + LEAVE_SECONDS / 2
-        while self._streams and self._thread.is_alive() and time.monotonic() < deadline:
+        while wait and self._streams and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         self._closing.set()
         self._thread.join(timeout=2)
