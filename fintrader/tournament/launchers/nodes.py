@@ -150,7 +150,8 @@ def _fate(error: Exception) -> tuple[Reason, str]:
         return "node", "its node vanished"
     if isinstance(error, exceptions.OutOfMemoryError):
         return "oom", "killed by Ray for want of memory on its node; lower env.num_envs"
-    if isinstance(error, exceptions.WorkerCrashedError):
-        return "rank", "its node, or the process above it, died"
     lines = str(error).strip().splitlines() or [""]
-    return "error", f"{type(error).__name__}: {lines[-1]}"[:2000]
+    detail = f"{type(error).__name__}: {lines[-1]}"[:2000]
+    if isinstance(error, exceptions.RayTaskError):  # raised by `serve` itself
+        return "error", detail
+    return "rank", f"its node, or the process above it, died ({detail})"
