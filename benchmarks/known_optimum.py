@@ -172,7 +172,7 @@ HARD: dict[str, Any] = {**OFF, "noise": 0.3, "critic_lead": 300, "saturation_coe
 SOFT: dict[str, Any] = {**OFF, "initial_noise": 0.2, "alpha": 0.01, "tune_alpha": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents trade too little.
-    "ppo": {**ON, "gae_lambda": 1.0, "update_epochs": 1, "num_minibatches": 2, "learning_rate": 2.5e-3},
+    "ppo": {**ON, "gae_lambda": 1.0, "update_epochs": 2, "num_minibatches": 1, "learning_rate": 2e-3},
     "a2c": {**ON, "gae_lambda": 1.0, "learning_rate": 2.5e-3},
     "apg": {
         **ON,
