@@ -210,6 +210,45 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
     assert "at most 4 CPU, 4 GPU" in said
 
 
+def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]) -> None:
+    """The next pod in the same process would stay on the GPU of the first."""
+    nodes.add(1, gpus=1)
+    run, pods = RunFolder(tmp_path / "run"), [f"p{number:04d}" for number in range(3)]
+    for pod in pods:
+        stubs.plant(run, pod, "wait")
+    racer = started(Racer(run, nodes.address, "stub", {"gpus": 1, "evaluators": False}, pods=len(pods)))
+    seen: dict[str, int] = {}
+    while len(seen) < len(pods):
+        until(lambda: set(racer.note()["pods"]) - set(seen) != set(), "the next pod")
+        new = {pod: pid for pod, (_, pid) in racer.note()["pods"].items() if pod not in seen}
+        seen |= new
+        stubs.release(run, list(new))
+    assert racer.wait() == (0, "")
+    assert len(set(seen.values())) == len(pods)
+
+
+def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
+    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+) -> None:
+    """The head alone is killed; the orchestrator has to notice, say so, and leave."""
+    run = RunFolder(tmp_path / "run")
+    stubs.plant(run, "p0002", "wait")
+    cluster = started(Nodes(1, quick=True))
+    racer = started(Racer(run, cluster.address, "stub", order="arrival", pods=4))
+    until(lambda: racer.note()["applied"] >= 2 and "p0002" in racer.note()["pods"], "two results and a pod at work")
+    cluster.kill_head()
+    status, said = racer.wait()
+    assert status == REFUSED
+    assert "head" in said
+    acknowledged = chaos.acknowledged(run)
+    assert len(acknowledged) >= 2
+    cluster.stop()
+    stubs.release(run, ["p0002"])
+    assert started(Racer(run, nodes.address, "stub", order="arrival", pods=4)).wait() == (0, "")
+    assert chaos.acknowledged(run).items() >= acknowledged.items()
+    assert len(chaos.acknowledged(run)) == 4
+
+
 # --- who is let in ---------------------------------------------------------------------------------------------
 
 

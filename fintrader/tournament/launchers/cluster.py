@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -114,6 +114,16 @@ def connect(settings: RaySettings) -> bool:
     if loopback:
         _stay_on_loopback()
     return _init(ray, address, **more)
+
+
+def as_task(function: Callable[..., Any], need: Resources) -> Any:
+    """`function` as Ray's remote function; one that holds a GPU has a process of its own, which ends with it.
+
+    A process that outlives its task keeps the GPU's memory, and the next task in it would stay on that GPU whatever it
+    is given. Ray sees to this only for GPUs that are named here, not for those in `options`.
+    """
+    ray = import_ray()
+    return ray.remote(max_calls=1)(function) if need.get("GPU") else ray.remote(function)
 
 
 def _init(ray: ModuleType, address: str, **more: Any) -> bool:

@@ -84,8 +84,9 @@ class NodeOf:
         self._listener: threading.Thread | None = None
 
     def start(self, tasks: Sequence[Word], hear: Hear) -> None:
-        import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from fintrader.tournament.launchers.cluster import as_task
 
         need = self._task["need"]
         options: dict[str, Any] = {
@@ -99,7 +100,7 @@ class NodeOf:
                 self._group, placement_group_bundle_index=self._bundle
             ),
         }
-        self._stream = ray.remote(serve).options(**options).remote(self._task, list(tasks))
+        self._stream = as_task(serve, need).options(**options).remote(self._task, list(tasks))
         ranks = {task["rank"] for task in tasks}
         self._listener = threading.Thread(target=self._listen, args=(ranks, hear), daemon=True, name="ranks elsewhere")
         self._listener.start()

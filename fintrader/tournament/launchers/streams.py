@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from fintrader.tournament.launchers.base import LEAVE_SECONDS
-from fintrader.tournament.launchers.cluster import Resources, import_ray
+from fintrader.tournament.launchers.cluster import Resources, as_task, import_ray
 from fintrader.tournament.launchers.task import LAST_WORDS, words
 
 LISTEN_SECONDS = 0.2
@@ -59,7 +59,6 @@ class Streams:
         group: Any = None,
     ) -> Stream:
         """Hand a task to Ray, into the first bundle of `group` if there is one. Both calls come from the listener."""
-        ray = import_ray()
         options: dict[str, Any] = {
             "num_cpus": need["CPU"],
             "num_gpus": need.get("GPU", 0.0),
@@ -72,7 +71,7 @@ class Streams:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        stream = Stream(ray.remote(words).options(**options).remote(task), group, hear, ended)
+        stream = Stream(as_task(words, need).options(**options).remote(task), group, hear, ended)
         with self._lock:
             self._streams.add(stream)
         return stream
