@@ -363,7 +363,13 @@ def main() -> None:
     }
     finish(
         "algorithms",
-        {"figures": figures, "peer": "==".join(PEER), "budgets": BUDGETS, "seeds": options.seeds},
+        {
+            "figures": figures,
+            "peer": "==".join(PEER),
+            "budgets": BUDGETS,
+            "seeds": options.seeds,
+            "commits": sorted(records.commits),
+        },
         seed=options.first_seed,
         save=options.save,
     )

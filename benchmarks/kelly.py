@@ -230,7 +230,7 @@ def main() -> None:
         figures[f"{algo}_share"] = {"mean": mean, "min": min(shares), "max": max(shares)}
     finish(
         "kelly",
-        {"figures": figures, "runs": runs, "seconds": options.seconds},
+        {"figures": figures, "runs": runs, "seconds": options.seconds, "commits": sorted(records.commits)},
         seed=options.first_seed,
         save=options.save,
     )

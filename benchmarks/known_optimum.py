@@ -288,12 +288,7 @@ def main() -> None:
     for algo in options.algo:
         SETTINGS[algo] = {**SETTINGS[algo], **json.loads(options.set)}
     records = Records("known_optimum", fresh=options.fresh)
-    pairs = [
-        (algo, reward)
-        for reward in options.reward
-        for algo in options.algo
-        if reward == "realised" or algo in ("ppo", "sac", "td3")
-    ]
+    pairs = [(algo, reward) for reward in options.reward for algo in options.algo]
     runs: list[dict[str, Any]] = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for algo, reward in pairs:
@@ -323,7 +318,14 @@ def main() -> None:
     figures = summary(runs)
     finish(
         "known_optimum",
-        {"problem": "quadratic", "figures": figures, "targets": met(figures), "runs": runs, "seeds": options.seeds},
+        {
+            "problem": "quadratic",
+            "figures": figures,
+            "targets": met(figures),
+            "runs": runs,
+            "seeds": options.seeds,
+            "commits": sorted(records.commits),
+        },
         seed=options.first_seed,
         save=options.save,
     )

@@ -51,6 +51,8 @@ class Round:
         self.run = RunFolder(home / f"round-{number}")
         self.pods, self.chance = pods, random.Random(seed * 1000 + number)
         self.kills: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()  # the pod had its result already
+        self.seen: set[str] = set()
         self.recovery: dict[str, list[float]] = defaultdict(list)
         self.problems: list[str] = []
         self.cluster = Nodes(1, 1, quick=True, STUB_SECONDS=str(seconds))
@@ -65,9 +67,7 @@ class Round:
         """Disturb, and wait until the tournament goes on."""
         if kind in ("node", "raylet", "drain"):
             self.cluster.add(1)  # in whose place the work goes on
-        pods = self.until(lambda: self.racer.note()["pods"], f"pods at work before {kind}")
-        pod = self.chance.choice(sorted(pods))
-        node, pid = pods[pod]
+        pod, node, pid = self.until(self.young, f"a pod that has just begun before {kind}")
         stored, begun = set(chaos.acknowledged(self.run)), time.monotonic()
         match kind:
             case "process":
@@ -88,6 +88,7 @@ class Round:
                 self.until(lambda: self.racer.note()["pods"], "the next orchestrator")
                 self.kept(acknowledged)
         self.kills[kind] += 1
+        self.missed[kind] += pod in stored
         if kind == "join":
             self.until(
                 lambda: set(chaos.acknowledged(self.run)) - stored or self.ended(), "a result after a node joined"
@@ -95,6 +96,16 @@ class Round:
         elif kind != "orchestrator":
             self.until(lambda: pod in chaos.acknowledged(self.run) or self.ended(), f"the struck pod's result ({kind})")
         self.recovery[kind].append(time.monotonic() - begun)
+
+    def young(self) -> tuple[str, str, int] | None:
+        """A pod that is at work since the last look, with its node and process: it has the most of its time left."""
+        pods = self.racer.note()["pods"]
+        new = sorted(set(pods) - self.seen - set(chaos.acknowledged(self.run)))
+        self.seen |= set(pods)
+        if not new:
+            return None
+        pod = self.chance.choice(new)
+        return pod, *pods[pod]
 
     def behead(self, alone: bool) -> None:
         """The head and the orchestrator at once, or the head alone, which the orchestrator has to notice; then a new
@@ -197,6 +208,7 @@ def main() -> None:
             "pods_per_round": options.pods,
             "pod_seconds": options.seconds,
             "strikes": dict(sorted(kills.items())),
+            "strikes_at_a_pod_already_done": sum(sum(one.missed.values()) for one in rounds),
             "attempts_lost_by_reason": dict(sorted(lost.items())),
             "results_lost_or_changed": sum("lost or changed" in problem for problem in problems),
             "results_doubled": sum("applied" in problem for problem in problems),

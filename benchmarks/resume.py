@@ -18,6 +18,8 @@ class Records:
         """`fresh` measures everything again."""
         self.folder = ROOT / "runs" / "benchmarks" / name
         self.fresh = fresh
+        self.commits: set[str] = set()
+        """Of all records handed out."""
 
     def get(self, key: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The record of `key` if it was made with equal `settings`; else `make()`, kept with the commit it is of."""
@@ -27,8 +29,10 @@ class Records:
             stored = json.loads(path.read_text())
             if stored["settings"] == wanted:
                 found: dict[str, Any] = stored["record"]
+                self.commits.add(found["commit"])
                 return found
         record = {**make(), "commit": commit()}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"settings": wanted, "record": record}))
+        self.commits.add(record["commit"])
         return record

@@ -334,7 +334,15 @@ def main() -> None:
             python = options.rllib_python if side == "rllib" else sys.executable
             record = records.get(
                 f"{side}-{seed}",
-                {"seconds": seconds, "marks": MARKS, "finrl_ppo": FINRL_PPO, "agents": AGENTS},
+                {
+                    "seconds": seconds,
+                    "marks": MARKS,
+                    "finrl_ppo": FINRL_PPO,
+                    "agents": AGENTS,
+                    "ours": OURS.model_dump(mode="json"),
+                    "theirs": THEIRS.model_dump(mode="json"),
+                    "market": (ASSETS, SESSION, TRAIN, VALIDATION, DRIFT, VOLATILITY, REGIME, NOISE_FEATURES),
+                },
                 lambda side=side, seed=seed, seconds=seconds, python=python: in_process(  # type: ignore[misc]
                     side, seed, seconds, python
                 ),
@@ -352,6 +360,7 @@ def main() -> None:
             "rule_log_return": [round(goal, 4) for goal in goals],
             "seconds": options.seconds,
             "curves": curves,
+            "commits": sorted(records.commits),
         },
         seed=options.first_seed,
         save=options.save,

@@ -65,6 +65,7 @@ def test_records_are_used_for_equal_settings_only(tmp_path: Path, monkeypatch: p
     assert records.get("ppo-1", {"lr": 1.0}, make)["share"] == 2
     assert records.get("ppo-0", {"lr": 2.0}, make)["share"] == 3
     assert resume.Records("x", fresh=True).get("ppo-0", {"lr": 2.0}, make)["share"] == 4
+    assert len(records.commits) == 1, "the commits of the records are told with them"
 
 
 def test_targets_are_judged_by_the_mean_over_the_seeds() -> None:

@@ -217,14 +217,18 @@ def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes: Nodes, tmp_path: Path,
     for pod in pods:
         stubs.plant(run, pod, "wait")
     racer = started(Racer(run, nodes.address, "stub", {"gpus": 1, "evaluators": False}, pods=len(pods)))
-    seen: dict[str, int] = {}
-    while len(seen) < len(pods):
-        until(lambda: set(racer.note()["pods"]) - set(seen) != set(), "the next pod")
-        new = {pod: pid for pod, (_, pid) in racer.note()["pods"].items() if pod not in seen}
-        seen |= new
-        stubs.release(run, list(new))
+    processes: dict[str, int] = {}
+    until(lambda: _release_new(racer, run, processes) == len(pods), "every pod to have been at work")
     assert racer.wait() == (0, "")
-    assert len(set(seen.values())) == len(pods)
+    assert len(set(processes.values())) == len(pods)
+
+
+def _release_new(racer: Racer, run: RunFolder, processes: dict[str, int]) -> int:
+    """Let pods that are seen for the first time end; how many have been seen."""
+    new = {pod: pid for pod, (_, pid) in racer.note()["pods"].items() if pod not in processes}
+    processes |= new
+    stubs.release(run, list(new))
+    return len(processes)
 
 
 def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
