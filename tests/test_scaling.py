@@ -11,7 +11,8 @@ from benchmarks.cluster.prediction import PAPER, amdahl, overhead, paper, throug
 
 SAMPLES = {
     "warm_start": [1.0, 3.0],
-    "cold_start": [10.0],
+    "cold_start": [9.0],
+    "task_start": [10.0, 12.0],
     "checkpoint": [0.05],
     "evaluation": [4.0, 6.0],
     "snapshot_get": [0.5],
@@ -32,16 +33,18 @@ def test_the_papers_efficiency_is_36_percent() -> None:
 
 def test_a_pods_overhead_is_the_sum_of_its_parts() -> None:
     local, remote = (overhead(SAMPLES, 100.0, there) for there in (False, True))
-    assert local == {"start": [2.0, 4.0], "end": [4.35, 6.35]}  # ten checkpoints are half a second
-    assert remote == {"start": [3.0, 5.0], "end": [6.1, 8.1]}
+    assert local == {"start": [13.0, 15.0], "end": [4.35, 6.35]}  # ten checkpoints are half a second
+    assert remote == {"start": [14.0, 16.0], "end": [6.1, 8.1]}
+    without_ray = {name: samples for name, samples in SAMPLES.items() if name != "task_start"}
+    assert overhead(without_ray, 100.0, False)["start"] == [12.0]
 
 
 def test_the_prediction_agrees_with_its_formula(tmp_path: Path) -> None:
-    """Many pods for few GPUs: cold start + P/G (S + o), and at most one pod's time for the tail."""
+    """Many pods for few GPUs: P/G (S + o), and at most one pod's time for the tail."""
     found = throughput(tmp_path, SAMPLES, pods=120, seconds=100.0, remote=False, gpus=(4,))
     row = found["by_gpus"]["4"]
-    assert found["overhead_seconds"] == pytest.approx(3.0 + 5.35)
-    formula = 10.0 + 30 * 108.35
+    assert found["overhead_seconds"] == pytest.approx(14.0 + 5.35)
+    formula = 30 * 119.35
     assert formula - 30 <= row["seconds"] <= formula + 130
     assert row["efficiency"] == pytest.approx(3000 / row["seconds"], abs=1e-4)
 

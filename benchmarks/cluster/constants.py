@@ -97,8 +97,40 @@ def cold_start(count: int) -> Samples:
     return timed(start, count)
 
 
+def task_start(count: int) -> Samples:
+    """From handing a task with a GPU to Ray until its process, which is new, has imported what the body needs.
+
+    On a cluster of this machine alone, which takes our word for its GPU; CUDA's own start comes on top. Empty without
+    Ray.
+    """
+    try:
+        import ray
+    except ImportError:
+        return []
+    from fintrader.tournament.launchers.cluster import as_task
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        task = as_task(imported, {"CPU": 1, "GPU": 1}).options(num_cpus=1, num_gpus=1)
+        pids = set()
+        samples = timed(lambda: pids.add(ray.get(task.remote())), count + 1)
+        assert len(pids) == count + 1, "a process was used again"
+    finally:
+        ray.shutdown()
+    return samples[1:]  # the first waits for the cluster too
+
+
+def imported() -> int:
+    """What a pod's task does before it can begin; its process."""
+    from fintrader.config import load_object
+
+    load_object(BODY)
+    return os.getpid()
+
+
 def warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
-    """In a worker that has run a pod before: environment and agent made, the parent's snapshot verified and taken."""
+    """In a process that has its imports: environment and agent made, the parent's snapshot verified and taken."""
     import torch
 
     from fintrader.tournament.body import maker, parent_state
@@ -224,6 +256,8 @@ def measure(home: Path, quick: bool) -> tuple[dict[str, Samples], dict[str, Any]
     snapshot = store.get(result.snapshot)
     child = spec.model_copy(update={"pod": "p0001", "snapshot": result.snapshot})
     samples: dict[str, Samples] = {"cold_start": cold_start(few), "warm_start": warm_start(child, context, few + 2)}
+    if taken := task_start(few):
+        samples["task_start"] = taken
     samples["evaluation"], bars = evaluation(config, context, spec.pod, few)
     samples["checkpoint"], checkpoint_bytes = checkpoint(spec, context, home / "checkpoint", few + 2)
     large = os.urandom(8_000_000)

@@ -2,15 +2,15 @@
 
 A GPU's time is a sequence of pods. Beside its training of S seconds a pod costs its GPU
 
-    o = start + evaluation + S / 10 s x checkpoint + snapshot (get, put) + result + wait for the next turn
+    o = process + start + evaluation + S / 10 s x checkpoint + snapshot (get, put) + result + wait for the next turn
 
-and the orchestrator, of which there is one, c seconds of CPU. With P pods in all on G GPUs the time is
+and the orchestrator, of which there is one, c seconds of CPU. A pod with a GPU has a process of its own, a task of
+Ray's. With P pods in all on G GPUs the time is
 
-    T(G) = cold start + (P / G) (S + o) + tail,   as long as  G c < S + o
+    T(G) = (P / G) (S + o) + tail,   as long as  G c < S + o
 
-where the cold start is a new process's (every GPU's first pod, and the first after a loss) and the tail is the time in
-which GPUs run out of work one after another, up to a whole pod. The simulation plays this with samples of every
-constant instead of means, and with the real orchestrator's real CPU seconds.
+where the tail is the time in which GPUs run out of work one after another, up to a whole pod. The simulation plays this
+with samples of every constant instead of means, and with the real orchestrator's real CPU seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def overhead(samples: dict[str, Samples], seconds: float, remote: bool) -> dict[
         return statistics.fmean(samples[name])
 
     checkpoints = seconds / CHECKPOINT_SECONDS * mean("checkpoint")
-    start = [one + mean(f"snapshot{via}_get") + checkpoints for one in samples["warm_start"]]
+    process = "task_start" if "task_start" in samples else "cold_start"
+    rest = mean("warm_start") + mean(f"snapshot{via}_get") + checkpoints
+    start = [one + rest for one in samples[process]]
     after = mean(f"snapshot{via}_put") + mean("result_file")
     return {"start": start, "end": [one + after for one in samples["evaluation"]]}
 
@@ -77,7 +79,6 @@ def throughput(
             gpus=count,
             pod=((1 - SPREAD) * seconds, (1 + SPREAD) * seconds),
             start=tuple(sums["start"]),
-            cold=tuple(samples["cold_start"]),
             end=tuple(sums["end"]),
         )
         asked = settings(pods, count)
