@@ -49,10 +49,10 @@ floors: $(DEV) ## import-linter: imports run downward only
 pytest: $(DEV) ## The tests alone
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-adapters: ## The adapters and their examples against the RL libraries themselves, in environments of their own
+test-adapters: ## The adapters and their examples, JAX and RLlib included, in environments of their own
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
-	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt stable-baselines3 torchrl skrl pettingzoo "jax[cpu]" \
-		-e ".[fast]" pytest pytest-timeout hypothesis
+	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" -e ".[adapters,fast]" \
+		pytest pytest-timeout hypothesis
 	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
 	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e ".[fast]" pytest pytest-timeout hypothesis
