@@ -25,8 +25,9 @@ from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.options import Endowment, check_names, endowment, reset_mask, start_bars
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
+from fintrader.envs.state import ACCOUNT, ENDOWMENT, check_state
 from fintrader.envs.triton_step import TritonStep, why_not_triton
-from fintrader.errors import CheckpointError, EnvError
+from fintrader.errors import EnvError
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]
 
@@ -168,23 +169,20 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return state | {"key": self._key.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict`. Raises CheckpointError, changing nothing, when it does not fit."""
-        account, endow = ([f"{p}.{n}" for n in c._fields] for p, c in (("account", Account), ("endowment", Endowment)))
-        wanted = {*account, *endow, "key"}
-        if set(state) != wanted:
-            odd = ", ".join(sorted(set(state) ^ wanted))
-            raise CheckpointError(f"this is no state of a TradingEnv: {odd} missing or unknown")
-        shapes = {"shares": (self.num_envs, self.layout.num_assets), "memory": (self.num_envs, 2)}
-        for name, value in state.items():
-            shape = shapes.get(name.rpartition(".")[2], (self.num_envs,))
-            if tuple(value.shape) != shape:
-                raise CheckpointError(f"{name} has shape {tuple(value.shape)}, this environment needs {shape}")
-        if int(state["account.end_bar"].max()) >= self.market.num_bars:
-            raise CheckpointError("the state belongs to a longer market; load it into an environment on that one")
+        """Continue from `state_dict`, from whatever device it lies on. Raises CheckpointError, changing nothing, when it
+        does not fit or holds what no account can be."""
+        check_state(
+            state,
+            self.settings,
+            num_envs=self.num_envs,
+            num_assets=self.layout.num_assets,
+            num_bars=self.market.num_bars,
+            resets_at_once=self.autoreset_mode is AutoresetMode.SAME_STEP,
+        )
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         moved |= {name: moved[name].to(self._share_dtype) for name in moved if name.endswith("shares")}
-        self._account = Account(*(moved[name] for name in account))
-        self._endowment = Endowment(*(moved[name] for name in endow))
+        self._account = Account(*(moved[name] for name in ACCOUNT))
+        self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
         self._key = moved["key"]
 
     # --- gymnasium -------------------------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""What `load_state_dict` refuses, leaving the environment as it was, and what it must take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import CheckpointError
+from tests.envs.strategies import env_settings, random_actions
+from tests.factories import make_market
+
+BARS, COUNT, ASSETS = 60, 4, 4
+State = dict[str, Tensor]
+
+
+def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1, bars: int = BARS) -> TradingEnv:
+    """An environment some steps on; in DISABLED mode up to the first account that finishes."""
+    env = TradingEnv(make_market(bars, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode)
+    env.reset()
+    for action in random_actions(seed, steps, COUNT, ASSETS):
+        _, _, terminated, truncated, _ = env.step(action)
+        if mode is AutoresetMode.DISABLED and bool((terminated | truncated).any()):
+            break
+    return env
+
+
+def change(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+    return lambda state: {**state, name: value(state[name])}
+
+
+def first(number: float) -> Callable[[Tensor], Tensor]:
+    """The first account's entry becomes `number`."""
+
+    def put(value: Tensor) -> Tensor:
+        value[0] = number
+        return value
+
+    return put
+
+
+FLOATS = ("cash", "shares", "equity", "peak_equity", "first_equity", "memory")
+BAD: dict[str, tuple[Callable[[State], State], str]] = {
+    "far ahead": (change("account.bar", lambda bar: bar + 10**6), "outside its episode"),
+    "far behind": (change("account.bar", lambda bar: bar - 10**6), "outside its episode"),
+    "before its start": (lambda state: {**state, "account.bar": state["account.start_bar"] - 1}, "outside"),
+    "negative start": (change("account.start_bar", lambda start: start - BARS), "outside its episode"),
+    "beyond the market": (change("account.end_bar", lambda end: end + BARS), "longer market"),
+    "end before bar": (change("account.end_bar", lambda end: 0 * end), "outside its episode"),
+    "over, yet not finished": (lambda state: {**state, "account.bar": state["account.end_bar"]}, "not finished"),
+    "finished": (change("account.finished", torch.ones_like), "SAME_STEP"),
+    **{f"NaN {name}": (change(f"account.{name}", first(float("nan"))), name) for name in FLOATS},
+    "infinite cash": (change("account.cash", first(float("inf"))), "cash"),
+    "NaN endowment": (change("endowment.cash", first(float("nan"))), "endowment.cash"),
+    "debts": (change("account.cash", first(-1.0)), "env.short"),
+    "short": (change("account.shares", first(-1.0)), "env.short"),
+    "fractions": (change("account.shares", first(0.5)), "env.fractional"),
+    "endowed debts": (change("endowment.cash", first(-1.0)), "endowment"),
+    "endowed shorts": (change("endowment.shares", first(-1.0)), "env.short"),
+    "endowed fractions": (change("endowment.shares", first(0.5)), "env.fractional"),
+    "negative length": (change("endowment.episode_bars", first(-1)), "endowment"),
+    "float bars": (change("account.bar", lambda bar: bar.double()), "int64"),
+    "short bars": (change("account.bar", lambda bar: bar.int()), "int64"),
+    "float32 cash": (change("account.cash", lambda cash: cash.float()), "float64"),
+    "float32 key": (change("key", lambda key: key.float()), "int64"),
+    "integer flags": (change("account.finished", lambda flag: flag.long()), "bool"),
+    "integer shares": (change("account.shares", lambda shares: shares.long()), "float64"),
+    "another width": (change("account.shares", lambda shares: shares[:, 1:]), "shape"),
+    "fewer accounts": (change("account.bar", lambda bar: bar[1:]), "shape"),
+    "no values": (change("account.cash", lambda cash: cash.to("meta")), "meta"),
+    "no tensor": (lambda state: {**state, "key": None}, "no tensor"),  # type: ignore[dict-item]
+    "nothing": (lambda state: {}, "missing"),
+    "too much": (lambda state: {**state, "x": state["key"]}, "unknown"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
+    spoil, message = BAD[kind]
+    env = walked(EnvSettings(episode_bars=30, reward="differential_sharpe"), AutoresetMode.SAME_STEP)
+    before = env.state_dict()
+    with pytest.raises(CheckpointError, match=message):
+        env.load_state_dict(spoil(env.state_dict()))
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+    env.step(torch.zeros(COUNT, ASSETS))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    config=env_settings(), mode=st.sampled_from(list(AutoresetMode)), steps=st.integers(0, 40), seed=st.integers(0, 99)
+)
+def test_whatever_an_environment_says_of_itself_is_taken(
+    config: EnvSettings, mode: AutoresetMode, steps: int, seed: int
+) -> None:
+    env = walked(config, mode, steps, seed)
+    other = walked(config, mode, 0, seed + 1)
+    other.load_state_dict(env.state_dict())
+    assert all(torch.equal(value, env.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    field=st.sampled_from(["bar", "start_bar", "end_bar"]),
+    move=st.integers(-(2**62), 2**62) | st.integers(-2 * BARS, 2 * BARS),
+    mode=st.sampled_from(list(AutoresetMode)),
+)
+def test_no_clock_leads_out_of_the_window(field: str, move: int, mode: AutoresetMode) -> None:
+    """A state that is taken steps on inside the window; any other leaves the environment alone."""
+    env = walked(EnvSettings(episode_bars=20), mode)
+    before = env.state_dict()
+    spoilt = env.state_dict()
+    spoilt[f"account.{field}"] += move
+    try:
+        env.load_state_dict(spoilt)
+    except CheckpointError:
+        assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+        return
+    account = env.account
+    assert bool((account.start_bar >= 0).all())
+    assert bool((account.start_bar <= account.bar).all())
+    assert bool((account.bar <= account.end_bar).all())
+    assert bool((account.end_bar < BARS).all())
+    if not bool(account.finished.any()):
+        env.step(torch.zeros(COUNT, ASSETS))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_finished_accounts_are_taken_where_they_may_be(mode: AutoresetMode) -> None:
+    env = walked(EnvSettings(episode_bars=5), mode, steps=5)
+    assert bool(env.account.finished.any())
+    other = walked(EnvSettings(episode_bars=5), mode, steps=0)
+    other.load_state_dict(env.state_dict())
+    assert torch.equal(other.account.finished, env.account.finished)
+    late = walked(EnvSettings(episode_bars=5), AutoresetMode.SAME_STEP, steps=0)
+    with pytest.raises(CheckpointError, match="SAME_STEP"):
+        late.load_state_dict(env.state_dict())
+
+
+def test_precision_of_shares_may_differ() -> None:
+    env = walked(EnvSettings(), AutoresetMode.SAME_STEP)
+    exact = TradingEnv(env.market, EnvSettings(), num_envs=COUNT, dtype=torch.float64)
+    exact.load_state_dict(env.state_dict())
+    assert exact.account.shares.dtype == torch.float64
+    assert torch.equal(exact.account.shares, env.account.shares.double())
+
+
+def test_a_state_of_a_longer_market_is_refused() -> None:
+    long = walked(EnvSettings(), AutoresetMode.SAME_STEP, bars=2 * BARS)
+    short = walked(EnvSettings(), AutoresetMode.SAME_STEP)
+    with pytest.raises(CheckpointError, match="longer market"):
+        short.load_state_dict(long.state_dict())
