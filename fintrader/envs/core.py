@@ -163,6 +163,11 @@ def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:
 # --- episodes ----------------------------------------------------------------------------------------------
 
 
+def listed(view: MarketView, bar: Tensor) -> Tensor:
+    """`[B, N]` bool: what an account may own that begins at `bar` `[B]`: it has a price, and bars are still to come."""
+    return (view.mark[bar] > 0) & (view.last_bar > bar.unsqueeze(1))
+
+
 def begin(
     view: MarketView,
     key: Tensor,
@@ -176,7 +181,7 @@ def begin(
     """Accounts at the start of an episode.
 
     `key`, `episode`, `episode_bars` `[B]` int64, `cash` `[B]` float64, `shares` `[B, N]`; `start` `[B]` overrides
-    the random start where it is not negative.
+    the random start where it is not negative. Shares of what is not listed at the start are left out.
     """
     last = view.mark.shape[0] - 1
     # With a fixed length every start leaves room for all of it; to the window's end, room for one step.
@@ -188,6 +193,7 @@ def begin(
     if start is not None:
         bar = torch.where(start >= 0, start, bar)
     end = torch.where(episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last))
+    shares = torch.where(listed(view, bar), shares, torch.zeros_like(shares))
     equity = cash + (shares.to(torch.float64) * view.mark[bar].to(torch.float64)).sum(1)
     variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
     return Account(

@@ -245,8 +245,8 @@ def _pay_and_mark(
 
 
 @njit(error_model="numpy", cache=True)
-def _begin(b: int, random_start: bool, quotes: Any, given: Any, ints_0: Any, new: Any) -> None:
-    """Account b at the start of its next episode."""
+def _begin(b: int, random_start: bool, quotes: Any, last_bar: Any, given: Any, ints_0: Any, new: Any) -> None:
+    """Account b at the start of its next episode, without the shares of what is not listed there."""
     _, _, key, give_cash, give_shares, give_bars = given
     ints_1, floats_1, _, shares_1 = new
     last, episode = quotes.shape[0] - 1, ints_0[EPISODE, b]
@@ -256,7 +256,7 @@ def _begin(b: int, random_start: bool, quotes: Any, given: Any, ints_0: Any, new
         drawn = _mix(np.uint64(key[b]) + np.uint64(episode) * _GOLDEN) >> np.uint64(1)
         bar = np.int64(drawn) % max(last - length + 1, 1)
     for n in range(shares_1.shape[1]):
-        shares_1[b, n] = give_shares[b, n]
+        shares_1[b, n] = give_shares[b, n] if quotes[bar, MARK, n] > 0.0 and last_bar[n] > bar else 0.0
     equity = give_cash[b] + _value(shares_1, b, quotes, bar)
     ints_1[BAR, b], ints_1[START, b], ints_1[EPISODE, b] = bar, bar, episode + 1
     ints_1[END, b] = min(bar + length, last) if give_bars[b] > 0 else last
@@ -353,7 +353,7 @@ def step_range(
                     _copy_row(final_obs, b, rows, bars[i], False)
                 begins = True
             if begins:
-                _begin(b, random_start, quotes, given, ints_0, new)
+                _begin(b, random_start, quotes, last_bar, given, ints_0, new)
                 equity, left = floats_1[EQUITY, b], ints_1[END, b] - ints_1[BAR, b]
                 _features(seen, i, floats_1[CASH, b], equity, equity, equity, left, left)
             bar = ints_1[BAR, b]

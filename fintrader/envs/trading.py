@@ -56,7 +56,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     Options of `reset` (all optional): `reset_mask` `[B]` bool (reset these accounts only), `start` (first bar),
     `cash_usd`, `shares` `[B, N]`, `episode_bars`: a number or one per account. `start` holds for this reset, the
-    others until the next full reset.
+    others until the next full reset; a later episode begins without the shares of symbols not listed at its start.
     """
 
     def __init__(
@@ -169,8 +169,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return state | {"key": self._key.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict`, from whatever device it lies on. Raises CheckpointError, changing nothing, when it
-        does not fit or holds what no account can be."""
+        """Continue from `state_dict`, whatever device it lies on.
+
+        Raises CheckpointError, changing nothing, when it does not fit or holds what no account can be.
+        """
         check_state(
             state,
             self.settings,
@@ -205,7 +207,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         endow = self._endow(options, mask)
         episode = previous.episode if previous is not None and seed is None else torch.zeros_like(key)
         fresh = begin(self._view, key, episode, *endow, self.settings, start)
-        self._check_start(fresh, mask)
+        self._check_start(fresh, endow.shares if "shares" in options else None, mask)
         self._endowment = endow
         self._key = key if mask is None else torch.where(mask, key, self._key)
         self._account = fresh if mask is None or previous is None else select(mask, fresh, previous)
@@ -313,9 +315,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         before = None if mask is None else self._endowment
         return endowment(options, self.settings, shape, self._share_dtype, self.device, mask, before)
 
-    def _check_start(self, account: Account, mask: Tensor | None) -> None:
-        listed = (self._view.mark[account.bar] > 0) & (self._view.last_bar > account.bar.unsqueeze(1))
-        odd = ((account.shares != 0) & ~listed).any(1)
+    def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
+        """`shares` `[B, N]` are those asked for just now; what an earlier reset asked for may be left out by now."""
+        odd = torch.zeros_like(account.finished) if shares is None else (account.shares != shares).any(1)
         poor = account.equity <= 0
         if mask is not None:
             odd, poor = odd & mask, poor & mask

@@ -224,6 +224,11 @@ def step_kernel(
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
         given_32 = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
         fresh_32 = tl.load(quotes + (fresh * 2 + 1) * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        # Shares of what is not listed there are left out.
+        given_32 = tl.where(fresh_32 > 0.0, given_32, 0.0)
+        if ENDS:
+            ends_at = tl.load(last_bar + n, mask=n < tl.where(begins, N, 0), other=0)
+            given_32 = tl.where(ends_at > fresh, given_32, 0.0)
         fresh_cash = tl.load(give_cash + b)
         fresh_equity = fresh_cash + tl.sum(given_32.to(tl.float64) * fresh_32.to(tl.float64), 0)
         bar, start, end = tl.where(begins, fresh, bar), tl.where(begins, fresh, start), tl.where(begins, fresh_end, end)

@@ -32,9 +32,13 @@ def env_settings(draw: st.DrawFn, *, short: bool | None = None, fractional: bool
         "max_leverage": draw(st.sampled_from([1.0, 2.5])) if shorts else 1.0,
         "borrow_bps_per_year": draw(st.sampled_from([0.0, 5000.0])),
         "maintenance_margin": draw(st.sampled_from([0.0, 0.37])) if shorts else 0.0,
-        "turbulence_column": draw(st.sampled_from([None, "c1"])),
-        "turbulence_threshold": 1.0,
+        "turbulence_column": draw(st.sampled_from([None, "c0", "c1"])),
+        "turbulence_threshold": draw(st.sampled_from([-0.5, 1.0, 3.0])),
         "reward": draw(st.sampled_from(REWARDS)),
+        "risk_aversion": draw(st.sampled_from([0.0, 1.0, 40.0])),
+        "drawdown_penalty": draw(st.sampled_from([0.0, 1.0, 7.5])),
+        "sharpe_decay": draw(st.sampled_from([0.01, 0.3, 0.9])),
+        "sharpe_prior_volatility": draw(st.sampled_from([1e-3, 0.02])),
         "reward_scale": draw(st.sampled_from([1.0, 100.0])),
         "episode_bars": draw(st.sampled_from([None, 7, 30])),
         "random_start": draw(st.booleans()),
@@ -50,3 +54,11 @@ def random_actions(seed: int, steps: int, num_envs: int, num_assets: int) -> tor
     action *= rng.random(shape) < rng.choice([0.2, 1.0], (steps, num_envs, 1))
     action = np.where(rng.random((steps, num_envs, 1)) < 0.1, np.sign(action), action)
     return torch.tensor(action, dtype=torch.float32)
+
+
+def endowment(count: int, num_assets: int, shares: bool) -> dict[str, torch.Tensor]:
+    """Cash, and on request shares of all symbols: not all of them are listed where later episodes begin."""
+    options = {"cash_usd": torch.linspace(2e3, 2e6, count, dtype=torch.float64)}
+    if shares:
+        options |= {"start": torch.full((count,), 25), "shares": torch.arange(1.0, num_assets + 1.0)}
+    return options

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv, fused
 from fintrader.errors import EnvError
-from tests.envs.strategies import env_settings, random_actions
+from tests.envs.strategies import endowment, env_settings, random_actions
 from tests.factories import make_market
 
 numba = pytest.importorskip("numba")
@@ -25,9 +25,10 @@ PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision
     mode=st.sampled_from(list(AutoresetMode)),
     factored=st.booleans(),
     copy=st.booleans(),
+    endowed=st.booleans(),
 )
 def test_every_output_and_the_whole_state_are_bit_equal(
-    config: EnvSettings, seed: int, mode: AutoresetMode, factored: bool, copy: bool
+    config: EnvSettings, seed: int, mode: AutoresetMode, factored: bool, copy: bool, endowed: bool
 ) -> None:
     config = config.model_copy(update=PLAIN | {"observation": "factored" if factored else "flat"})
     market = make_market(60, 13, seed=seed % 5, volatility=0.04)
@@ -37,7 +38,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
         for engine in ("torch", "fused")
     ]
     for env in engines:
-        env.reset(options={"cash_usd": torch.linspace(2e3, 2e6, count, dtype=torch.float64)})
+        env.reset(options=endowment(count, 13, endowed))
     for action in random_actions(seed, 40, count, 13):
         slow, fast = (env.step(action) for env in engines)
         for a, b in zip(slow[:4], fast[:4], strict=True):

@@ -2,34 +2,126 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import EnvError
 from tests.envs.strategies import env_settings, random_actions
 from tests.factories import make_market
 from tests.oracles.ledger_oracle import LedgerOracle
 
-NUM_ENVS, NUM_ASSETS = 4, 5
+NUM_ENVS, NUM_ASSETS, NUM_BARS = 4, 5, 70
+
+MODES = st.sampled_from(list(AutoresetMode))
+GIVEN = st.sets(st.sampled_from(["start", "cash_usd", "shares", "episode_bars"]))
+"""Which options `reset` gets."""
+SIGHT = st.fixed_dictionaries(
+    {
+        "observation": st.sampled_from(["flat", "factored"]),
+        "lookback": st.sampled_from([1, 3]),
+        "observation_dtype": st.sampled_from(["float32", "bfloat16"]),
+    }
+)
+"""What accounts see must not change what they do."""
 
 
-def compare(config: EnvSettings, seed: int, steps: int, dtype: torch.dtype, count: int = NUM_ENVS) -> int:
+class Episodes:
+    """The endowments an environment was given, and one oracle an account that begins where the account does."""
+
+    def __init__(self, env: TradingEnv, given: set[str], seed: int) -> None:
+        self.env, self.given, self.rng = env, given, np.random.default_rng(seed)
+        self.cash = np.full(env.num_envs, env.settings.initial_cash_usd)
+        self.shares = np.zeros((env.num_envs, NUM_ASSETS))
+        self.length = np.full(env.num_envs, env.settings.episode_bars or 0)
+        env.reset(options=self.options())
+        self.oracles = [self.oracle(i) for i in range(env.num_envs)]
+
+    def options(self) -> dict[str, np.ndarray]:
+        """Random values of the options that are given, which `cash`, `shares` and `length` then hold."""
+        env, rng, options = self.env, self.rng, {}
+        count, config = env.num_envs, env.settings
+        if self.given & {"start", "shares"}:  # what is owned must be listed at the start
+            options["start"] = rng.integers(0, NUM_BARS - 1, count)
+        if "cash_usd" in self.given:
+            self.cash = options["cash_usd"] = config.initial_cash_usd * rng.uniform(0.2, 2.0, count)
+        if "shares" in self.given:
+            start = torch.as_tensor(options["start"])
+            mark = env._view.mark[start].double().numpy()
+            there = np.array([[self.listed(n, t) for n in range(NUM_ASSETS)] for t in start.tolist()])
+            most = config.initial_cash_usd / 300.0
+            owned = there * rng.uniform(-most if config.short else 0.0, most, there.shape)
+            owned = owned if config.fractional else np.trunc(owned)
+            self.shares = options["shares"] = owned * ((self.cash + (owned * mark).sum(1)) > 0)[:, None]
+        if "episode_bars" in self.given:
+            self.length = options["episode_bars"] = rng.integers(1, 40, count)
+        return options
+
+    def listed(self, n: int, t: int) -> bool:
+        """Whether symbol n has a close at or before bar t, and one after it unless it is there at the data's end."""
+        priced = (~self.env.market.close[:, n].isnan()).nonzero().flatten().tolist()
+        return priced[0] <= t and (priced[-1] > t or priced[-1] == NUM_BARS - 1)
+
+    def oracle(self, i: int) -> LedgerOracle:
+        """Account i's, from the bar it stands at."""
+        account = self.env.account
+        start, end = int(account.bar[i]), int(account.end_bar[i])
+        assert end == (min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1)
+        return LedgerOracle(
+            self.env.market,
+            self.env.settings,
+            start=start,
+            end=end,
+            cash=float(self.cash[i]),
+            shares=[float(owned) * self.listed(n, start) for n, owned in enumerate(self.shares[i])],
+        )
+
+    def restart(self, ended: Tensor) -> None:
+        """Begin anew what `ended` `[B]` says, under DISABLED with another cash; the other modes did so themselves."""
+        if self.env.autoreset_mode is AutoresetMode.DISABLED and bool(ended.any()):
+            options = {"reset_mask": ended.clone()}
+            if "cash_usd" in self.given:
+                cash = self.env.settings.initial_cash_usd * self.rng.uniform(1.0, 2.0, self.env.num_envs)
+                options["cash_usd"] = cash
+                self.cash = np.where(ended.numpy(), cash, self.cash)
+            try:
+                self.env.reset(options=options)
+            except EnvError:  # what it is short of has risen above all it has
+                self.env.reset(options=options | {"shares": np.zeros(NUM_ASSETS)})
+                self.shares[ended.numpy()] = 0.0
+        for i in ended.nonzero().flatten().tolist():
+            self.oracles[i] = self.oracle(i)
+
+
+def compare(
+    config: EnvSettings,
+    seed: int,
+    steps: int,
+    dtype: torch.dtype,
+    count: int = NUM_ENVS,
+    mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    given: frozenset[str] | set[str] = frozenset(),
+) -> int:
     """Step environment and oracles side by side; returns the number of account steps compared."""
-    market = make_market(70, NUM_ASSETS, seed=seed % 7, volatility=0.03)
-    env = TradingEnv(market, config, num_envs=count, dtype=dtype, seed=seed, record=True)
-    env.reset()
-
-    def oracle(i: int) -> LedgerOracle:
-        return LedgerOracle(market, config, start=int(env.account.bar[i]), end=int(env.account.end_bar[i]))
-
-    oracles = [oracle(i) for i in range(count)]
+    market = make_market(NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03)
+    env = TradingEnv(market, config, num_envs=count, dtype=dtype, seed=seed, autoreset_mode=mode, record=True)
+    episodes = Episodes(env, set(given), seed)
     compared = 0
+    begins = torch.zeros(count, dtype=torch.bool)  # NEXT_STEP: this step only begins the episode
     for action in random_actions(seed, steps, count, NUM_ASSETS):
         _, reward, terminated, truncated, info = env.step(action)
-        for i, slow in enumerate(oracles):
+        for i, slow in enumerate(episodes.oracles):
+            if begins[i]:
+                assert float(reward[i]) == 0.0
+                assert not bool(terminated[i] | truncated[i])
+                continue
             expected = slow.step(action[i].double().tolist())
             compared += 1
             tolerance = 1e-6 * slow.first
@@ -48,25 +140,48 @@ def compare(config: EnvSettings, seed: int, steps: int, dtype: torch.dtype, coun
                 assert traded == pytest.approx(expected.traded, rel=1e-6, abs=1e-6)
             else:
                 assert traded == expected.traded
-            if expected.terminated or expected.truncated:
-                oracles[i] = oracle(i)
-            else:
+            if not (expected.terminated or expected.truncated):
                 shares = env.account.shares[i].tolist()
                 assert float(env.account.cash[i]) == pytest.approx(slow.cash, abs=tolerance)
                 assert shares == (pytest.approx(slow.shares, rel=1e-6, abs=1e-6) if config.fractional else slow.shares)
+        ended = terminated | truncated
+        episodes.restart(begins if mode is AutoresetMode.NEXT_STEP else ended)
+        begins = ended if mode is AutoresetMode.NEXT_STEP else begins
+        if any(slow.first <= 0 for slow in episodes.oracles):
+            return compared  # sold short what has risen since: there is nothing to measure against
     return compared
 
 
-@settings(max_examples=60, deadline=None)
-@given(config=env_settings(), seed=st.integers(0, 10_000))
-def test_float64_environment_agrees_with_the_oracle(config: EnvSettings, seed: int) -> None:
-    assert compare(config, seed, 40, torch.float64) > 0
+@settings(max_examples=100, deadline=None)
+@given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
+def test_float64_environment_agrees_with_the_oracle(
+    config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]
+) -> None:
+    config = config.model_copy(update=sight)
+    assert compare(config, seed, 40, torch.float64, mode=mode, given=given) > 0
 
 
-@settings(max_examples=25, deadline=None)
-@given(config=env_settings(fractional=False), seed=st.integers(0, 10_000))
-def test_float32_environment_holds_the_same_whole_shares(config: EnvSettings, seed: int) -> None:
-    assert compare(config, seed, 30, torch.float32) > 0
+@settings(max_examples=40, deadline=None)
+@given(config=env_settings(fractional=False), seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
+def test_float32_environment_holds_the_same_whole_shares(
+    config: EnvSettings, seed: int, mode: AutoresetMode, given: set[str]
+) -> None:
+    assert compare(config, seed, 30, torch.float32, mode=mode, given=given) > 0
+
+
+def test_every_option_is_drawn() -> None:
+    """An option added to the settings must be added to what the tests draw."""
+    drawn: dict[str, set[Any]] = {name: set() for name in EnvSettings.model_fields}
+
+    @settings(max_examples=300, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(config=env_settings(), sight=SIGHT)
+    def draw(config: EnvSettings, sight: dict[str, Any]) -> None:
+        for name, value in config.model_copy(update=sight):
+            drawn[name].add(value)
+
+    draw()
+    # One kind exists, and the number of accounts is an argument of every test.
+    assert {name for name, values in drawn.items() if len(values) < 2} == {"kind", "num_envs"}
 
 
 @settings(max_examples=30, deadline=None)
@@ -93,11 +208,11 @@ def test_a_hundred_thousand_steps_agree() -> None:
     """Positions exactly (whole shares), cash to 1e-6 of the first equity, every option drawn at random."""
     total = 0
 
-    @settings(max_examples=170, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(config=env_settings(), seed=st.integers(0, 10**9))
-    def agree(config: EnvSettings, seed: int) -> None:
+    @settings(max_examples=190, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10**9), mode=MODES, given=GIVEN)
+    def agree(config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]) -> None:
         nonlocal total
-        total += compare(config, seed, 60, torch.float64, count=16)
+        total += compare(config.model_copy(update=sight), seed, 60, torch.float64, count=16, mode=mode, given=given)
 
     agree()
     assert total >= 100_000

@@ -269,6 +269,29 @@ def test_disabled_mode_resets_by_mask() -> None:
     env.step(torch.ones(3, 3))
 
 
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(
+    engine: Literal["torch", "auto"], mode: AutoresetMode
+) -> None:
+    """Nobody is given shares before they exist, or ones that nobody will ever buy back."""
+    market = make_market(60, 4, gaps=True)  # symbol 1 lists at bar 12, symbol 2 ends at bar 47
+    settings = EnvSettings(random_start=False, action="trade")
+    env = TradingEnv(market, settings, num_envs=1, autoreset_mode=mode, engine=engine)
+    env.reset(options={"start": 30, "shares": torch.full((4,), 7.0), "episode_bars": 2, "cash_usd": 500.0})
+    assert env.account.shares.tolist() == [[7.0] * 4]
+    for _ in range(3):
+        *_, truncated, _ = env.step(torch.zeros(1, 4))
+        if mode is AutoresetMode.DISABLED and bool(truncated):
+            env.reset(options={"reset_mask": truncated.clone()})
+        if int(env.account.bar) < 30:
+            break
+    assert int(env.account.start_bar) == 0
+    assert env.account.shares.tolist() == [[7.0, 0.0, 7.0, 7.0]]
+    env.reset(options={"start": 50, "cash_usd": 500.0})
+    assert env.account.shares.tolist() == [[0.0] * 4]
+
+
 def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
     market = make_market(300, 2)
     env = TradingEnv(market, EnvSettings(episode_bars=10), num_envs=400)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.triton_step import interpreted
 from fintrader.errors import EnvError
-from tests.envs.strategies import env_settings, random_actions
+from tests.envs.strategies import endowment, env_settings, random_actions
 from tests.factories import make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
@@ -54,9 +54,17 @@ def rows_of(obs: Any, rows: torch.Tensor) -> list[torch.Tensor]:
     dtype=st.sampled_from(["float32", "bfloat16"]),
     lookback=st.sampled_from([1, 3]),
     copy=st.booleans(),
+    endowed=st.booleans(),
 )
 def test_every_output_and_the_whole_state_are_bit_equal(
-    config: EnvSettings, seed: int, mode: AutoresetMode, factored: bool, dtype: str, lookback: int, copy: bool
+    config: EnvSettings,
+    seed: int,
+    mode: AutoresetMode,
+    factored: bool,
+    dtype: str,
+    lookback: int,
+    copy: bool,
+    endowed: bool,
 ) -> None:
     changes = {"observation": "factored" if factored else "flat", "observation_dtype": dtype, "lookback": lookback}
     config = config.model_copy(update=PLAIN | changes)
@@ -69,7 +77,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     ]
     everyone = torch.ones(count, dtype=torch.bool, device=DEVICE)
     for env in engines:
-        env.reset(options={"cash_usd": torch.linspace(2e3, 2e6, count, dtype=torch.float64)})
+        env.reset(options=endowment(count, 5, endowed))
     for action in random_actions(seed, steps, count, 5):
         slow, fast = (env.step(action.to(DEVICE)) for env in engines)
         first, second = (rows_of(out[0], everyone) for out in (slow, fast))
