@@ -43,7 +43,7 @@ def endowment(
 ) -> Endowment:
     """The accounts' endowment `(B, N)`; with a mask only its accounts change, and only in what the options name.
 
-    Raises EnvError for a wrong shape or range.
+    Raises EnvError for what is no number, and for a wrong shape or range.
     """
     count, assets = shape
     wanted: dict[str, tuple[Any, tuple[int, ...], torch.dtype]] = {
@@ -53,7 +53,7 @@ def endowment(
     }
     values = []
     for name, (default, size, kind) in wanted.items():
-        value = torch.as_tensor(options.get(name, default), device=device).to(kind)
+        value = _numbers(name, options.get(name, default), kind, device)
         if name == "cash_usd" and not bool((value.isfinite() & (value >= 0)).all()):
             raise EnvError("options['cash_usd'] must be finite and not negative")
         if name == "episode_bars" and name in options and bool((value < 1).any()):
@@ -85,8 +85,8 @@ def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
     """`[B]` bool or None. Raises EnvError unless it is `count` booleans, one of them true."""
     if value is None:
         return None
-    mask: Tensor = torch.as_tensor(value, device=device)
-    if mask.dtype != torch.bool or tuple(mask.shape) != (count,):
+    mask = _tensor(value, device)
+    if mask is None or mask.dtype != torch.bool or tuple(mask.shape) != (count,):
         raise EnvError(f"options['reset_mask'] must be {count} booleans")
     if not bool(mask.any()):
         raise EnvError("options['reset_mask'] selects no account")
@@ -97,9 +97,29 @@ def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> T
     """`[B]` int64 or None. Raises EnvError unless it is one bar or `count`, each with a bar to follow."""
     if value is None:
         return None
-    start = torch.as_tensor(value, device=device).to(torch.int64)
+    start = _numbers("start", value, torch.int64, device)
     if start.ndim > 1 or (start.ndim == 1 and start.shape[0] != count):
         raise EnvError(f"options['start'] must be a bar or {count} of them")
     if bool((start < 0).any()) or bool((start > num_bars - 2).any()):
         raise EnvError(f"options['start'] must lie in [0, {num_bars - 2}]")
     return start.expand(count)
+
+
+def _tensor(value: Any, device: torch.device) -> Tensor | None:
+    """None where torch can make nothing of it."""
+    try:
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _numbers(name: str, value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Raises EnvError for what is no number, and for one with a fraction where bars are counted."""
+    given = _tensor(value, device)
+    if given is None or given.dtype == torch.bool or given.is_complex():
+        shown = repr(value)
+        raise EnvError(f"options[{name!r}] must be numbers, got {shown if len(shown) < 40 else type(value).__name__}")
+    counts = given.is_floating_point() and not dtype.is_floating_point
+    if counts and not bool((given.isfinite() & (given == given.trunc())).all()):
+        raise EnvError(f"options[{name!r}] counts bars: give whole numbers")
+    return given.to(dtype)

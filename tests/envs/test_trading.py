@@ -382,6 +382,20 @@ def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None
         ({"episode_bars": 0}, "episode_bars"),
         ({"reset_mask": torch.zeros(2, dtype=torch.bool)}, "no account"),
         ({"reset_mask": torch.ones(2)}, "booleans"),
+        ({"reset_mask": "a"}, "booleans"),
+        ({"start": "a"}, r"options\['start'\] must be numbers, got 'a'"),
+        ({"start": True}, "must be numbers"),
+        ({"start": 3.7}, "whole numbers"),
+        ({"start": float("nan")}, "whole numbers"),
+        ({"start": [1.0, 2.5]}, "whole numbers"),
+        ({"start": 10**30}, "must be numbers"),
+        ({"episode_bars": 3.7}, "whole numbers"),
+        ({"episode_bars": float("inf")}, "whole numbers"),
+        ({"episode_bars": None}, "must be numbers"),
+        ({"cash_usd": "a"}, "must be numbers"),
+        ({"cash_usd": 1j}, "must be numbers"),
+        ({"shares": [["a"] * 3] * 2}, "must be numbers"),
+        ({"shares": [[1.0], [1.0, 2.0]]}, "must be numbers"),
     ],
 )
 def test_bad_options_leave_the_state_alone(options: dict[str, object], message: str) -> None:
@@ -391,6 +405,13 @@ def test_bad_options_leave_the_state_alone(options: dict[str, object], message: 
     with pytest.raises(EnvError, match=message):
         env.reset(options=options)
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+
+
+def test_whole_numbers_may_come_as_floats() -> None:
+    env = TradingEnv(make_market(30, 3), num_envs=2)
+    env.reset(options={"start": 3.0, "episode_bars": np.array([4.0, 5.0])})
+    assert env.account.bar.tolist() == [3, 3]
+    assert env.account.end_bar.tolist() == [7, 8]
 
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
