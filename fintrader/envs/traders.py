@@ -68,6 +68,7 @@ class MultiTraderEnv:
         self.num_traders = self.traders.num_traders
         self.market = market if device is None else market.to(device)
         self.device = self.market.device
+        self._on_host = self.device.type == "cpu"
         self.layout = ObservationLayout.of(market, self.settings.lookback)
         self._view = market_view(self.market, self.settings, dtype)
         self._reward = make_reward(self.settings)
@@ -93,19 +94,16 @@ class MultiTraderEnv:
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One decision of every trader: obs `[G, K, D]`, reward, terminated, truncated `[G, K]`, info.
 
-        Raises EnvError, changing nothing, for actions of the wrong shape or with NaN.
+        Raises EnvError, changing nothing, for actions of the wrong shape or with NaN. On CUDA, where to look would be
+        to wait for the device, a NaN counts as 0.
         """
         account = self.account
-        shape = (self.num_games, self.num_traders, self.layout.num_assets)
-        if not isinstance(actions, Tensor) or tuple(actions.shape) != shape or not actions.is_floating_point():
-            raise EnvError(f"actions must be a floating-point tensor of shape {shape}")
-        if self.device.type == "cpu" and not bool(actions.isfinite().all()):
-            raise EnvError("actions contain NaN or infinity; check the policy's output")
+        action = self._check_action(actions)
         out = account.finished
         acted, reward, ruined, truncated, _ = advance(
             self._view,
             account,
-            actions.flatten(0, 1).to(self.device),
+            action,
             self.settings,
             self._reward,
             record=False,
@@ -127,6 +125,18 @@ class MultiTraderEnv:
         return self._observe(after), self._share(reward), self._games(ruined), self._games(truncated), info
 
     # --- parts -----------------------------------------------------------------------------------------
+
+    def _check_action(self, actions: Tensor) -> Tensor:
+        """`[G * K, N]` on the environment's device, without NaN: one would stay in the books for good."""
+        shape = (self.num_games, self.num_traders, self.layout.num_assets)
+        if not isinstance(actions, Tensor) or tuple(actions.shape) != shape or not actions.is_floating_point():
+            raise EnvError(f"actions must be a floating-point tensor of shape {shape}")
+        action = actions.flatten(0, 1).to(self.device)
+        if not self._on_host:
+            return torch.nan_to_num(action, nan=0.0)
+        if not bool(action.isfinite().all()):
+            raise EnvError("actions contain NaN or infinity; check the policy's output")
+        return action
 
     def _keys(self, seed: int) -> Tensor:
         """One random stream a game: its traders start at the same bar."""

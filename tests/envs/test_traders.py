@@ -100,6 +100,23 @@ def test_ruined_traders_are_out_and_games_end_together() -> None:
     assert game.account.equity.tolist() == [1e6, 1e6]
 
 
+def test_a_nan_counts_as_zero_where_nobody_looks() -> None:
+    """As on CUDA: what a NaN would do to the books must not depend on the device."""
+    games = [MultiTraderEnv(make_market(60, 3), EnvSettings(random_start=False), num_games=2) for _ in range(2)]
+    spoilt, plain = games
+    spoilt._on_host = False
+    action = torch.full((2, 2, 3), 0.4)
+    for game in games:
+        game.reset()
+        game.step(action)
+    spoilt_action, zero = action.clone(), action.clone()
+    spoilt_action[0, 1, 2], zero[0, 1, 2] = float("nan"), 0.0
+    spoilt_action[1, 0, 1], zero[1, 0, 1] = float("inf"), 1.0
+    for a, b in zip(spoilt.step(spoilt_action)[:4], plain.step(zero)[:4], strict=True):
+        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(spoilt.account, plain.account, strict=True))
+
+
 def test_errors() -> None:
     game = MultiTraderEnv(make_market(60, 3), num_games=2)
     with pytest.raises(EnvError, match="reset"):
