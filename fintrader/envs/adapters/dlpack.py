@@ -22,8 +22,10 @@ from fintrader.errors import EnvError
 class DlpackEnv:
     """A `TradingEnv` whose arrays are another library's: `convert` is its `from_dlpack`.
 
-    Arrays share memory with the environment's tensors, which are not written to again. Booleans travel as uint8
-    where the other library asks for it (`bool_as_uint8`).
+    Arrays share memory with the environment's tensors. Those are never written to again, unless the environment was
+    made with `copy=False`: then its next step overwrites them (see `TradingEnv`), which libraries that take their
+    arrays for immutable, as JAX does, will not notice. Booleans travel as uint8 where the other library asks for it
+    (`bool_as_uint8`).
     """
 
     def __init__(self, env: TradingEnv, convert: Callable[[Any], Any], *, bool_as_uint8: bool = False) -> None:

@@ -8,7 +8,7 @@
 skrl bootstraps a truncated account from the observation that `step` returned. Under SAME_STEP that is the next
 episode's first one, under NEXT_STEP a transition that never happened follows. So this wrapper bootstraps itself,
 from the true last observation: r + gamma V(final) stands in for r, and every end is reported as `terminated`
-(leave `time_limit_bootstrap` at its default, False).
+(leave `time_limit_bootstrap` at its default, False, and `rewards_shaper` at None: it would shape the value, too).
 """
 
 from __future__ import annotations
@@ -35,9 +35,17 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
         self._first: tuple[Tensor, dict[str, Any]] | None = None
 
     def bootstrap_with(self, agent: Any) -> None:
-        """Value the true last observation of truncated accounts with this agent's value model and discount."""
+        """Value the true last observation of truncated accounts with this agent's value model and discount.
+
+        Raises EnvError for an agent that bootstraps at time limits itself or shapes rewards.
+        """
         if agent.cfg.time_limit_bootstrap:
             raise EnvError("set time_limit_bootstrap to False: this wrapper bootstraps at time limits itself")
+        if agent.cfg.rewards_shaper is not None:
+            raise EnvError(
+                "set rewards_shaper to None: it would shape the bootstrapped value along with the reward; "
+                "use env.reward_scale or a reward of your own"
+            )
         self._agent = agent
 
     @property

@@ -104,3 +104,6 @@ def test_a_second_bootstrap_is_refused(tmp_path: Path) -> None:
     agent.cfg.time_limit_bootstrap = True
     with pytest.raises(EnvError, match="time_limit_bootstrap"):
         env.bootstrap_with(agent)
+    agent.cfg.time_limit_bootstrap, agent.cfg.rewards_shaper = False, lambda reward, *_: 0.1 * reward
+    with pytest.raises(EnvError, match="rewards_shaper"):
+        env.bootstrap_with(agent)
