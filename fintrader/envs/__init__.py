@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import gymnasium
 
+from fintrader.envs.factored import FactoredLinear, project_market
 from fintrader.envs.ledger import Account
-from fintrader.envs.observation import ObservationLayout, project_market
+from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 
-__all__ = ["ENV_ID", "Account", "EnvSettings", "ObservationLayout", "Policy", "TradingEnv", "project_market"]
+__all__ = [
+    "ENV_ID",
+    "Account",
+    "EnvSettings",
+    "FactoredLinear",
+    "ObservationLayout",
+    "Policy",
+    "TradingEnv",
+    "project_market",
+]
 
 ENV_ID = "fintrader/Trading-v0"
 

@@ -9,7 +9,7 @@ stand in front of it, oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,17 +146,3 @@ def private_part(
     account = torch.stack((cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1)
     weights = shares * mark / safe.to(shares.dtype).unsqueeze(1)
     return torch.cat((account.to(dtype), weights.to(dtype)), dim=1)
-
-
-def project_market(project: Callable[[Tensor], Tensor], rows: Tensor, clock: Tensor) -> Tensor:
-    """`project(rows[clock])`, computed once for each market row that occurs where that is less work.
-
-    `rows` `[T, W]` are the market's rows, `clock` `[S]` the bar of each sample, `project` maps `[S, W]` to `[S, H]`
-    row by row (a policy's first layer, without the private part). In a rollout of B accounts few rows occur many
-    times; in a minibatch drawn from everywhere nearly every sample has a row of its own, and sorting them out costs
-    more than it saves.
-    """
-    occurring, place = torch.unique(clock, return_inverse=True)
-    if 4 * occurring.numel() <= 3 * clock.numel():
-        return project(rows[occurring])[place]
-    return project(rows[clock])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv, project_market
+from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs import observation as observation_module
 from fintrader.errors import CheckpointError
 from tests.envs.strategies import random_actions
@@ -77,26 +76,6 @@ def test_factored_observation_assembles_to_the_flat_one(dtype: str) -> None:
         final = factored_info["final_obs"]
         whole = factored.layout.assemble(final["private"], factored.market_rows[final["clock"]])
         assert torch.equal(flat_info["final_obs"], whole)
-
-
-@pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
-def test_project_market_projects_once_per_row_where_rows_repeat(samples: int, projected: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(50, 9, generator=generator)
-    clock = (
-        torch.randint(50, (samples,), generator=generator)
-        if samples > 50
-        else torch.randperm(50, generator=generator)[:40]
-    )
-    layer = nn.Linear(9, 3)
-    sizes = []
-
-    def project(x: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(x))
-        return layer(x)
-
-    torch.testing.assert_close(project_market(project, rows, clock), layer(rows[clock]))
-    assert sizes == [projected]
 
 
 def test_private_part_of_a_ruined_account_is_finite() -> None:

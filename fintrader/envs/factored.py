@@ -1,0 +1,98 @@
+"""Policies on the factored observation: what all accounts share is projected once, and gathered by their clocks.
+
+A first layer maps a flat observation o = (p, m), private part and market row, to W o + b = (W_p p + b) + W_m m. The
+second term is the same for every account at a bar, and m is by far the wider part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fintrader.errors import EnvError
+
+WORTH_SORTING = 0.75
+"""Rows per sample up to which projecting the occurring rows alone is faster; see `factored_policy` in the results of
+`benchmarks/env.py`."""
+
+
+def project_market(project: Callable[[Tensor], Tensor], rows: Tensor, clock: Tensor) -> Tensor:
+    """`project(rows[clock])`, computed once for each market row that occurs where that is less work.
+
+    `rows` `[T, W]` are the market's rows, `clock` `[S]` the bar of each sample, `project` maps `[S, W]` to `[S, H]`
+    row by row (a policy's first layer, without the private part). In a rollout of B accounts few rows occur many
+    times; in a minibatch drawn from everywhere nearly every sample has a row of its own, and sorting them out costs
+    more than it saves.
+    """
+    occurring, place = torch.unique(clock, return_inverse=True)
+    if occurring.numel() <= WORTH_SORTING * clock.numel():
+        return project(rows.index_select(0, occurring)).index_select(0, place)
+    return project(rows.index_select(0, clock))
+
+
+class FactoredLinear(nn.Module):
+    """A linear layer on flat observations `[..., D]` that takes factored ones, `{"private": [..., P], "clock": [...]}`.
+
+    The result `[..., H]` is the flat layer's up to rounding, and so are the gradients; the parameters are its own. The
+    rows of a batch are projected once each or for every sample, whichever is less work (`project_market`).
+
+    After `eval()` and without gradients, all T rows are projected once, as soon as that many samples were asked for: a
+    rollout then gathers sums that are ready. They are forgotten by `train()`, by `eval()` and by a call with gradients,
+    and nothing else may change the weights in between (torch's own record of changes misses fused optimisers).
+    """
+
+    rows: Tensor
+
+    def __init__(self, flat: nn.Linear, market_rows: Tensor) -> None:
+        """`flat` reads D = P + L*W columns, `market_rows` `[T, L*W]` are `TradingEnv.market_rows`.
+
+        Raises EnvError when the layer is not wider than the rows.
+        """
+        super().__init__()
+        self.private_width = flat.in_features - market_rows.shape[1]
+        if self.private_width < 1:
+            raise EnvError(
+                f"the layer reads {flat.in_features} columns, the market's rows alone have {market_rows.shape[1]}; "
+                "make it for the flat observation, nn.Linear(env.layout.width, ...)"
+            )
+        self.flat = flat
+        self.register_buffer("rows", market_rows, persistent=False)
+        self._forget()
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; what was projected before is forgotten."""
+        self._forget()
+        return super().train(mode)
+
+    def _forget(self) -> None:
+        self._projected: Tensor | None = None
+        self._samples = 0
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """`[..., H]`."""
+        private, clock = obs["private"], obs["clock"]
+        weight = self.flat.weight
+        own = functional.linear(private.to(weight.dtype), weight[:, : self.private_width], self.flat.bias)
+        if torch.is_grad_enabled() and weight.requires_grad:
+            self._forget()  # the weights are about to change
+            shared = project_market(self._project, self.rows, clock.flatten())
+        else:
+            shared = self._gather(clock.flatten())
+        return own + shared.view_as(own)
+
+    def _project(self, rows: Tensor) -> Tensor:
+        """Market rows `[S, L*W]` to their share of the result `[S, H]`."""
+        return functional.linear(rows.to(self.flat.weight.dtype), self.flat.weight[:, self.private_width :])
+
+    def _gather(self, clock: Tensor) -> Tensor:
+        """`[S, H]` without gradients. All rows are not projected before as much was spent on samples."""
+        self._samples += clock.numel()
+        if self.training or (self._projected is None and self._samples < len(self.rows)):
+            return project_market(self._project, self.rows, clock)
+        if self._projected is None:
+            self._projected = self._project(self.rows)
+        return self._projected.index_select(0, clock)

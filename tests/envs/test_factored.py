@@ -1,0 +1,167 @@
+"""Policies on the factored observation: the same numbers as on the flat one, for less work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, project_market
+from fintrader.envs import factored as factored_module
+from fintrader.errors import EnvError
+from tests.envs.strategies import random_actions
+from tests.factories import make_market
+
+BARS, WIDTH, HIDDEN = 50, 17, 6
+
+
+@pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
+def test_project_market_projects_once_per_row_where_rows_repeat(samples: int, projected: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(50, 9, generator=generator)
+    clock = (
+        torch.randint(50, (samples,), generator=generator)
+        if samples > 50
+        else torch.randperm(50, generator=generator)[:40]
+    )
+    layer = nn.Linear(9, 3)
+    sizes = []
+
+    def project(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return layer(x)
+
+    torch.testing.assert_close(project_market(project, rows, clock), layer(rows[clock]))
+    assert sizes == [projected]
+
+
+def make_layer(rows: int = BARS) -> FactoredLinear:
+    """Random rows of 9 columns under 8 private ones."""
+    torch.manual_seed(1)
+    return FactoredLinear(nn.Linear(WIDTH, HIDDEN), torch.randn(rows, 9))
+
+
+def samples(count: int, bars: int, seed: int = 0) -> dict[str, Tensor]:
+    """`count` observations at `bars` different bars."""
+    generator = torch.Generator().manual_seed(seed)
+    clock = torch.arange(count) % bars
+    return {"private": torch.randn(count, 8, generator=generator), "clock": clock[torch.randperm(count)]}
+
+
+def flat_of(layer: FactoredLinear, obs: dict[str, Tensor]) -> Tensor:
+    return torch.cat((obs["private"], layer.rows[obs["clock"]].to(obs["private"].dtype)), dim=-1)
+
+
+@pytest.fixture
+def projected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each projection saw."""
+    sizes: list[int] = []
+    project = FactoredLinear._project
+
+    def spy(layer: FactoredLinear, rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return project(layer, rows)
+
+    monkeypatch.setattr(FactoredLinear, "_project", spy)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("count", "bars", "rows"), [(200, 50, 50), (40, 30, 30), (40, 31, 40), (40, 40, 40), (1, 1, 1)]
+)
+def test_result_and_gradients_are_the_flat_layers(count: int, bars: int, rows: int, projected: list[int]) -> None:
+    """Whichever way the rows are projected: `rows` is how many are."""
+    layer, obs = make_layer(), samples(count, bars)
+    obs["private"].requires_grad_()
+    twin = nn.Linear(WIDTH, HIDDEN)
+    twin.load_state_dict(layer.flat.state_dict())
+    flat = flat_of(layer, obs).detach().requires_grad_()
+    weigh = torch.randn(count, HIDDEN)
+    (layer(obs) * weigh).sum().backward()
+    (twin(flat) * weigh).sum().backward()
+    torch.testing.assert_close(layer(obs), twin(flat))
+    for ours, theirs in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(obs["private"].grad, flat.grad[:, :8])
+    assert projected == [rows, rows]
+
+
+def test_gradients_in_float64_pass_gradcheck() -> None:
+    layer = make_layer(5).double()
+    for bars in (2, 5):
+        obs = samples(6, bars)
+        private = obs["private"].double().requires_grad_()
+        weight = layer.flat.weight.detach().clone().requires_grad_()
+
+        def first_layer(private: Tensor, weight: Tensor, clock: Tensor = obs["clock"]) -> Tensor:
+            given = {"flat.weight": weight}
+            return torch.func.functional_call(layer, given, ({"private": private, "clock": clock},))
+
+        assert torch.autograd.gradcheck(first_layer, (private, weight))
+
+
+def test_in_eval_mode_all_rows_are_projected_once(projected: list[int]) -> None:
+    layer, obs = make_layer().eval(), samples(20, 20)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
+
+    def agrees() -> int:
+        """Rows that were projected for the answer."""
+        projected.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(layer(obs), layer.flat(flat_of(layer, obs)))
+        return sum(projected)
+
+    # 20 samples of 50 rows, then 40, then as many as there are rows.
+    assert [agrees() for _ in range(5)] == [20, 20, BARS, 0, 0]
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(obs), layer.flat(flat_of(layer, obs)))
+    layer(obs).sum().backward()  # as a training loop that never says train()
+    optimiser.step()
+    assert [agrees() for _ in range(4)] == [20, 20, BARS, 0]
+    layer.train()
+    assert [agrees() for _ in range(4)] == [20] * 4
+    layer.flat.load_state_dict(make_layer().flat.state_dict())
+    layer.eval()
+    assert [agrees() for _ in range(4)] == [20, 20, BARS, 0]
+    layer.flat.weight.data.mul_(2.0)
+    layer.eval()
+    assert agrees() == 20
+    assert not layer.requires_grad_(False)(obs).requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lookback", [1, 3])
+def test_a_policy_decides_the_same_on_both_observations(dtype: str, lookback: int) -> None:
+    market = make_market(60, 4)
+    settings = EnvSettings(episode_bars=7, observation_dtype=dtype, lookback=lookback)
+    flat_env = TradingEnv(market, settings, num_envs=3)
+    env = TradingEnv(market, settings.model_copy(update={"observation": "factored"}), num_envs=3)
+    flat = nn.Sequential(nn.Linear(env.layout.width, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh())
+    policy = nn.Sequential(FactoredLinear(flat[0], env.market_rows), *flat[1:]).eval()
+    flat_obs, _ = flat_env.reset()
+    obs, _ = env.reset()
+    for action in random_actions(0, 30, 3, 4):
+        with torch.no_grad():
+            torch.testing.assert_close(policy(obs), flat(flat_obs.float()))
+        flat_obs, *_ = flat_env.step(action)
+        obs, *_ = env.step(action)
+    assert "rows" not in policy.state_dict()
+
+
+def test_any_leading_shape() -> None:
+    layer, obs = make_layer(), samples(24, 10)
+    shaped = {"private": obs["private"].view(4, 6, 8), "clock": obs["clock"].view(4, 6)}
+    torch.testing.assert_close(layer(shaped), layer(obs).view(4, 6, HIDDEN))
+
+
+def test_a_layer_that_is_too_narrow_is_refused() -> None:
+    with pytest.raises(EnvError, match="flat observation"):
+        FactoredLinear(nn.Linear(9, 3), torch.zeros(5, 9))
+
+
+def test_the_choice_is_made_by_the_ratio(monkeypatch: pytest.MonkeyPatch, projected: list[int]) -> None:
+    layer, obs = make_layer(), samples(40, 20)
+    for worth, rows in ((0.4, 40), (0.5, 20)):
+        monkeypatch.setattr(factored_module, "WORTH_SORTING", worth)
+        layer(obs)
+        assert projected[-1] == rows
