@@ -5,6 +5,7 @@ alternate within one run; times are process CPU time (other people use the cores
 FinRL and ElegantRL are downloaded into an environment of their own (`.venv-bench`), without their dependencies.
 
     python benchmarks/env.py [--quick] [--save]
+    python benchmarks/env.py --only factored_policy     # policies on the factored observation; see _env_factored.py
     python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers; see _env_cuda.py
 
 The last line is one JSON object. Rates are account steps a second.
@@ -34,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._env_cuda import measure
+from benchmarks import _env_cuda, _env_factored
 from benchmarks.common import ROOT, finish
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import ENV_ID, EnvSettings, TradingEnv
@@ -251,6 +252,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPU's figures alone")
+    parser.add_argument("--only", choices=("factored_policy",), help="this section alone, saved under its own name")
     arguments = parser.parse_args()
     rounds = 3 if arguments.quick else 12
     torch.manual_seed(arguments.seed)
@@ -259,7 +261,11 @@ def main() -> None:
     if arguments.device == "cuda":
         if not torch.cuda.is_available():
             sys.exit("there is no CUDA device here, or torch was built without CUDA")
-        finish("env_cuda", measure(market, torch.device("cuda")), seed=arguments.seed, save=arguments.save)
+        finish("env_cuda", _env_cuda.measure(market, torch.device("cuda")), seed=arguments.seed, save=arguments.save)
+        return
+    if arguments.only == "factored_policy":
+        figures = _env_factored.measure(market, alternate, rounds)
+        finish(arguments.only, figures, seed=arguments.seed, save=arguments.save)
         return
     width = 4 + ASSETS + ASSETS * (FEATURES + 1)
 
@@ -281,7 +287,7 @@ def main() -> None:
     roofline = rate["copy"] * copied / ours
 
     curve = {str(n): alternate({"x": (our_env(market, n), max(8, 20_000 // n))}, 3)["x"] for n in curve_sizes()}
-    figures: dict[str, Any] = {
+    figures = {
         "engine": "fused" if TradingEnv(market, num_envs=2)._fused is not None else "torch",
         "accounts": ACCOUNTS,
         "observation_width": width,
@@ -301,6 +307,7 @@ def main() -> None:
         "curve_steps_per_second": curve,
         "env_and_policy_steps_per_second": alternate({"x": (our_env_and_policy(market, ACCOUNTS), 3)}, 3)["x"],
     }
+    figures["factored_policy"] = _env_factored.measure(market, alternate, rounds)
     if not arguments.quick:
         figures["training_steps_per_second"] = our_training(market)
     torch.set_num_threads(2)

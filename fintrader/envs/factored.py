@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fintrader.errors import EnvError
 
-WORTH_SORTING = 0.75
+WORTH_SORTING = 0.875
 """Rows per sample up to which projecting the occurring rows alone is faster; see `factored_policy` in the results of
 `benchmarks/env.py`."""
 

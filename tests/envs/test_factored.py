@@ -67,7 +67,7 @@ def projected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("count", "bars", "rows"), [(200, 50, 50), (40, 30, 30), (40, 31, 40), (40, 40, 40), (1, 1, 1)]
+    ("count", "bars", "rows"), [(200, 50, 50), (40, 35, 35), (40, 36, 40), (40, 40, 40), (1, 1, 1)]
 )
 def test_result_and_gradients_are_the_flat_layers(count: int, bars: int, rows: int, projected: list[int]) -> None:
     """Whichever way the rows are projected: `rows` is how many are."""

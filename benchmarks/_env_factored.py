@@ -1,0 +1,136 @@
+"""What `benchmarks/env.py` measures of policies on the factored observation, beside the same policy on the flat one.
+
+A 128-128 tanh network on 100 stocks and 8 features, one thread. Flat and factored alternate within one run; rates are
+samples a second of process CPU time, the best round of several counts. Every variant has the same parameters and gives
+the same actions (`tests/envs/test_factored.py`).
+
+- `inference`: a rollout of 16 steps of 4,096 accounts, then the weights count as changed. The flat policy is given
+  observations that lie ready; the factored one projects the market's 4,096 rows anew in each rollout. With the
+  environment's step, each side steps its own kind of environment.
+- `training`: gather a minibatch of 4,096 samples from a stored rollout, forward, backward. `rows` of them are
+  different bars, drawn from the ratio in the key. `factored` chooses by that ratio, `occurring` always projects the
+  occurring rows, `gathered` never does: where the last two cross is `factored.WORTH_SORTING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, factored
+
+ACCOUNTS, STEPS, SAMPLES, STORED = 4096, 16, 4096, 16384
+RATIOS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
+"""Different rows per sample of a minibatch."""
+
+Run = Callable[[int], int]
+Alternate = Callable[[dict[str, tuple[Run, int]], int], dict[str, float]]
+
+
+def policies(env: TradingEnv) -> tuple[nn.Sequential, nn.Sequential]:
+    """The same network for flat and for factored observations, with shared weights."""
+    flat = nn.Sequential(
+        nn.Linear(env.layout.width, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(),
+        nn.Linear(128, env.layout.num_assets), nn.Tanh(),
+    )  # fmt: skip
+    return flat, nn.Sequential(FactoredLinear(flat[0], env.market_rows), *flat[1:])
+
+
+def rolling(policy: nn.Sequential, obs: Any, env: TradingEnv | None) -> Run:
+    """Rollouts of `STEPS` decisions, in `env` or on one observation; the weights may have changed before each."""
+    state = {"obs": obs}
+
+    @torch.no_grad()
+    def run(rollouts: int) -> int:
+        for _ in range(rollouts):
+            policy.eval()
+            for _ in range(STEPS):
+                action = policy(state["obs"])
+                if env is not None:
+                    state["obs"], *_ = env.step(action)
+        return rollouts * STEPS * ACCOUNTS
+
+    return run
+
+
+def learning(
+    policy: nn.Sequential, stored: Tensor | Mapping[str, Tensor], worth: float = factored.WORTH_SORTING
+) -> Run:
+    """Minibatches drawn from what is stored, forwards and backwards; rows are sorted out up to `worth` a sample."""
+    policy.train()
+    generator = torch.Generator().manual_seed(1)
+
+    def run(steps: int) -> int:
+        usual, factored.WORTH_SORTING = factored.WORTH_SORTING, worth
+        try:
+            for _ in range(steps):
+                # Bars follow each other in turn, so that any SAMPLES neighbours hold all that are wanted.
+                first = int(torch.randint(STORED - SAMPLES, (1,), generator=generator))
+                rows = first + torch.randperm(SAMPLES, generator=generator)
+                batch = stored[rows] if isinstance(stored, Tensor) else {n: part[rows] for n, part in stored.items()}
+                policy.zero_grad(set_to_none=True)
+                policy(batch).square().mean().backward()
+        finally:
+            factored.WORTH_SORTING = usual
+        return steps * SAMPLES
+
+    return run
+
+
+def measure(market: MarketTensors, alternate: Alternate, rounds: int) -> dict[str, Any]:
+    """Rates, and how many times faster factored is than flat."""
+    settings = EnvSettings(episode_bars=1000)
+    envs = {
+        kind: TradingEnv(market, settings.model_copy(update={"observation": kind}), num_envs=ACCOUNTS, copy=False)
+        for kind in ("flat", "factored")
+    }
+    flat_obs, obs = (env.reset(seed=0)[0] for env in envs.values())
+    flat, policy = policies(envs["factored"])
+    ready, ready_parts = flat_obs.clone(), {name: part.clone() for name, part in obs.items()}
+    rate = alternate(
+        {
+            "flat": (rolling(flat, ready, None), 1),
+            "factored": (rolling(policy, ready_parts, None), 1),
+            "env_and_flat": (rolling(flat, flat_obs, envs["flat"]), 1),
+            "env_and_factored": (rolling(policy, obs, envs["factored"]), 1),
+        },
+        rounds,
+    )
+    inference = {
+        **{f"{name}_samples_per_second": value for name, value in rate.items()},
+        "factored_times_flat": rate["factored"] / rate["flat"],
+        "env_and_factored_times_env_and_flat": rate["env_and_factored"] / rate["env_and_flat"],
+    }
+    training = {}
+    for ratio in RATIOS:
+        rows = int(ratio * SAMPLES)
+        clock = torch.randperm(market.num_bars)[:rows].repeat(STORED // rows + 1)[:STORED]
+        parts = {"private": torch.randn(STORED, envs["flat"].layout.private_width), "clock": clock}
+        whole = envs["flat"].layout.assemble(parts["private"], envs["factored"].market_rows[clock])
+        rate = alternate(
+            {
+                "flat": (learning(flat, whole), 2),
+                "factored": (learning(policy, parts), 2),
+                "occurring": (learning(policy, parts, 1.0), 2),
+                "gathered": (learning(policy, parts, 0.0), 2),
+            },
+            rounds,
+        )
+        training[f"{ratio:g}"] = {
+            "rows": rows,
+            **{f"{name}_samples_per_second": value for name, value in rate.items()},
+            **{f"{name}_times_flat": rate[name] / rate["flat"] for name in ("factored", "occurring", "gathered")},
+        }
+    return {
+        "accounts": ACCOUNTS,
+        "rollout_steps": STEPS,
+        "market_rows": market.num_bars,
+        "minibatch_samples": SAMPLES,
+        "worth_sorting": factored.WORTH_SORTING,
+        "inference": inference,
+        "training": training,
+    }
