@@ -80,6 +80,7 @@ def arm(name: str, steps: int) -> Any:
 
     search = NEAR if name.endswith("_near") else SEARCH
     common: dict[str, Any] = {"devices": ("cpu",), "workers": 1, "ensemble_size": 3, "search": search}
+    common["order"] = "submission"  # same seed, same figures
     pods = POPULATION * ROUNDS
     if name in ("drawn", "seeds"):
         alone = {"ensemble_size": 1, "search": SEARCH if name == "drawn" else {}, "fresh": 1.0}

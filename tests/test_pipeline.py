@@ -25,7 +25,14 @@ TINY = {
     "data": {"source": {"kind": "synthetic", "num_symbols": 4, "num_sessions": 12}},
     "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 5},
     "agent": {"algo": "ppo", "num_steps": 16},
-    "tournament": {"pods": 3, "pool_size": 2, "workers": 2, "budget": {"env_steps": 1024}, "leaderboard_size": 3},
+    "tournament": {
+        "pods": 3,
+        "pool_size": 2,
+        "workers": 2,
+        "order": "submission",  # the same bytes whatever finishes first
+        "budget": {"env_steps": 1024},
+        "leaderboard_size": 3,
+    },
     "backtest": {"control": False, "sensitivity": False},
 }
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class ScaleOptions(Settings):
     """How many pods a tournament keeps at work; it re-reads this while it runs."""
 
     pods: int | None = Field(None, ge=1)
-    """Pods at work at once; None: what the run's settings say."""
+    """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size` work, no more."""
 
 
 class ReplayOptions(Settings):
@@ -40,7 +41,7 @@ class ExportOptions(Settings):
 
 
 def status(argv: list[str]) -> None:
-    """RUN [--json]: pods by state, leaderboard, what is at work, losses and their reasons."""
+    """RUN [--json]: pods by state, time left, leaderboard, what is at work, losses and their reasons."""
     from fintrader.tournament.status import status as ask
 
     as_json = "--json" in argv
@@ -55,6 +56,9 @@ def status(argv: list[str]) -> None:
     state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
     counts = ", ".join(f"{count} {name}" for name, count in sorted(answer["states"].items()))
     console.print(f"{answer['run']}: {state}; {counts}; {answer['trials']} trials, {answer['env_steps']:,} env-steps")
+    if answer["eta_seconds"] is not None:
+        left = timedelta(seconds=round(answer["eta_seconds"]))
+        console.print(f"{answer['applied']} of {answer['wanted_results']} results; about {left} left")
     if answer["losses"]:
         lost = ", ".join(f"{count} x {name}" for name, count in sorted(answer["losses"].items()))
         console.print(f"lost attempts: {lost}")
@@ -79,6 +83,7 @@ def lineage(argv: list[str]) -> None:
 
 def scale(argv: list[str]) -> None:
     """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
+    from fintrader.tournament.control import prospect
     from fintrader.tournament.control import scale as ask
 
     folder, rest = positional("scale", "RUN_DIR", argv)
@@ -86,8 +91,9 @@ def scale(argv: list[str]) -> None:
     if folder is not None and is_url(folder):
         raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
     if folder is not None:
-        ask(_folder(folder), options.pods)
-        print(f"{folder}: {options.pods or 'as configured'} pods at work from the next reconcile on")
+        run = _folder(folder)
+        ask(run, options.pods)
+        print(f"{folder}: {prospect(run, options.pods)}")
 
 
 def replay(argv: list[str]) -> None:

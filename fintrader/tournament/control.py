@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fintrader.errors import RunError, TournamentError
-from fintrader.runs import RunFolder, read_json, write_json
+from fintrader.runs import RunFolder, read_json, read_jsonl, write_json
+from fintrader.tournament import lease as leases
+from fintrader.tournament.settings import TournamentSettings
 
 
 class Control:
@@ -47,3 +49,18 @@ def scale(run: RunFolder, pods: int | None) -> None:
     if not (run.root / "tournament.json").exists():
         raise TournamentError(f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`")
     write_json(run.root / "control.json", {"pods": pods})
+
+
+def prospect(run: RunFolder, pods: int | None) -> str:
+    """What will truly come of `scale(run, pods)`: a sentence for the terminal."""
+    settings = TournamentSettings.model_validate(read_json(run.root / "tournament.json")["settings"])
+    wish = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
+    bound = settings.at_once
+    if bound is not None and (pods is None or pods > bound):
+        why = f"`population: {bound}`" if settings.scheduler == "generational" else "`order: submission`"
+        wish += f", but at most {bound}: {why} lets no more work at once"
+    if leases.is_held(run):
+        return f"at work from the next reconcile on: {wish}"
+    if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
+        return f"finished, so nothing is at work; once it is extended by a higher tournament.pods: {wish}"
+    return f"nothing is at work now; once the run is resumed by its own command: {wish}"

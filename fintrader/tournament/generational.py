@@ -1,7 +1,7 @@
 """The two schedulers: when the next pod may be made, in which order results count, and who is its parent.
 
-tournament     pods are replaced one by one. By *submission*, pod k is made once the results of pods
-               <= k - pool_size are known, and of no other; by *arrival*, of whatever is known at that moment.
+tournament     pods are replaced one by one. By *arrival*, a pod is made of whatever is known when there is room for
+               it; by *submission*, pod k is made once the results of pods <= k - pool_size are known, and of no other.
 generational   pod k waits for the whole generation before its own; the best `survivors` continue and are
                copied over the rest.
 replay         an earlier run's event log says what each pod had seen.
@@ -45,7 +45,7 @@ class Asynchronous:
 
 
 class Submission(Asynchronous):
-    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first."""
+    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first, and waits for them."""
 
     def __init__(self, pool_size: int) -> None:
         self.pool_size = pool_size

@@ -109,9 +109,10 @@ class Orchestrator:
         self._new_entries.clear()
         self._new_specs = self.specs[made:]
         if made:
-            self._events.append({"event": "resumed", "token": self.lease.token, "results": len(results)})
+            begun = {"event": "resumed", "results": len(results)}
         else:
-            self._events.append({"event": "started", "token": self.lease.token, "seed": self.breeder.seed})
+            begun = {"event": "started", "seed": self.breeder.seed}
+        self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
         self._flush()
 
     def _whole_results(self) -> dict[str, PodResult]:
@@ -194,7 +195,9 @@ class Orchestrator:
     def _rescale(self) -> None:
         if self.control.changed():
             self.launcher.resize(self.control.pods or self.settings.workers)
-            self._events.append({"event": "capacity", "pods": self._capacity()})
+            at_once = self.settings.at_once
+            bound = {} if at_once is None else {"at_once": at_once}
+            self._events.append({"event": "capacity", "pods": self._capacity(), **bound})
 
     def _capacity(self) -> int:
         return self.launcher.capacity()
@@ -345,7 +348,8 @@ class Orchestrator:
     def _despair(self) -> None:
         """Stop when nothing can come of it."""
         applied, failed = self.board.applied, self.board.failed
-        if 0 < failed == len(applied) and (self.finished or failed >= self.settings.pool_size + HOPELESS):
+        under_way = max(self._capacity(), len(self.running), self.settings.at_once or 0)
+        if 0 < failed == len(applied) and (self.finished or failed >= under_way + HOPELESS):
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "

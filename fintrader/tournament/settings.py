@@ -42,6 +42,11 @@ class Range(Settings):
         return self
 
 
+def spanned(device: str) -> int:
+    """Devices that one pod spans: 2 for `cuda:0+1`, `cuda:0/1` and `cpu/cpu`."""
+    return len(device.replace("/", "+").split("+"))
+
+
 class TournamentSettings(Settings):
     """Defaults suit a small machine; `configs/` holds settings for larger ones."""
 
@@ -57,17 +62,19 @@ class TournamentSettings(Settings):
     pods_per_device: int = Field(1, ge=1)
     """Pods sharing a CUDA device."""
 
-    replicas: int = Field(1, ge=1)
-    """Learners of one pod, averaged every so often; give a pod as many devices (`cuda:0+1`), or they take turns."""
+    replicas: int | None = Field(None, ge=1)
+    """Learners of one pod, averaged every so often; None: one for each device that a pod spans. With fewer devices
+    than learners they take turns."""
     fusions: int = Field(8, ge=1)
     """Times the learners of a pod are averaged."""
 
     scheduler: Literal["tournament", "generational"] = "tournament"
     """`tournament`: pods are replaced one by one; `generational`: whole generations, the best copied over the rest."""
-    order: Literal["arrival", "submission"] = "submission"
-    """Results count as they arrive (fastest), or pod k sees those of pods <= k - pool_size (reproducible)."""
+    order: Literal["arrival", "submission"] = "arrival"
+    """`arrival`: results count as they arrive, and nobody waits for anybody; `submission`: pod k sees those of pods
+    <= k - pool_size and waits for them, so that one seed always gives one leaderboard."""
     pool_size: int = Field(2, ge=1)
-    """Pods under way at once as `submission` understands it; more workers than this find no work."""
+    """Only with `order: submission`: pods under way at once. More workers than this find no work."""
     population: int = Field(8, ge=2)
     """Pods of a generation (generational scheduler)."""
     survivors: int = Field(2, ge=1)
@@ -128,6 +135,34 @@ class TournamentSettings(Settings):
         if not devices:
             raise ValueError("name at least one device, or 'auto'")
         return devices
+
+    @property
+    def at_once(self) -> int | None:
+        """Pods that the scheduler lets work at once, whatever the capacity; None: as many as there is room for."""
+        if self.scheduler == "generational":
+            return self.population
+        return self.pool_size if self.order == "submission" else None
+
+    @property
+    def learners(self) -> int:
+        """Learners of one pod."""
+        return self.replicas or max(map(spanned, self.devices))
+
+    @model_validator(mode="after")
+    def _no_idle_device(self) -> TournamentSettings:
+        """A device without a learner would idle, and nobody would notice."""
+        spans = sorted({spanned(device) for device in self.devices})
+        if self.replicas is None and len(spans) > 1:
+            raise ValueError(
+                f"devices join {' and '.join(map(str, spans))} devices to a pod; join as many in each, or set replicas "
+                f"to {spans[-1]} or more"
+            )
+        if self.replicas is not None and self.replicas < spans[-1]:
+            raise ValueError(
+                f"a pod that spans {spans[-1]} devices needs a learner for each; set replicas to {spans[-1]} or more "
+                "(or leave it out), or join fewer devices"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> TournamentSettings:

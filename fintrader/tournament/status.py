@@ -26,6 +26,9 @@ from fintrader.tournament.updater import Board, Entry, submit
 def status(run: RunFolder) -> dict[str, Any]:
     """Plain JSON on a run: counts by state, the leaderboard, what is at work, losses by reason, time left.
 
+    `eta_seconds` is what remains at the rate of results since the orchestrator last started; None while there is no
+    such rate, and for a run that is finished or that nobody races.
+
     Raises TournamentError when the folder holds no tournament or its database is damaged.
     """
     _require(run)
@@ -42,11 +45,15 @@ def status(run: RunFolder) -> dict[str, Any]:
     at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
     control = run.root / "control.json"
+    active, now = leases.is_held(run), time.time()
     return {
         "run": run.root.name,
-        "active": leases.is_held(run),
+        "active": active,
         "finished": bool(finished),
         "pods": len(pods),
+        "applied": len({event["pod"] for event in events if event.get("event") == "applied"}),
+        "wanted_results": _sitting(events)[0].get("pods"),
+        "eta_seconds": _eta(events, now) if active else None,
         "states": states,
         "trials": sum(1 for pod in pods if pod["score"] is not None),
         "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
@@ -56,8 +63,27 @@ def status(run: RunFolder) -> dict[str, Any]:
         "leaderboard": rows,
         "ensemble": finished[-1]["members"] if finished else [],
         "last_event": events[-1] if events else None,
-        "now": time.time(),
+        "now": now,
     }
+
+
+def _sitting(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The event by which the orchestrator last started (empty if it never has), and what followed."""
+    for place in range(len(events) - 1, -1, -1):
+        if events[place].get("event") in ("started", "resumed"):
+            return events[place], list(events[place + 1 :])
+    return {}, list(events)
+
+
+def _eta(events: Sequence[dict[str, Any]], now: float) -> float | None:
+    """Seconds to the last result: those to come x (seconds so far / results so far), of this sitting."""
+    begun, since = _sitting(events)
+    wanted = begun.get("pods")  # earlier versions did not say it
+    results = sum(event.get("event") == "applied" for event in since)
+    if wanted is None or results == 0 or any(event.get("event") == "finished" for event in since):
+        return None
+    to_come = wanted - len({event["pod"] for event in events if event.get("event") == "applied"})
+    return float(max(0.0, to_come * (now - begun["time"]) / results)) if to_come > 0 else None
 
 
 def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:

@@ -139,8 +139,10 @@ class RunStore:
         known = modern(read_json(self.identity_path))
         changed = sorted(name for name in {*known, *identity} if known.get(name) != _plain(identity.get(name)))
         if changed:
+            ours = _plain(identity)
+            named = [f"{name}{_differing(known.get(name), ours.get(name))}" for name in changed]
             raise TournamentError(
-                f"{self.run.root} holds a tournament with other {', '.join(changed)}; "
+                f"{self.run.root} holds a tournament with other {', '.join(named)}; "
                 "use another run name, or the settings it was started with"
             )
 
@@ -361,3 +363,11 @@ class RunStore:
 def _plain(value: Any) -> Any:
     """`value` as it comes back from JSON (tuples as lists)."""
     return json.loads(json.dumps(value))
+
+
+def _differing(there: Any, here: Any) -> str:
+    """In which fields two groups of settings differ, a few of them: ` (order: submission there, arrival here)`."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return ""
+    names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    return f" ({', '.join(f'{name}: {there.get(name)} there, {here.get(name)} here' for name in names[:3])})"

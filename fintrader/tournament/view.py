@@ -81,7 +81,9 @@ def describe(event: dict[str, Any]) -> str:
         case "damaged":
             return f"{pod}: {event['detail']}; trained again"
         case "capacity":
-            return f"capacity is now {event['pods']} pod(s)"
+            bound = event.get("at_once", event["pods"])
+            few = f", of which the scheduler lets {bound} work at once" if bound < event["pods"] else ""
+            return f"capacity is now {event['pods']} pod(s){few}"
         case "resumed":
             return f"resumed with {event['results']} result(s)"
         case "no_capacity":

@@ -13,12 +13,14 @@ from fintrader.tournament.settings import Range, TournamentSettings
 from tests.tournament import stubs
 
 Race = Callable[..., TournamentResult]
+ORDER = TournamentSettings().order
 SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True), "width": Range(choices=(4, 8, 16), structural=True)}
 
 
 def settings(**changes: Any) -> TournamentSettings:
-    values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, **changes}
-    return TournamentSettings(**values)
+    """Small, and the same on every run; tests of the default order ask for it (`order=ORDER`)."""
+    values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, "order": "submission"}
+    return TournamentSettings(**{**values, **changes})
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:
 def release(run: RunFolder, pods: Iterable[str]) -> None:
     """Let pods go on that wait, or would."""
     for pod in pods:
-        (run.root / "faults" / pod).unlink()
+        (run.root / "faults" / pod).unlink(missing_ok=True)
 
 
 def struck(run: RunFolder, pod: str) -> int:

@@ -7,12 +7,14 @@ import pytest
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder, read_json, read_jsonl, write_json
+from fintrader.tournament.control import scale
 from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
 from fintrader.tournament.leaderboard import canonical, read_leaderboard, read_pods
 from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs
-from tests.tournament.conftest import Race
+from tests.tournament.conftest import ORDER, Race
 from tests.tournament.stubs import plant
 
 
@@ -71,7 +73,7 @@ def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
     race(pods=3)
     with pytest.raises(TournamentError, match="other seed"):
         race(pods=3, seed=7)
-    with pytest.raises(TournamentError, match="other settings"):
+    with pytest.raises(TournamentError, match=r"other settings \(temperature: 1.0 there, 9.0 here\)"):
         race(pods=3, temperature=9.0)
 
 
@@ -116,6 +118,51 @@ def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> N
     assert (stored.status, stored.reason, stored.score) == ("failed", "hung", None)
     assert result.trials == 3
     assert len(read_leaderboard(result.folder.leaderboard)) == 3
+
+
+def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path) -> None:
+    plant(RunFolder(tmp_path / "a"), "p0001", "wait")
+    applied: list[int] = []
+
+    def watch(orchestrator: Orchestrator) -> None:
+        applied.append(len(orchestrator.board.applied))
+        if applied[-1] == 15 or orchestrator.reconciles > 400:  # twenty seconds: they do wait
+            stubs.release(orchestrator.store.run, ["p0001"])
+
+    race("a", pods=16, order=ORDER, how={"watch": watch})
+    assert 15 in applied
+    specs = RunStore(RunFolder(tmp_path / "a")).specs()
+    assert specs["p0015"].seen >= 13
+
+
+def test_by_default_all_workers_work(race: Race, tmp_path: Path) -> None:
+    pods = [f"p{number:04d}" for number in range(6)]
+    for pod in pods:
+        plant(RunFolder(tmp_path / "a"), pod, "wait")
+    at_work: list[int] = []
+
+    def watch(orchestrator: Orchestrator) -> None:
+        at_work.append(len(orchestrator.running))
+        if orchestrator.reconciles == 1:
+            scale(orchestrator.store.run, 6)
+        if orchestrator.reconciles == 3:
+            stubs.release(orchestrator.store.run, pods)
+
+    race("a", pods=9, order=ORDER, workers=2, how={"watch": watch})
+    assert (at_work[0], at_work[2]) == (2, 6)
+
+
+def test_many_failures_at_once_do_not_end_what_others_still_try(race: Race, tmp_path: Path) -> None:
+    """All but one of those under way fail before the first succeeds."""
+    for number in range(7):
+        plant(RunFolder(tmp_path / "a"), f"p{number:04d}", "boom", times=9)
+    plant(RunFolder(tmp_path / "a"), "p0007", "wait")
+
+    def watch(orchestrator: Orchestrator) -> None:
+        if len(orchestrator.board.applied) == 7:
+            stubs.release(orchestrator.store.run, ["p0007"])
+
+    assert race("a", pods=8, order=ORDER, workers=8, retries=0, how={"watch": watch}).trials == 1
 
 
 def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ SETTINGS = TournamentSettings(
     budget=Budget(env_steps=128),
     devices=("cpu",),
     workers=2,
+    order="submission",
     founders=1,
     fresh=0.0,
     ensemble_size=2,

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fintrader import cli
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament import lease
-from fintrader.tournament.control import Control, scale
+from fintrader.tournament.control import Control, prospect, scale
 from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.leaderboard import canonical
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.status import compare, lineage, rebuild, replay, status
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.view import describe
 from tests.tournament import stubs
-from tests.tournament.conftest import Race, settings
+from tests.tournament.conftest import ORDER, Race, settings
 from tests.tournament.stubs import plant
 
 
@@ -144,12 +149,91 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
         assert release.wait(60)
         return stubs.body(spec, context)
 
-    race(pods=90, workers=4, order="arrival", body=waiting, how={"watch": control})
+    race(pods=90, workers=4, order=ORDER, body=waiting, how={"watch": control})
     assert trace[2] == (4, 4)
     assert trace[4] == (64, 64)
     assert trace[6] == (64, 3)  # threads cannot be stopped; processes are, see below
     assert all(at_work <= 3 for turn, (at_work, _) in trace.items() if turn > max(trace) - 5)
     assert [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"] == [64, 3]
+
+
+def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) -> None:
+    """Capacity that finds no work is no promise: neither in the answer to the wish nor in the event log."""
+    run = RunFolder(tmp_path / "run")
+    told: list[str] = []
+    most = 0
+
+    def control(orchestrator: Orchestrator) -> None:
+        nonlocal most
+        most = max(most, len(orchestrator.running))
+        if not told:
+            scale(run, 6)
+            told.append(prospect(run, 6))
+
+    race(pods=12, how={"watch": control})
+    assert most <= 2
+    assert told == [
+        "at work from the next reconcile on: 6 pods, but at most 2: `order: submission` lets no more work at once"
+    ]
+    (event,) = [event for event in read_jsonl(run.events) if event["event"] == "capacity"]
+    assert (event["pods"], event["at_once"]) == (6, 2)
+    assert describe(event) == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
+
+
+def test_scaling_what_nobody_races_promises_nothing(race: Race, tmp_path: Path) -> None:
+    generations = {"scheduler": "generational", "population": 4, "survivors": 2}
+    finished = race("a", pods=2, order=ORDER).folder
+    bred = race("b", pods=4, **generations).folder
+    assert prospect(finished, 6).startswith("finished, so nothing is at work")
+    assert prospect(finished, 6).endswith(": 6 pods")
+    assert "as many pods as its settings say" in prospect(finished, None)
+    assert "6 pods, but at most 4: `population: 4`" in prospect(bred, 6)
+    assert prospect(bred, 1).endswith(": 1 pod")
+    lines = finished.events.read_text().splitlines(keepends=True)
+    finished.events.write_text("".join(line for line in lines if '"finished"' not in line))
+    assert prospect(finished, 6) == "nothing is at work now; once the run is resumed by its own command: 6 pods"
+
+
+def test_the_command_says_what_will_happen(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
+    run = race(pods=2, order=ORDER).folder
+    cli.main(["scale", str(run.root), "--pods", "6"])
+    assert "finished, so nothing is at work" in capsys.readouterr().out
+    assert Control(run).changed()
+
+
+def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def look(orchestrator: Orchestrator) -> None:
+        seen.append(status(orchestrator.store.run))
+
+    run = race(pods=6, how={"watch": look}).folder
+    assert status(run)["eta_seconds"] is None, "finished"
+    rated = [report for report in seen if report["eta_seconds"] is not None]
+    assert rated
+    for report in rated:
+        begun = next(event["time"] for event in read_jsonl(run.events) if event["event"] == "started")
+        assert 0 < report["applied"] < report["wanted_results"] == 6
+        rate = report["applied"] / (report["now"] - begun)
+        assert report["eta_seconds"] == pytest.approx((6 - report["applied"]) / rate)
+    assert all(report["eta_seconds"] is None for report in seen if report["applied"] in (0, 6))
+
+
+def test_the_time_left_counts_this_sitting_only(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
+    """A night between two sittings is no part of the rate, and neither are results that were there before."""
+    run = race(pods=4).folder
+    began = time.time() - 10.0
+    events = [{"event": "resumed", "time": began, "pods": 9}, {"event": "applied", "time": began + 5, "pod": "p0004"}]
+    with run.events.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events[:1])
+    with lease.acquire(run):
+        assert status(run)["eta_seconds"] is None, "no result yet"
+        with run.events.open("a") as file:
+            file.writelines(json.dumps(event) + "\n" for event in events[1:])
+        assert status(run)["eta_seconds"] == pytest.approx(40.0, abs=3.0)  # four to come, ten seconds each
+        cli.main(["status", str(run.root)])
+    assert re.search(r"5 of 9 results; about 0:00:4\d left", capsys.readouterr().out)
+    assert status(run)["eta_seconds"] is None, "nobody races it"
 
 
 def test_scaling_down_processes_drains_without_orphans_or_losses(
