@@ -14,7 +14,7 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
 from fintrader.tournament.launchers.local import _cause, _oom_kills
 from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
@@ -62,6 +62,47 @@ def test_slots_follow_the_devices_that_are_there(devices: tuple[str, ...], found
         wanted = slot.name.split("-")[1].replace("+", ",")
         inside = "cuda:0+cuda:1" if "," in wanted else "cuda"
         assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == (inside, wanted)
+
+
+UNSEEN = "GPU-????????-????-????-????-????????????"
+
+
+@pytest.mark.parametrize(
+    ("cards", "visible", "found"),
+    [
+        (["GPU-a1", "GPU-b2"], None, ["0", "1"]),
+        (["GPU-b2"], None, ["0"]),
+        ([], None, []),
+        (["GPU-a1", "GPU-b2"], "0,1", ["0", "1"]),
+        (["GPU-b2"], "0,1", ["0"]),  # CUDA counts what is left
+        ([], "0,1", []),
+        (["GPU-a1", "GPU-b2", "GPU-c3"], "2, 0", ["2", "0"]),
+        (["GPU-a1", "GPU-b2"], "GPU-a1,GPU-b2", ["GPU-a1", "GPU-b2"]),
+        (["GPU-b2"], "GPU-a1,GPU-b2", ["GPU-b2"]),
+        (["GPU-b2"], "GPU-a", []),
+        (["GPU-a1"], "GPU-a", ["GPU-a"]),  # CUDA takes a beginning
+        ([UNSEEN], "GPU-a1", ["GPU-a1"]),  # the driver does not say yet
+        ([], "GPU-a1", []),
+        (["GPU-a1"], "MIG-7f", ["MIG-7f"]),
+        ([], "MIG-7f", []),
+        (["GPU-a1", "GPU-b2"], "", []),
+        (["GPU-a1", "GPU-b2"], "-1", []),
+        (["GPU-a1", "GPU-b2"], "1,-1,0", ["1"]),
+    ],
+)
+def test_a_card_that_is_gone_is_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: list[str], visible: str | None, found: list[str]
+) -> None:
+    for bus, uuid in enumerate(cards):
+        card = tmp_path / f"0000:0{bus}:00.0"
+        card.mkdir()
+        (card / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n")
+    monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cuda_devices() == found
+    assert len(slots_of(("cuda",), 2)) == 2 * len(found)
 
 
 def test_the_cpu_has_a_slot_a_core() -> None:

@@ -34,14 +34,50 @@ class Slot:
     variables: tuple[tuple[str, str], ...] = ()
 
 
+CARDS = Path("/proc/driver/nvidia/gpus")
+"""Where the driver lists its cards, a folder each."""
+_UNKNOWN = "?"
+"""In a card's UUID while the driver has not looked at it."""
+
+
 def cuda_devices() -> list[str]:
-    """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`."""
+    """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`.
+
+    Where `CUDA_VISIBLE_DEVICES` is set, those of its names that a new process would find: numbers count the cards that
+    are present, so with one of two gone only 0 is left, whichever it was; UUIDs must be those of present cards.
+    """
+    cards = _cards()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = Path("/proc/driver/nvidia/gpus")
-    present = len(list(cards.iterdir())) if cards.is_dir() else 0
-    if visible is not None:
-        return [name for name in visible.split(",") if name.strip() and present]
-    return [str(number) for number in range(present)]
+    if visible is None:
+        return [str(number) for number in range(len(cards))]
+    found = []
+    for name in (name.strip() for name in visible.split(",")):
+        if name.lstrip("-").isdigit() and int(name) < 0:
+            break  # CUDA reads no further, hence the custom of -1 for no device
+        if name and _present(name, cards):
+            found.append(name)
+    return found
+
+
+def _cards() -> list[str]:
+    """UUIDs of the cards that the driver lists."""
+    uuids = []
+    for card in sorted(CARDS.iterdir()) if CARDS.is_dir() else []:
+        text = ""
+        with suppress(OSError):  # it vanishes as we look
+            text = (card / "information").read_text()
+        said = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("GPU UUID")]
+        uuids.append(said[0] if said else _UNKNOWN)
+    return uuids
+
+
+def _present(name: str, cards: Sequence[str]) -> bool:
+    """Whether a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID may be any."""
+    if name.isdigit():
+        return int(name) < len(cards)
+    if name.startswith("MIG-"):  # a part of some card; only the driver could say of which
+        return bool(cards)
+    return any(uuid.lower().startswith(name.lower()) or _UNKNOWN in uuid for uuid in cards)
 
 
 def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = cuda_devices) -> list[Slot]:
