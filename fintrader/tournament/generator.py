@@ -137,7 +137,7 @@ class Breeder:
             },
             rungs=rungs,
             stops=stop_rules(settings, board, generation),
-            replicas=settings.replicas,
+            replicas=settings.learners,
             fusions=settings.fusions,
             data_hash=self.data_hash,
         )

@@ -25,10 +25,13 @@ from fintrader.tournament import ranks
 from fintrader.tournament.body import maker, train_and_evaluate
 from fintrader.tournament.crew import LOOPBACK, Crew, Hear, Here, Word, interface_of, places_of
 from fintrader.tournament.fusion import INHERITED, average, home_of, read_round
+from fintrader.tournament.generator import Breeder
 from fintrader.tournament.launchers import cuda_devices, nodes, slots_of
 from fintrader.tournament.orchestrator import run_tournament
 from fintrader.tournament.pod import PodContext, PodSpec, RankLost, failure_reason, run_pod
+from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import Board
 from tests.tournament.test_fusion import fused_spec, run
 from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
 
@@ -57,6 +60,20 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
         assert [total.env_steps for total in one[1]] == [total.env_steps for total in other[1]]
     again, _ = run(tmp_path / "ranked", spec)  # finished: no process is needed to say so
     assert again.snapshot == alone.snapshot
+
+
+def test_joined_devices_alone_make_a_learner_for_each(tmp_path: Path) -> None:
+    """`devices: [cpu/cpu]` without `replicas`: two ranks learn, and their average is what comes out."""
+    spec = Breeder(
+        TournamentSettings(budget=Budget(env_steps=256), fusions=2, devices=("cpu/cpu",)),
+        (AGENT,),
+        ENV.model_dump(mode="json"),
+        seed=5,
+        data_hash="",
+    ).fresh(0, Board(4))
+    output, context = run(tmp_path, spec, device="cpu/cpu")
+    assert output.env_steps == 256
+    assert all((context.folder / "round-1" / f"replica-{k}" / "metrics.jsonl").exists() for k in range(2))
 
 
 def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:

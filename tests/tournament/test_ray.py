@@ -200,8 +200,9 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
     nodes.add(4, gpus=4)  # Ray takes our word for it
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "linger")  # its task is still returning when its last word is heard
-    two = started(Racer(run, nodes.address, "stub", {"gpus": 2, "evaluators": False}, pods=2))
-    nine = started(Racer(RunFolder(tmp_path / "nine"), nodes.address, "stub", {"gpus": 9, "wait_seconds": 1}, pods=2))
+    two = started(Racer(run, nodes.address, "stub", {"gpus": 2, "evaluators": False}, pods=2, replicas=2))
+    asked = {"gpus": 9, "wait_seconds": 1}
+    nine = started(Racer(RunFolder(tmp_path / "nine"), nodes.address, "stub", asked, pods=2, replicas=9))
     assert two.wait() == (0, "")
     assert {result.device for result in RunStore(run).results().values()} == {"cuda:0/cuda:1"}
     status, said = nine.wait()

@@ -128,3 +128,5 @@ def test_devices_of_a_pod() -> None:
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
         on_ray(RaySettings(nodes=3))(settings(replicas=2), RunFolder(tmp_path), tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"):
+        on_ray(RaySettings(gpus=2))(settings(), RunFolder(tmp_path), tmp_path, 1)

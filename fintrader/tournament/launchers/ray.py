@@ -24,7 +24,7 @@ from fintrader.tournament.launchers.cluster import Cluster, Node, Resources, fit
 from fintrader.tournament.launchers.settings import RaySettings
 from fintrader.tournament.launchers.streams import Stream, Streams, Word
 from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import TournamentSettings, spanned
 from fintrader.tournament.store import RunStore
 
 
@@ -342,16 +342,18 @@ def devices(gpus: float, nodes: int) -> str:
 def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
     """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu` leaves GPUs alone.
 
-    Raises ConfigError, once called, when a pod spans more nodes than it has learners.
+    Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they would idle.
     """
 
     def make(settings: TournamentSettings, run: RunFolder, market: Path, token: int) -> RayLauncher:
-        if ray.nodes > settings.replicas:
-            raise ConfigError(
-                f"ray.nodes: a pod that spans {ray.nodes} nodes needs a learner for each; set tournament.replicas to "
-                f"{ray.nodes} or more, or lower ray.nodes"
-            )
         gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
+        spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
+        if spans > settings.learners:
+            what, lower = (f"{spans} GPUs", "ray.gpus") if spans > ray.nodes else (f"{spans} nodes", "ray.nodes")
+            raise ConfigError(
+                f"{lower}: a pod that spans {what} needs a learner for each; set tournament.replicas to {spans} or "
+                f"more, or lower {lower}"
+            )
         return RayLauncher(
             run,
             market,
