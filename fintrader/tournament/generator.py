@@ -85,19 +85,17 @@ class Breeder:
         return next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
 
     def _explored(self, space: Range, value: Any, random: Random) -> Any:
-        """Draw anew with probability `resample`, else one step up or down, kept inside the range."""
+        """Draw anew with probability `resample`, else one step up or down inside the range; back where that is shut."""
         again, up = random.random(2)
         fresh = draw(space, value, random)  # always drawn, so that one field's coin does not move the next field's
         if again < self.settings.resample:
             return fresh
-        if space.choices:
-            place = space.choices.index(value) if value in space.choices else 0
-            place = min(max(place + (1 if up < 0.5 else -1), 0), len(space.choices) - 1)
-            return space.choices[place]
-        assert space.low is not None
-        assert space.high is not None
-        factor = self.settings.perturb if up < 0.5 else 1 / self.settings.perturb
-        return _like(value, min(max(value * factor, space.low), space.high))
+        step = 1 if up < 0.5 else -1
+        for way in (step, -step):  # a parent at the end of a range must not have its copy for a child
+            moved = stepped(space, value, self.settings.perturb, way)
+            if moved != value:
+                return moved
+        return fresh  # no factor moves a zero
 
     def _spec(
         self,
@@ -173,6 +171,19 @@ def draw(space: Range, like: Any, random: Random) -> Any:
     if space.log:
         return _like(like, math.exp(random.uniform(math.log(space.low), math.log(space.high))))
     return _like(like, random.uniform(space.low, space.high))
+
+
+def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
+    """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range goes."""
+    if space.choices:
+        place = space.choices.index(value) if value in space.choices else 0
+        return space.choices[min(max(place + way, 0), len(space.choices) - 1)]
+    assert space.low is not None
+    assert space.high is not None
+    moved = _like(value, value * (perturb if way > 0 else 1 / perturb))
+    if isinstance(value, int) and moved == value:  # too small for the factor to show
+        moved = value + way
+    return _like(value, min(max(moved, space.low), space.high))
 
 
 def _like(value: Any, drawn: float) -> float | int:

@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fintrader import metrics
+from fintrader.agents.a2c import A2CSettings
+from fintrader.agents.ppo import PPOSettings
+from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.tournament.ensemble import choose, correlations, weights_of
 from fintrader.tournament.evaluator import check_windows, combine, score
@@ -133,6 +136,40 @@ def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside() -> None:
     edge = entry(0, 1.0, agent=StubAgent(learning_rate=0.0999).model_dump())
     children = [breeder(resample=0.0).child(i, board, edge, generation=1).agent["learning_rate"] for i in range(20)]
     assert max(children) == 0.1
+
+
+@pytest.mark.parametrize("as_set", [PPOSettings(), A2CSettings()])
+def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
+    """Their learning rate lies at the end of the default range: half of the steps lead out of it."""
+    rate, default = as_set.learning_rate, TournamentSettings().search
+    board = board_of(1.0, agent=as_set.model_dump(mode="json"))
+    bred = breeder(as_set, search=default, resample=0.0)
+    children = [bred.child(i, board, board.rows[0], generation=1).agent["learning_rate"] for i in range(40)]
+    assert rate == default["learning_rate"].high
+    assert set(children) == {rate / 1.25}
+
+
+@pytest.mark.parametrize(
+    ("space", "at", "expected"),
+    [
+        ({"choices": (4, 8, 16)}, 16, {8}),
+        ({"choices": (4, 8, 16)}, 4, {8}),
+        ({"low": 1, "high": 9}, 1, {2}),  # 1.25 and 0.8 are both rounded to 1
+        ({"low": 1, "high": 9}, 2, {1, 3}),
+        ({"low": 1, "high": 9}, 9, {7}),
+        ({"choices": (8,)}, 8, {8}),
+    ],
+)
+def test_steps_never_end_where_they_began(space: dict[str, Any], at: int, expected: set[int]) -> None:
+    bred = breeder(search={"width": Range(**space)}, resample=0.0)
+    board = board_of(1.0, agent=StubAgent(width=at).model_dump())
+    assert {bred.child(i, board, board.rows[0], generation=1).agent["width"] for i in range(20)} == expected
+
+
+def test_a_zero_that_no_factor_moves_is_drawn_anew() -> None:
+    bred = breeder(OtherAgent(), search={"gamma": Range(low=0.0, high=1.0)}, resample=0.0)
+    board = board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump())
+    assert all(bred.child(i, board, board.rows[0], generation=1).agent["gamma"] > 0 for i in range(20))
 
 
 def test_choices_move_to_a_neighbour_and_integers_stay_integers() -> None:
@@ -285,6 +322,37 @@ def test_settings_refuse_nonsense() -> None:
             TournamentSettings(**wrong)
     with pytest.raises(ValueError, match="at least one device"):
         TournamentSettings(devices=())
+
+
+@pytest.mark.parametrize(
+    ("asked", "learners"),
+    [
+        ({}, 1),
+        ({"devices": ("cuda:0", "cuda:1")}, 1),
+        ({"devices": ("cuda:0/1",)}, 2),
+        ({"devices": ("cuda:0+1", "cuda:2/3")}, 2),
+        ({"devices": ("cpu/cpu/cpu",)}, 3),
+        ({"devices": ("cpu/cpu",), "replicas": 3}, 3),
+        ({"devices": ("cuda:0/1", "cuda:2"), "replicas": 2}, 2),
+    ],
+)
+def test_a_pod_has_a_learner_for_each_device_it_spans(asked: dict[str, Any], learners: int) -> None:
+    assert TournamentSettings(**asked).learners == learners
+    assert breeder(**asked).fresh(0, Board(4)).replicas == learners
+
+
+def test_a_device_without_a_learner_is_refused() -> None:
+    with pytest.raises(ValueError, match="spans 2 devices needs a learner for each; set replicas to 2"):
+        TournamentSettings(devices=("cuda:0/1",), replicas=1)
+    with pytest.raises(ValueError, match="join 1 and 2 devices"):
+        TournamentSettings(devices=("cuda:0/1", "cuda:2"))
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_configurations_say_in_which_order_results_count(path: Path) -> None:
+    """Those that promise the same numbers to everybody must not live on a default."""
+    asked = read_yaml(path)["tournament"]
+    assert "pods" not in asked or asked["order"] == ("arrival" if path.stem == "podracer" else "submission")
 
 
 def test_a_record_of_another_version_is_a_typed_error(tmp_path: Path) -> None:
