@@ -3,9 +3,11 @@
     python benchmarks/chaos.py [--random 200] [--save]
 
 Strikes a tournament of stub pods at every file and database operation (SIGKILL before and after it, half of a write,
-a full disk), its pods' processes at each of theirs, and orchestrator and pods at random moments; fills a real small
-disk if it may mount one; lets pairs of orchestrators race for one folder. After each, the same command must complete
-and everything a seed fixes must equal an undisturbed run. Prints one JSON object as its last line.
+a full disk), its pods' and its evaluators' processes at each of theirs, and orchestrator, pods and evaluators at random
+moments; fills a real small disk if it may mount one; lets pairs of orchestrators race for one folder. After each, the
+same command must complete and everything a seed fixes must equal an undisturbed run. Prints one JSON object as its last
+line. `scenarios` are runs; the count beside it is named after what was counted, and is lower where runs ended before
+their moment came: `strikes` that struck, processes `killed`, second orchestrators `refused`.
 """
 
 from __future__ import annotations
@@ -28,15 +30,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.common import ROOT, finish
 from fintrader.runs import RunFolder
 from tests.tournament import chaos
-from tests.tournament.chaos import DONE, REFUSED, Faults, Tally, everything, forked
+from tests.tournament.apart import Plan
+from tests.tournament.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 
 PARTS = (
     "kill",
     "torn",
     "full",
     "pod_process",
+    "evaluator",
+    "evaluator_full",
     "random_orchestrator",
     "random_pod",
+    "random_evaluator",
     "two_orchestrators",
     "real_full_disk",
 )
@@ -45,7 +51,12 @@ PARTS = (
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--pods", type=int, default=6)
-    arguments.add_argument("--random", type=int, default=200, help="random moments, half of them pods")
+    arguments.add_argument(
+        "--random",
+        type=int,
+        default=200,
+        help="random moments of orchestrators and of pods; half as many again of evaluators",
+    )
     arguments.add_argument(
         "--only", nargs="+", choices=PARTS, default=PARTS, help="some parts; --save keeps the others"
     )
@@ -79,6 +90,9 @@ def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[st
         else:
             if name == "pod_process":
                 tally = pod_process(home, pods, expected)
+            elif name.startswith("evaluator"):
+                modes = ("full",) if name == "evaluator_full" else ("kill", "torn")
+                tally = evaluator(home, pods, expected, modes)
             elif name == "two_orchestrators":
                 tally = two_orchestrators(home, pods, expected)
             elif name.startswith("random_"):
@@ -87,7 +101,7 @@ def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[st
                 tally = every_operation(home, pods, expected, name, points)
             parts[name] = {
                 "scenarios": tally.scenarios,
-                "struck": tally.struck,
+                counted(name): tally.hits,
                 "problems": tally.problems[:20],
                 "recovery_seconds_max": round(max(tally.recovery, default=0.0), 3),
             }
@@ -95,15 +109,25 @@ def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[st
     return parts
 
 
+def counted(name: str) -> str:
+    """What the hits of a part are."""
+    if name == "two_orchestrators":
+        return "refused"
+    return "killed" if name.startswith("random_") else "strikes"
+
+
 def summary(parts: dict[str, Any]) -> dict[str, Any]:
     """The figures asked for."""
-    strikes = {name: part.get("struck", 0) for name, part in parts.items()}
+
+    def total(key: str, *names: str) -> int:
+        return sum(parts.get(name, {}).get(key, 0) for name in names)
+
+    by_chance = ("random_orchestrator", "random_pod", "random_evaluator")
     return {
-        "kill_points": sum(strikes.get(name, 0) for name in ("kill", "torn", "pod_process")),
-        "random_moments": sum(
-            parts.get(name, {}).get("scenarios", 0) for name in ("random_orchestrator", "random_pod")
-        ),
-        "full_disk_points": strikes.get("full", 0),
+        "kill_points": total("strikes", "kill", "torn", "pod_process", "evaluator"),
+        "random_moments": total("scenarios", *by_chance),
+        "killed_at_random_moments": total("killed", *by_chance),
+        "full_disk_points": total("strikes", "full", "evaluator_full"),
         "recovery_seconds_max": max((part.get("recovery_seconds_max", 0.0) for part in parts.values()), default=0.0),
         "lost_or_doubled_or_changed": sum(
             len(part["problems"]) if isinstance(part.get("problems"), list) else part.get("problems", 0)
@@ -133,7 +157,7 @@ def pod_process(home: Path, pods: int, expected: Any) -> Tally:
         run = RunFolder(home / f"pod-{at}")
         outcome = forked(run, pods, processes=True)
         tally.scenarios += 1
-        tally.struck += mark.exists()
+        tally.hits += mark.exists()
         missed = 0 if mark.exists() else missed + 1
         problems = ["did not complete"] if outcome.status != DONE else chaos.check(run, {}, expected)
         problems = [problem for problem in problems if not problem.startswith("left behind")]  # swept at the next start
@@ -144,18 +168,38 @@ def pod_process(home: Path, pods: int, expected: Any) -> Tally:
     return tally
 
 
+def evaluator(home: Path, pods: int, expected: Any, modes: Sequence[str]) -> Tally:
+    """A strike at each operation of an evaluator's process; the orchestrator lives on, unless the disk is full."""
+    tally = Tally()
+    for mode in modes:
+        at, missed = 1, 0
+        while missed < 3:
+            plan = Plan(mode, home / f"evaluator-{mode}-{at}.mark", at=at)
+            tally.strike_and_recover(
+                home,
+                f"evaluator-{mode}-{at}",
+                pods,
+                expected,
+                lambda run, plan=plan: forked(run, pods, evaluators=plan),
+            )
+            missed = 0 if plan.mark.exists() else missed + 1
+            at += 1
+    return tally
+
+
 def at_random(home: Path, pods: int, expected: Any, target: str, moments: int) -> Tally:
     """SIGKILL at random moments of a tournament of spawned pods; threads complete it, which is quicker."""
     os.environ["STUB_SECONDS"] = "0.08"
     tally = Tally()
+
+    def strike(run: RunFolder, seed: int) -> Outcome:
+        if target == "evaluator":  # an evaluation takes about so long
+            return chaos.random_evaluator_kill(seed, run, pods, within=0.02)
+        return chaos.random_kill(seed, run, pods, target=target, within=1.6)
+
     for seed in range(moments):
-        tally.strike_and_recover(
-            home,
-            f"random-{target}-{seed}",
-            pods,
-            expected,
-            lambda run, seed=seed: chaos.random_kill(seed, run, pods, target=target, within=1.6),
-        )
+        name = f"random-{target}-{seed}"
+        tally.strike_and_recover(home, name, pods, expected, lambda run, seed=seed: strike(run, seed))
     del os.environ["STUB_SECONDS"]
     return tally
 
@@ -174,7 +218,7 @@ def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> 
             children.append(pid)
         codes = sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children)
         tally.scenarios += 1
-        tally.struck += codes == [DONE, REFUSED]
+        tally.hits += codes == [DONE, REFUSED]
         problems = [] if codes == [DONE, REFUSED] else [f"exit codes {codes}"]
         tally.problems += [f"pair-{number}: {problem}" for problem in problems + chaos.check(run, {}, expected)]
         shutil.rmtree(run.root)

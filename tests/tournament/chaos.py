@@ -21,12 +21,15 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from tests.tournament import stubs
+
+if TYPE_CHECKING:
+    from tests.tournament.apart import Plan
 
 WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
 DONE, REFUSED, BROKEN = 0, 7, 9
@@ -138,15 +141,33 @@ class Outcome:
     ready_seconds: float | None = None
     """From its start to the end of its first reconcile: recovery time."""
     points: int = 0
+    hits: int = 0
+    """How often the fault truly struck: a run may end before its moment comes."""
 
 
-def race(run: RunFolder, pods: int, *, processes: bool, order: str = "submission", **how: Any) -> Any:
-    """One tournament of stub pods."""
+def race(
+    run: RunFolder,
+    pods: int,
+    *,
+    processes: bool = False,
+    order: str = "submission",
+    evaluators: Plan | None = None,
+    **how: Any,
+) -> Any:
+    """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
     from fintrader.tournament.launchers import ThreadLauncher
     from fintrader.tournament.orchestrator import run_tournament
     from tests.tournament.conftest import settings
 
-    launcher = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
+    launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
+    if evaluators is not None:
+        from tests.tournament.apart import ApartLauncher, Evaluators
+
+        server = Evaluators(evaluators)  # forked before there are threads, and before the lease
+
+        def launcher(_: Any, folder: RunFolder, market: Path, token: int) -> ApartLauncher:
+            return ApartLauncher(folder, market, server, workers=2, token=token)
+
     return run_tournament(
         settings(pods=pods, workers=2, order=order, retries=50, fresh=0.2),
         folder=run,
@@ -195,7 +216,16 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes
     outcome = Outcome(os.waitstatus_to_exitcode(code), time.perf_counter() - begun)
     if note.exists():
         outcome.ready_seconds, outcome.points = json.loads(note.read_text())
+    marks = [plan.mark for plan in (faults, how.get("evaluators")) if plan is not None]
+    outcome.hits = sum(mark.exists() for mark in marks)
     return outcome
+
+
+def killed(run: RunFolder) -> int:
+    """Attempts that the run's own log says were killed."""
+    from fintrader.runs import read_jsonl
+
+    return sum(event["event"] == "lost" and event["reason"] == "killed" for event in read_jsonl(run.events))
 
 
 def everything(run: RunFolder) -> Any:
@@ -240,7 +270,8 @@ class Tally:
     """Counts over many scenarios."""
 
     scenarios: int = 0
-    struck: int = 0
+    hits: int = 0
+    """Strikes that truly struck."""
     problems: list[str] = field(default_factory=list)
     recovery: list[float] = field(default_factory=list)
 
@@ -251,7 +282,7 @@ class Tally:
         run = RunFolder(folder / name)
         first = strike(run)
         self.scenarios += 1
-        self.struck += first.status != DONE
+        self.hits += first.hits
         if first.status == BROKEN:
             self.problems.append(f"{name}: not a typed error")
         before = acknowledged(run)
@@ -287,7 +318,10 @@ def _orphans(children: list[Any]) -> bool:
 
 
 def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: float) -> Outcome:
-    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a random moment."""
+    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a random moment.
+
+    That of a pod is counted from the start of the first pod's process.
+    """
     import psutil
 
     chance = random.Random(seed)
@@ -303,16 +337,17 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
             traceback.print_exc()
         finally:
             os._exit(BROKEN)
-    time.sleep(chance.uniform(0, within))
-    victims = [psutil.Process(pid)]
-    try:
-        children = victims[0].children(recursive=True)
-        if target == "pod" and children:
-            victims = [chance.choice(children)]
-        for victim in victims:
-            victim.kill()
-    except psutil.NoSuchProcess:
-        pass
+    children: list[Any] = []
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
+        orchestrator = psutil.Process(pid)
+        while target == "pod" and not orchestrator.children() and orchestrator.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, within))
+        children = orchestrator.children(recursive=True)
+        if target == "orchestrator":
+            orchestrator.kill()
+        elif children:
+            chance.choice(children).kill()
     _, code = os.waitpid(pid, 0)
     status = os.waitstatus_to_exitcode(code)
     deadline = time.monotonic() + 60
@@ -320,4 +355,15 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
         time.sleep(0.005)
     if target == "orchestrator" and _orphans(children):
         status = BROKEN  # an orphan outlived it
-    return Outcome(status, time.perf_counter() - begun)
+    hits = killed(run) if target == "pod" else int(status == -signal.SIGKILL)
+    return Outcome(status, time.perf_counter() - begun, hits=hits)
+
+
+def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float) -> Outcome:
+    """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and tries again."""
+    from tests.tournament.apart import Plan
+
+    chance = random.Random(seed)
+    mark = run.root.parent / f"{run.root.name}.mark"
+    plan = Plan("random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods))
+    return forked(run, pods, evaluators=plan)

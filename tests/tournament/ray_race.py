@@ -25,10 +25,10 @@ REFUSED = 7
 
 
 def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, kind: str, **changes: Any) -> Any:
-    """Two generations or more of stub pods, or of small PPO pods."""
+    """Two generations or more: `stub` pods, such that are `leaving` their evaluation to others, or `real` PPO pods."""
     watch = changes.pop("watch", None)
     small = {"scheduler": "generational", "population": 4, "survivors": 2, "retries": 50, "workers": None, **changes}
-    if kind == "stub":
+    if kind != "real":
         from tests.tournament import stubs
         from tests.tournament.conftest import settings
 
@@ -113,7 +113,11 @@ class Racer:
 def main() -> None:
     plan = json.loads(sys.argv[1])
     run = RunFolder(Path(plan["run"]))
-    bodies = {"stub": "tests.tournament.stubs:body", "real": "fintrader.tournament.body:train_and_evaluate"}
+    bodies = {
+        "stub": "tests.tournament.stubs:body",
+        "leaving": "tests.tournament.stubs:leaving_body",
+        "real": "fintrader.tournament.body:train_and_evaluate",
+    }
     settings = RaySettings(address=plan["address"], **plan["ray"])
 
     def watch(orchestrator: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,19 @@ class OtherAgent(Settings):
 def body(spec: PodSpec, context: PodContext) -> PodOutput:
     """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}. `wait` is over when
     its file is gone (`release`)."""
+    return evaluated(spec, context, _trained(spec, context))
+
+
+def leaving_body(spec: PodSpec, context: PodContext) -> PodOutput:
+    """As `body`, but leaves the evaluation to others where it may; what comes out is the same."""
+    trained = _trained(spec, context)
+    if context.apart:
+        trained.rest = "tests.tournament.stubs:evaluated"
+        return trained
+    return evaluated(spec, context, trained)
+
+
+def _trained(spec: PodSpec, context: PodContext) -> PodOutput:
     if context.store_seconds:  # as if it had been trained for a while
         write_bytes(context.folder / "state.safetensors", b"half of " + spec.pod.encode())
     seconds = float(os.environ.get("STUB_SECONDS", "0"))
@@ -48,21 +62,38 @@ def body(spec: PodSpec, context: PodContext) -> PodOutput:
     inherited = RunStore(context.run).get(spec.snapshot) if spec.snapshot else b"founder"
     own = json.dumps([spec.seed, spec.agent], sort_keys=True).encode()
     snapshot = hashlib.sha256(inherited + own).digest()
-    number = int.from_bytes(snapshot[:4], "big") / 2**32
-    returns = tuple((byte - 127.5) / 10_000 for byte in snapshot)
-    write_bytes(context.folder / "policy.safetensors", b"policy of " + snapshot)
     (context.folder / "metrics.jsonl").write_text('{"update": 1}\n')
     return PodOutput(
-        score=round(number, 2),  # coarse, so that there are ties
+        score=None,
         snapshot=b"snapshot of " + snapshot,
-        window_scores=(number,),
-        rung_scores={str(share): number for share in spec.rungs},
-        metrics={"sharpe": number, "calmar": None},
-        returns=returns,
+        rung_scores={str(share): _number(snapshot) for share in spec.rungs},
         env_steps=100,
         updates=1,
         seconds=0.0,
     )
+
+
+def evaluated(spec: PodSpec, context: PodContext, output: PodOutput) -> PodOutput:
+    """Complete a trained pod from its snapshot alone: its policy is stored, its score is arithmetic.
+
+    Faults come from `faults/<pod>-evaluation`.
+    """
+    _fault(context.run, f"{spec.pod}-evaluation", 2)
+    snapshot = output.snapshot.removeprefix(b"snapshot of ")
+    number = _number(snapshot)
+    write_bytes(context.folder / "policy.safetensors", b"policy of " + snapshot)
+    return replace(
+        output,
+        score=round(number, 2),  # coarse, so that there are ties
+        window_scores=(number,),
+        metrics={"sharpe": number, "calmar": None},
+        returns=tuple((byte - 127.5) / 10_000 for byte in snapshot),
+        rest="",
+    )
+
+
+def _number(snapshot: bytes) -> float:
+    return int.from_bytes(snapshot[:4], "big") / 2**32
 
 
 def _fault(run: RunFolder, pod: str, step: int) -> None:

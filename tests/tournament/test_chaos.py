@@ -15,6 +15,7 @@ from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
 from tests.tournament import chaos
+from tests.tournament.apart import NOBODY, Plan
 from tests.tournament.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 
 PODS = 5
@@ -43,7 +44,7 @@ def test_struck_at_many_operations(tmp_path: Path, undisturbed: RunFolder, point
 
         tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
     assert tally.problems == []
-    assert tally.struck >= 0.5 * tally.scenarios > 2
+    assert tally.hits >= 0.5 * tally.scenarios > 2
 
 
 def test_pods_struck_in_their_own_process(
@@ -73,6 +74,46 @@ def test_killed_at_a_random_moment(
 
         tally.strike_and_recover(tmp_path, f"random-{target}-{seed}", PODS, expected, strike, processes=True)
     assert tally.problems == []
+    assert tally.hits >= 1
+
+
+@pytest.mark.parametrize(("mode", "places"), [("kill", (1, 6, 12, 19, 26)), ("torn", (2, 5)), ("full", (1, 4, 9))])
+def test_evaluators_struck_at_their_operations(
+    tmp_path: Path, undisturbed: RunFolder, mode: str, places: tuple[int, ...]
+) -> None:
+    tally, expected = Tally(), everything(undisturbed)
+    for at in places:
+        plan = Plan(mode, tmp_path / f"{mode}-{at}.mark", at=at)
+
+        def strike(run: RunFolder, plan: Plan = plan) -> Outcome:
+            outcome = forked(run, PODS, evaluators=plan)
+            assert outcome.status == (REFUSED if mode == "full" else DONE), "only a full disk ends the tournament"
+            if mode == "kill":
+                assert chaos.killed(run) in (0, 1)  # it may have published before it died
+            return outcome
+
+        tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
+    assert tally.problems == []
+    assert tally.hits == len(places)
+
+
+def test_evaluators_killed_at_random_moments(tmp_path: Path, undisturbed: RunFolder) -> None:
+    tally, expected = Tally(), everything(undisturbed)
+    for seed in range(4):
+
+        def strike(run: RunFolder, seed: int = seed) -> Outcome:
+            return chaos.random_evaluator_kill(seed, run, PODS, within=0.01)
+
+        tally.strike_and_recover(tmp_path, f"evaluator-{seed}", PODS, expected, strike)
+    assert tally.problems == []
+    assert tally.hits >= 1
+
+
+def test_an_undisturbed_evaluation_elsewhere_changes_nothing(tmp_path: Path, undisturbed: RunFolder) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert forked(run, PODS, evaluators=NOBODY).status == DONE
+    assert everything(run) == everything(undisturbed)
+    assert chaos.killed(run) == 0
 
 
 def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:

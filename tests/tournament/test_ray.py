@@ -135,6 +135,15 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
     assert any(event["event"] == "resumed" for event in read_jsonl(run.events))
 
 
+def test_a_killed_evaluator_costs_one_attempt(nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]) -> None:
+    undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
+    generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=4)
+    stubs.plant(run, "p0001-evaluation", "kill")
+    assert started(Racer(run, nodes.address, "leaving", pods=4)).wait() == (0, "")
+    assert [(event["pod"], event["reason"]) for event in _lost(run)] == [("p0001", "killed")]
+    assert chaos.check(run, {}, chaos.everything(undisturbed)) == []
+
+
 def _lost(run: RunFolder) -> list[dict[str, Any]]:
     return [event for event in read_jsonl(run.events) if event["event"] == "lost"]
 

@@ -1,0 +1,144 @@
+"""Evaluators that can be killed: as on Ray a pod is trained in one place and evaluated in another, but without Ray.
+
+Pods train in threads of the orchestrator's process; each evaluation (`evaluate_pod`) is a process of its own, forked
+by a small server that was itself forked before there were any threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fintrader.runs import RunFolder
+from fintrader.tournament.launchers import PodFailure, ThreadLauncher
+from fintrader.tournament.pod import (
+    Draft,
+    PodContext,
+    PodResult,
+    PodSpec,
+    begin_pod,
+    evaluate_pod,
+    failure_reason,
+)
+from fintrader.tournament.store import RunStore
+from tests.tournament import chaos, stubs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How evaluators are struck: one of them at its `at`-th operation, or (`random`) after so many seconds."""
+
+    mode: str
+    """`kill`, `torn`, `full` as in `chaos.Faults`; `random`; `none`."""
+    mark: Path
+    at: int = 0
+    after: float = 0.0
+    nth: int = 1
+    """`random`: which of the evaluations is struck."""
+
+
+NOBODY = Plan("none", Path("/nonexistent"))
+
+
+class Evaluators:
+    """The server: forks an evaluator for each task, strikes it if planned, and tells what became of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        ours, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            try:
+                _serve(theirs, plan)
+            finally:
+                os._exit(0)
+        theirs.close()
+        self._lock = threading.Lock()
+        self._socket, self._lines = ours, ours.makefile()
+
+    def evaluate(self, **task: Any) -> dict[str, Any]:
+        """Its exit status (minus the signal), and the reason and detail of a failure."""
+        with self._lock:
+            self._socket.sendall(json.dumps(task).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(self._lines.readline())
+            return answer
+
+    def close(self) -> None:
+        """The server ends with the connection, as it does when the orchestrator is killed."""
+        self._lines.close()
+        self._socket.close()
+        os.waitpid(self.pid, 0)
+
+
+def _serve(connection: socket.socket, plan: Plan) -> None:
+    for number, line in enumerate(connection.makefile(), 1):
+        heard, said = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_evaluator(json.loads(line), plan, said))
+        os.close(said)
+        if plan.mode == "random" and number == plan.nth:
+            time.sleep(plan.after)
+            os.kill(pid, signal.SIGKILL)
+        words = b""
+        while part := os.read(heard, 65536):
+            words += part
+        os.close(heard)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if plan.mode == "random" and code == -signal.SIGKILL:
+            plan.mark.touch()
+        connection.sendall(json.dumps({"code": code, "failure": json.loads(words or b"null")}).encode() + b"\n")
+
+
+def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
+    """The evaluator's process."""
+    write = os.write  # as it is before it counts as an operation
+    if plan.mode not in ("none", "random"):
+        chaos.install(chaos.Faults(plan.mode, plan.at, plan.mark))
+    context = PodContext(RunFolder(Path(task["run"])), Path(task["market"]), token=task["token"], apart=True)
+    try:
+        evaluate_pod(PodSpec.model_validate(task["spec"]), context, Draft.model_validate(task["draft"]))
+    except BaseException as error:
+        write(said, json.dumps([failure_reason(error), f"{type(error).__name__}: {error}"]).encode())
+        return 1
+    return 0
+
+
+class ApartLauncher(ThreadLauncher):
+    """Trains in threads and has the evaluation done elsewhere. A lost evaluator is a lost pod, as on Ray."""
+
+    def __init__(self, run: RunFolder, market: Path, evaluators: Evaluators, *, workers: int, token: int) -> None:
+        super().__init__(run, market, stubs.leaving_body, workers=workers, token=token)
+        self.evaluators = evaluators
+
+    def _work(self, spec: PodSpec, attempt: int) -> PodResult:
+        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, apart=True)
+        try:
+            outcome = begin_pod(spec, context, self.body)
+        except Exception as error:
+            raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}") from error
+        if isinstance(outcome, PodResult):
+            return outcome
+        ended = self.evaluators.evaluate(
+            run=str(self.run.root),
+            market=str(self.market),
+            token=self.token,
+            spec=spec.model_dump(mode="json"),
+            draft=outcome.model_dump(mode="json"),
+        )
+        if ended["failure"] is not None:
+            raise PodFailure(*ended["failure"])
+        if ended["code"] != 0:
+            raise PodFailure("killed", f"its evaluator ended with status {ended['code']}")
+        return RunStore(self.run).read_result(spec.pod)
+
+    def close(self) -> None:
+        super().close()
+        self.evaluators.close()
