@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fintrader.config import validate
 from fintrader.errors import RunError, TournamentError
 from fintrader.runs import RunFolder, read_json, read_jsonl, write_json
 from fintrader.tournament import lease as leases
@@ -53,7 +54,8 @@ def scale(run: RunFolder, pods: int | None) -> None:
 
 def prospect(run: RunFolder, pods: int | None) -> str:
     """What will truly come of `scale(run, pods)`: a sentence for the terminal."""
-    settings = TournamentSettings.model_validate(read_json(run.root / "tournament.json")["settings"])
+    stored = run.root / "tournament.json"
+    settings = validate(TournamentSettings, read_json(stored)["settings"], str(stored))
     wish = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
     bound = settings.at_once
     if bound is not None and (pods is None or pods > bound):

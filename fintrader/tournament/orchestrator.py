@@ -171,7 +171,7 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progre
 def _identity(settings: TournamentSettings, breeder: Breeder) -> dict[str, Any]:
     """What every pod of a tournament depends on."""
     return {
-        "settings": _lasting(settings),
+        "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
         "agents": [agent.model_dump(mode="json") for agent in breeder.agents],
         "env": breeder.env,
         "seed": breeder.seed,
@@ -179,16 +179,12 @@ def _identity(settings: TournamentSettings, breeder: Breeder) -> dict[str, Any]:
     }
 
 
-def _lasting(settings: TournamentSettings) -> dict[str, Any]:
-    """What no resumed tournament may change. `devices` may: not how many learners a pod has because of them."""
-    return {**settings.model_dump(mode="json", exclude=set(CHANGEABLE)), "replicas": settings.learners}
-
-
 def _modern(known: dict[str, Any], agents: Sequence[Settings], env: Settings | None) -> dict[str, Any]:
     """A stored identity read through today's models, so that a new setting's default does not orphan the run."""
     modern = dict(known)
     with contextlib.suppress(ValidationError, KeyError, TypeError, ValueError):
-        modern["settings"] = _lasting(TournamentSettings.model_validate(known["settings"]))
+        settings = TournamentSettings.model_validate(known["settings"])
+        modern["settings"] = settings.model_dump(mode="json", exclude=set(CHANGEABLE))
         pairs = zip(agents, known["agents"], strict=True)
         modern["agents"] = [type(agent).model_validate(old).model_dump(mode="json") for agent, old in pairs]
         if env is not None:

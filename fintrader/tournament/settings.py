@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from fintrader.agents import Budget
 from fintrader.config import Settings
@@ -147,6 +147,11 @@ class TournamentSettings(Settings):
     def learners(self) -> int:
         """Learners of one pod."""
         return self.replicas or max(map(spanned, self.devices))
+
+    @field_serializer("replicas")
+    def _learners(self, _: int | None) -> int:
+        """A run keeps the number it began with: whoever resumes it may change `devices`, and no pod by that."""
+        return self.learners
 
     @model_validator(mode="after")
     def _no_idle_device(self) -> TournamentSettings:

@@ -77,13 +77,21 @@ def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
         race(pods=3, temperature=9.0)
 
 
+def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) -> None:
+    race(pods=2, devices=("cpu/cpu",))
+    with pytest.raises(TournamentError, match=r"other settings \(replicas: 2 there, 1 here\)"):
+        race(pods=3, devices=("cpu",))
+    run = race(pods=3, devices=("cpu",), replicas=2).folder
+    assert {spec.replicas for spec in RunStore(run).specs().values()} == {2}
+
+
 def test_a_run_of_an_earlier_version_goes_on(race: Race) -> None:
     """Settings and fields that did not exist then have their defaults; nothing is trained again."""
     run = race(pods=4).folder
     before = everything(run)
     times = {pod: result.finished for pod, result in RunStore(run).results().items()}
     identity = read_json(run.root / "tournament.json")
-    del identity["settings"]["fusions"], identity["agents"][0]["width"]
+    del identity["settings"]["fusions"], identity["settings"]["replicas"], identity["agents"][0]["width"]
     write_json(run.root / "tournament.json", identity)
     for spec in RunStore(run).specs().values():
         old = read_json(RunStore(run).spec_path(spec.pod))
