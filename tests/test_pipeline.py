@@ -233,6 +233,12 @@ def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     done = fintrader("compare", str(folder), str(tmp_path / "other"), "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "6 trials in all" in out.read_text()
+    shutil.copytree(folder / "backtest", tmp_path / "elsewhere" / "tiny" / "backtest")
+    places = (folder, tmp_path / "other", tmp_path / "elsewhere" / "tiny")
+    done = fintrader("compare", *map(str, places), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "9 trials in all" in out.read_text()
+    assert "elsewhere/tiny" in out.read_text()
     assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).returncode == 2
 
 

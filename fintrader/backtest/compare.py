@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,24 @@ from fintrader.backtest.store import StoredBacktest
 from fintrader.backtest.table import PAPER_COLUMNS
 from fintrader.errors import BacktestError
 from fintrader.runs import write_text
+
+
+def labels(places: Sequence[str]) -> list[str]:
+    """A name for each path or URL: its last part, with as many parts above it as tell it from the others.
+
+    A window's folder (`RUN/backtest/WINDOW`) always says its run. Raises BacktestError for a place named twice.
+    """
+    parts = [tuple(place.rstrip("/").split("/")) if "://" in place else Path(place).resolve().parts for place in places]
+    found = []
+    for own, place in zip(parts, places, strict=True):
+        others = [other for other in parts if other != own]
+        if len(others) < len(parts) - 1:
+            raise BacktestError(f"{place} is named twice; a comparison needs different backtests")
+        depth = 3 if own[-2:-1] == ("backtest",) else 1
+        while any(other[-depth:] == own[-depth:] for other in others):
+            depth += 1
+        found.append("/".join(own[-depth:]))
+    return found
 
 
 def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:

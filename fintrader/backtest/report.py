@@ -34,6 +34,13 @@ _KIND_TITLES = {
     "start_sessions": "Start, sessions later",
 }
 ROLLING = 20
+FEWEST_TO_ROLL = 15
+"""Sessions below which a rolling ratio would be a handful of points, each from five days or fewer."""
+_RESAMPLED = (
+    ("sharpe", "Sharpe ratio", "ratio"),
+    ("annual_return", "Annual return", "percent"),
+    ("max_drawdown", "Max drawdown", "percent"),
+)
 _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
 
 
@@ -148,7 +155,7 @@ def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
     )
     if ratios:
         interval = f"{ratios['low']:.2f} to {ratios['high']:.2f}".replace("-", "−")
-        add("Sharpe ratio, 95 % interval", interval, "what this window alone can tell")
+        add("Sharpe ratio, 95 % interval", interval, "normal approximation (Lo 2002, Mertens 2002), from this window")
         add(
             "Probabilistic Sharpe ratio", f"{ratios['probabilistic']:.3f}", "P(true Sharpe > 0), had nothing been tried"
         )
@@ -166,10 +173,10 @@ def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
         text = f"{needed:,.0f} sessions" if needed else "–"
         add("Minimum track record", text, f"for P(Sharpe > 0) = 0.95; this window has {found['sessions']}")
     bands = found.get("intervals", {})
-    for key, title in (("annual_return", "Annual return"), ("max_drawdown", "Max drawdown")):
+    for key, title, kind in _RESAMPLED:
         band = bands.get(key)
         if band and band["low"] is not None:
-            text = f"{shown(band['low'], 'percent')} to {shown(band['high'], 'percent')}"
+            text = f"{shown(band['low'], kind)} to {shown(band['high'], kind)}"
             blocks = f"blocks of {found['block_sessions']:.1f} sessions on average"
             add(f"{title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
     overfit = found.get("overfitting")
@@ -231,6 +238,11 @@ def _variance(ratios: Mapping[str, Any]) -> str:
     return f"{ratios['trial_variance']:.2f} a year ({ratios['trial_variance_source']})"
 
 
+def rolling_sessions(sessions: int) -> int | None:
+    """Length of the rolling windows: a third of the sessions, between 5 and ROLLING; None where they are too few."""
+    return None if sessions < FEWEST_TO_ROLL else min(ROLLING, max(5, sessions // 3))
+
+
 def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
     daily = stored.daily_returns()
     benchmark = "benchmark" if "benchmark" in daily.columns and main != "benchmark" else None
@@ -242,13 +254,14 @@ def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
         page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
     ]
     rolling = []
-    if len(daily) >= 2 * ROLLING:
-        rolling.append(page.chart("rolling", figures.rolling_figure(daily, main=main, window=ROLLING)))
+    window = rolling_sessions(len(daily))
+    if window is not None:
+        rolling.append(page.chart("rolling", figures.rolling_figure(daily, main=main, window=window)))
         if benchmark:
             moving = daily.loc[:, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]]
-            rolling.append(page.chart("beta", figures.beta_figure(moving, main=main, window=ROLLING)))
+            rolling.append(page.chart("beta", figures.beta_figure(moving, main=main, window=window)))
     else:
-        rolling.append(note(f"Rolling ratios need {2 * ROLLING} sessions; this window has {len(daily)}."))
+        rolling.append(note(f"Rolling ratios need {FEWEST_TO_ROLL} sessions; this window has {len(daily)}."))
     page.section(f"Returns of {figures.title_of(main).lower()}", *charts, *rolling, link="Returns")
 
 

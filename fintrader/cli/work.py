@@ -106,9 +106,9 @@ def walkforward(argv: list[str]) -> None:
 
 
 def compare(argv: list[str]) -> None:
-    """RUN RUN ... [--out FILE]: several backtests in one page."""
+    """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of another window."""
     from fintrader.backtest import read_backtest
-    from fintrader.backtest.compare import write_comparison
+    from fintrader.backtest.compare import labels, write_comparison
 
     words, out = list(argv), Path("comparison.html")
     if "--out" in words[:-1]:
@@ -120,7 +120,11 @@ def compare(argv: list[str]) -> None:
         return
     from fintrader.pipeline import open_run
 
-    print(write_comparison(out, {Path(word).name: read_backtest(open_run(word) / "backtest") for word in words}))
+    found = {}
+    for label, word in zip(labels(words), words, strict=True):
+        home = open_run(word)
+        found[label] = read_backtest(home if (home / "metrics.json").is_file() else home / "backtest")
+    print(write_comparison(out, found))
 
 
 def app(argv: list[str]) -> None:

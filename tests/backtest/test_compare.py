@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fintrader.backtest import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
-from fintrader.backtest.compare import growth_figure, render_comparison, write_comparison
+from fintrader.backtest.compare import growth_figure, labels, render_comparison, write_comparison
 from fintrader.backtest.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
@@ -41,6 +41,15 @@ def test_comparison_has_every_run_and_its_verdict(runs: dict[str, StoredBacktest
         assert stored.honesty["verdict"].split(":")[0] in page
     with pytest.raises(BacktestError, match="at least two"):
         render_comparison(dict(list(runs.items())[:1]))
+
+
+def test_names_tell_folders_apart() -> None:
+    assert labels(["runs/tiny", "runs/ov", "other/tiny"]) == ["runs/tiny", "ov", "other/tiny"]
+    assert labels(["a/x/run/", "b/x/run"]) == ["a/x/run", "b/x/run"]
+    assert labels(["s3://bucket/runs/one", "one"])[0] == "runs/one"
+    assert labels(["runs/one", "runs/one/backtest/validation"]) == ["one", "one/backtest/validation"]
+    with pytest.raises(BacktestError, match="twice"):
+        labels(["runs/one", "runs/../runs/one"])
 
 
 def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBacktest]) -> None:

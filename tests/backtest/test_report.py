@@ -19,7 +19,7 @@ from fintrader.backtest import BacktestResult, figures, significance, simulate, 
 from fintrader.backtest.figures import trading
 from fintrader.backtest.figures.returns import intraday_returns, monthly_returns
 from fintrader.backtest.honesty import assess
-from fintrader.backtest.report import render_report
+from fintrader.backtest.report import render_report, rolling_sessions
 from fintrader.backtest.sensitivity import sensitivity
 from fintrader.backtest.store import tabulate
 from fintrader.envs import EnvSettings
@@ -71,6 +71,45 @@ def test_charts_hold_what_was_simulated() -> None:
     assert len(charts["equity"]["data"]) == len(results)
     assert len(charts["costs"]["data"][0]["y"]) == 3
     assert page_of(results, sensitivity=rows) == page
+
+
+@pytest.mark.parametrize(("sessions", "window"), [(14, None), (15, 5), (24, 8), (60, 20), (250, 20)])
+def test_rolling_ratios_fit_the_window(sessions: int, window: int | None) -> None:
+    assert rolling_sessions(sessions) == window
+    if sessions > 60:
+        return
+    market = make_market(sessions * 6, 2, session_bars=6)
+    results = {
+        "ensemble": simulate(noisy_policy(2), market, EnvSettings()),
+        **simulate_baselines(market, EnvSettings()),
+    }
+    page = page_of(results)
+    charts = charts_of(page)
+    assert ("rolling" in charts, "beta" in charts) == (window is not None,) * 2
+    if window is None:
+        assert "Rolling ratios need 15 sessions; this window has 14" in page
+    else:
+        assert f"Sharpe ratio over the last {window} sessions" in page
+        assert f"Beta over the last {window} sessions" in page
+        drawn = base64.b64decode(charts["rolling"]["data"][0]["x"]["bdata"])  # one byte a position
+        assert len(drawn) == sessions - window + 1
+
+
+def test_both_intervals_of_the_sharpe_ratio_are_shown_by_name() -> None:
+    market = make_market(240, 3, session_bars=20)
+    results = {"ensemble": simulate(noisy_policy(3), market, EnvSettings())}
+    found = assess(results, trials=5)
+    rows = re.findall("<tr[^>]*>.*?</tr>", render_report(tabulate(results, {}, found)))
+    shown = [re.sub("<[^>]*>", " ", row).replace("−", "-") for row in rows if "Sharpe ratio, 95 % interval" in row]
+    assert len(shown) == 2
+    for row, how, band in zip(
+        shown,
+        ("normal approximation", "stationary bootstrap"),
+        (found["sharpe"], found["intervals"]["sharpe"]),
+        strict=True,
+    ):
+        assert how in row
+        assert f"{band['low']:.2f} to {band['high']:.2f}" in row
 
 
 def test_the_control_stands_beside_the_search() -> None:
