@@ -41,6 +41,7 @@ _RESAMPLED = (
     ("annual_return", "Annual return", "percent"),
     ("max_drawdown", "Max drawdown", "percent"),
 )
+_FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
 _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
 
 
@@ -77,7 +78,7 @@ def render_report(stored: StoredBacktest) -> str:
     window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
     tone = "good" if stored.honesty.get("likely_skill") else "doubt"
-    about = f"{first} to {last}, {_sessions(stored)} sessions{window}"
+    about = f"{first} to {last}, {_sessions(stored)} sessions{window}{_as_traded(stored.context)}"
     page.header(run, verdict(stored), summary(stored), about, tone=tone)
     page.contents()
     page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
@@ -91,6 +92,18 @@ def render_report(stored: StoredBacktest) -> str:
     _data(page, stored.context)
     page.section("How to get this again", _provenance(stored.context), link="Provenance")
     return page.render()
+
+
+def _as_traded(context: Mapping[str, Any]) -> str:
+    """How orders were carried out, as it follows the window's name."""
+    trading = context.get("trading")
+    if not isinstance(trading, Mapping):
+        return ""
+    bars = int(trading["decision_interval"])
+    every = "every bar" if bars == 1 else f"every {bars} bars"
+    spread = f" and a half-spread of {trading['half_spread_bps']:g}" if trading["half_spread_bps"] else ""
+    fill = str(trading["fill"]).replace("_", " ")
+    return f"; decides {every}, fills at the {fill}, pays {trading['cost_bps']:g}{spread} basis points a trade"
 
 
 # --- sections ----------------------------------------------------------------------------------------------
@@ -358,7 +371,9 @@ def _data(page: Page, context: Mapping[str, Any]) -> None:
 
 
 def _provenance(context: Mapping[str, Any]) -> str:
-    first = ("command", "run", "window", "seed", "trials")
-    keys = [*(key for key in first if key in context), *sorted(set(context) - {*first, *_SHOWN_ELSEWHERE})]
-    values = {str(key).replace("_", " "): context[key] for key in keys}
+    first = ("command", "run_command", "run", "window", "changed", "seed", "trials")
+    trading = context.get("trading")
+    rest = {**context, **(trading if isinstance(trading, Mapping) else {})}  # a row for each of them
+    keys = [*(key for key in first if key in rest), *sorted(set(rest) - {*first, "trading", *_SHOWN_ELSEWHERE})]
+    values = {_FACTS.get(key, str(key).replace("_", " ")): rest[key] for key in keys}
     return facts(values) if values else note("Nothing was recorded about the run.")

@@ -235,12 +235,14 @@ def write_backtest(
     )
     stored = tabulate(results, context, honesty, sensitivity)
     folder = Path(folder)
+    report = render_report(stored).encode()
+    (folder / "metrics.json").unlink(missing_ok=True)  # an earlier backtest's, of which the rest goes now
     for name in ("equity", "positions", "prices", "trades"):
         write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
-    write_bytes(folder / "report.html", render_report(stored).encode())
+    write_bytes(folder / "report.html", report)
     write_json(folder / "metrics.json", stored.metrics)
     return stored
 

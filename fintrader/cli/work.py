@@ -95,7 +95,8 @@ def backtest(argv: list[str]) -> None:
     path = home / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
-    pipeline.backtest_run(home, parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR"))
+    config = parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR")
+    pipeline.backtest_run(home, config, called=folder)
 
 
 def walkforward(argv: list[str]) -> None:

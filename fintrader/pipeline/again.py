@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from typing import Any
 
-from fintrader.errors import RunError
-from fintrader.pipeline.configuration import RunConfig
+from fintrader.errors import ConfigError, RunError
+from fintrader.pipeline.configuration import RunConfig, differences, load_config
+from fintrader.pipeline.judgement import CONVENTIONS, Repeat
 from fintrader.pipeline.stages import RunOutcome, backtest_stage, conclude, control_stage, make_market
-from fintrader.pipeline.walkforward import folds_of, judge_folds
+from fintrader.pipeline.walkforward import check_window, folds_of, judge_folds
 from fintrader.pipeline.workplace import workplace
 from fintrader.runs import Manifest
 
 
-def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
-    """Backtest a run's stored policies again, with the settings of `config` where they concern the backtest.
+def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> RunOutcome:
+    """Backtest a run's stored policies again, with `config` where it concerns the backtest and its trading.
 
-    A walk-forward is judged over all its folds. Every further look at a window is counted. Raises RunError when the
-    run's tournament has not finished.
+    A walk-forward is judged over all its folds. Every further look at a window is counted, and the report says
+    `called` (default: the folder) as the run of the command that gives it again. Raises ConfigError for a setting that
+    the stored policies were trained with, RunError when the run's tournament has not finished.
     """
+    own = load_config(folder / "config.yaml")
+    repeat = Repeat(_command(called or str(folder), own, config), own.trading)
     config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
     with workplace(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
@@ -31,13 +37,43 @@ def backtest_run(folder: Path, config: RunConfig) -> RunOutcome:
             )
         if not rolling:
             market = make_market(config, manifest)
-            control_stage(config, manifest, market)
-        if manifest.done("backtest"):  # every further look at a window makes it less of a test
-            manifest.update(looks=int(manifest.values.get("looks", 1)) + 1)
-        if not rolling:
-            return backtest_stage(config, manifest, market, again=True)
+            # The control is the same search, so it trains in what the pods were trained in.
+            control_stage(config.model_copy(update={"env": own.env}), manifest, market)
+            return backtest_stage(config, manifest, market, repeat=repeat)
+        check_window(config)
         with manifest.stage("backtest"):
-            judge_folds(config, manifest)
+            judge_folds(config, manifest, repeat)
         manifest.saved()
         manifest.finish()
         return conclude(config, manifest)
+
+
+def _command(called: str, own: RunConfig, config: RunConfig) -> str:
+    """The shell line for the settings in which `config` differs from the run's own. Raises ConfigError."""
+    words = ["fintrader", "backtest", called]
+    changed = differences(own, config)
+    # Places change no result, but these three would be ignored without a word: the folder says them.
+    changed |= {name: (None, getattr(config, name)) for name in _FIXED if getattr(own, name) != getattr(config, name)}
+    for field, (_, value) in changed.items():
+        option = [f"--{field.replace('_', '-')}", *_words(value)]
+        if not field.startswith("backtest.") and field not in _ALLOWED:
+            what = (
+                "is said by the folder" if field in _FIXED else "says how policies are trained, and these are already"
+            )
+            other = "" if field in _FIXED else f" --name {config.name}-2"
+            raise ConfigError(
+                f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are carried out (fill, "
+                f"decision-interval, costs, initial-cash-usd, limits). For another run: "
+                f"`fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
+            )
+        words += option
+    return shlex.join(words)
+
+
+_ALLOWED = frozenset(f"env.{name}" for name in CONVENTIONS)
+_FIXED = ("name", "runs_dir", "store")
+
+
+def _words(value: Any) -> list[str]:
+    """A plain value as the command line takes it."""
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]

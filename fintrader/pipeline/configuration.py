@@ -22,12 +22,14 @@ from fintrader.storage.objects import check_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 
+Window = Literal["train", "validation", "test"]
+
 
 class BacktestSettings(Settings):
-    """The last look: which window, and at what costs."""
+    """The last look: which windows, and at what costs."""
 
-    window: Literal["train", "validation", "test"] = "test"
-    """Window of the market to trade; the test window is the one nobody has looked at."""
+    window: tuple[Window, ...] = Field(("test",), min_length=1)
+    """Windows of the market to trade, each into a folder of its own; nobody has looked at the test window before."""
     cost_bps: float | None = Field(None, ge=0)
     """Proportional cost per trade in basis points; None keeps the environment's."""
     control: bool = True
@@ -37,6 +39,16 @@ class BacktestSettings(Settings):
     tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
     """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is installed (the extra
     `report`) and the window is a month or longer."""
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("window")
+    @classmethod
+    def _each_once(cls, windows: tuple[Window, ...]) -> tuple[Window, ...]:
+        return tuple(dict.fromkeys(windows))
 
     @field_validator("tear_sheet", mode="before")
     @classmethod
@@ -156,6 +168,27 @@ CHOICES: dict[str, dict[str, type[Settings]]] = {
     "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
 }
 """Options that choose which model stands in a place. Switching one keeps the settings both models share."""
+
+
+_WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
+PLACES = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
+"""Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted name -> plain value."""
+    if isinstance(values, Settings):
+        values = values.model_dump(mode="json")
+    if not isinstance(values, dict) or not values:
+        return {prefix.removesuffix("."): values}
+    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
+
+
+def differences(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (before, now) of every setting in which two configurations differ, places left out."""
+    old, new = flat(before), flat(now)
+    fields = [field for field in sorted({*old, *new}) if field.split(".")[0] not in PLACES]
+    return {field: (old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)}
 
 
 def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:

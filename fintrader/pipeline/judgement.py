@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +28,43 @@ from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.leaderboard import read_leaderboard
 from fintrader.tournament.store import RunStore
 
+CONVENTIONS = (
+    *("fill", "decision_interval", "fractional", "rebalance_band"),
+    *("cost_bps", "half_spread_bps", "impact_bps_per_million_usd", "min_commission_usd", "borrow_bps_per_year"),
+    *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
+    *("turbulence_column", "turbulence_threshold"),
+)
+"""Settings of `env` that say how orders are carried out: a trained policy can be traded under others. The rest says
+what it sees, what its outputs mean, or how it was trained."""
 
-def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
-    """Ensemble, best pod and baselines over the chosen window, with all that tells skill from luck, written down."""
-    market: MarketTensors = getattr(MarketTensors.load(path).split(), config.backtest.window)
+
+@dataclass(frozen=True)
+class Repeat:
+    """A backtest of stored policies, made again."""
+
+    command: str
+    """The command line that gives it."""
+    trained: EnvSettings
+    """What the policies were trained in."""
+
+
+def judge(config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None = None) -> None:
+    """Ensemble, best pod and baselines over one window, with all that tells skill from luck, written down."""
+    market: MarketTensors = getattr(MarketTensors.load(path).split(), window)
     env = backtest_settings(config)
     with reporter() as progress:
         results = simulate_chosen(config.folder, market, env, str(manifest.values["best"]), progress)
         planted = _planted(market, env, results, progress)
-        control = _control(config, path, env, progress) if config.backtest.control else None
+        control = _control(config, path, window, env, progress) if config.backtest.control else None
         policy = load_policy(config.folder.ensemble / "policy.safetensors")
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
-    context = provenance(config, manifest, config.backtest.window)
+    context = provenance(config, manifest, window, repeat)
     if planted:
         context["planted"] = planted
     context |= data_summary(path, [market])
+    home = window_folder(config.folder, window)
     stored = write_backtest(
-        config.folder.backtest,
+        home,
         results,
         context=context,
         trial_returns=trial_returns(config.folder),
@@ -52,7 +74,13 @@ def judge(config: RunConfig, manifest: Manifest, path: Path) -> None:
         sensitivity=rows,
         seed=config.seed,
     )
-    draw_tear_sheet(config, stored)
+    count_look(manifest, window)
+    draw_tear_sheet(config, stored, home)
+
+
+def window_folder(folder: RunFolder, window: str) -> Path:
+    """Where a window's backtest lies: the test window's in `backtest/`, another's in `backtest/<window>/`."""
+    return folder.backtest if window == "test" else folder.backtest / window
 
 
 def backtest_settings(config: RunConfig) -> EnvSettings:
@@ -60,6 +88,38 @@ def backtest_settings(config: RunConfig) -> EnvSettings:
     if config.backtest.cost_bps is None:
         return config.trading
     return config.trading.model_copy(update={"cost_bps": config.backtest.cost_bps})
+
+
+def settings_hash(config: RunConfig, window: str) -> str:
+    """SHA-256 of everything a window's backtest is made with besides the run itself."""
+    asked = {"window": window, "control": config.backtest.control, "sensitivity": config.backtest.sensitivity}
+    made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
+    return hashlib.sha256(runs.dump_json(made_with).encode()).hexdigest()
+
+
+def as_configured(config: RunConfig, window: str) -> bool:
+    """Whether a window's backtest lies there whole, and as these settings make it."""
+    home = window_folder(config.folder, window)
+    if not (home / "metrics.json").is_file():
+        return False
+    expected = settings_hash(config, window)
+    return bool(runs.read_json(home / "context.json").get("settings_hash", expected) == expected)
+
+
+def looks(manifest: Manifest) -> dict[str, int]:
+    """How often each window has been traded so far: after the first time it is less of a test."""
+    counted = manifest.values.get("looks")
+    if isinstance(counted, dict):
+        return counted
+    # Earlier versions counted the test window alone, and only from the second look on.
+    begun = manifest.values["stages"].get("backtest", {}).get("seconds")
+    return {"test": int(counted or 1)} if counted or begun else {}
+
+
+def count_look(manifest: Manifest, window: str) -> None:
+    """One look more at a window."""
+    before = looks(manifest)
+    manifest.update(looks={**before, window: before.get(window, 0) + 1})
 
 
 def simulate_chosen(
@@ -76,18 +136,32 @@ def simulate_chosen(
     return results | simulate_baselines(market, env, progress=progress, every=True)
 
 
-def provenance(config: RunConfig, manifest: Manifest, window: str) -> dict[str, Any]:
-    """What a report says of where its figures come from; nothing in it depends on the clock."""
-    kept = ("data_hash", "config_hash", "versions", "command")
-    return {
+def provenance(
+    config: RunConfig, manifest: Manifest, window: str, repeat: Repeat | None = None, *, title: str | None = None
+) -> dict[str, Any]:
+    """What a report says of where its figures come from; nothing in it depends on the clock.
+
+    `title` is what the report calls the window.
+    """
+    env = backtest_settings(config)
+    trained = config.trading if repeat is None else repeat.trained
+    other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
+    context = {
         "run": config.name,
-        "window": window,
+        "window": title or window,
         "trials": int(manifest.values["trials"]),
-        "looks": int(manifest.values.get("looks", 1)),
-        "cost_bps": backtest_settings(config).cost_bps,
+        "looks": looks(manifest).get(window, 0) + 1,
+        "cost_bps": env.cost_bps,
+        "trading": {name: getattr(env, name) for name in CONVENTIONS},
         "seed": config.seed,
-        **{name: manifest.values[name] for name in kept},
+        "settings_hash": settings_hash(config, window),
+        **{name: manifest.values[name] for name in ("data_hash", "config_hash", "versions", "command")},
     }
+    if other:
+        context["changed"] = {name: f"{getattr(env, name)}, in training {getattr(trained, name)}" for name in other}
+    if repeat is not None:
+        context |= {"command": repeat.command, "run_command": manifest.values["command"]}
+    return context
 
 
 def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
@@ -119,12 +193,12 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
     return found
 
 
-def draw_tear_sheet(config: RunConfig, stored: StoredBacktest) -> None:
+def draw_tear_sheet(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
     """pyfolio's tear sheet beside the report, and none of an earlier backtest.
 
     `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line that says so.
     """
-    wanted, home = config.backtest.tear_sheet, config.folder.backtest
+    wanted = config.backtest.tear_sheet
     for ending in FORMATS:
         (home / f"tear_sheet{ending}").unlink(missing_ok=True)
     if wanted == "none" or (wanted == "auto" and why_no_tear_sheet(stored) is not None):
@@ -152,15 +226,14 @@ def information_free_market(path: Path, seed: int) -> Path:
     return target
 
 
-def _control(config: RunConfig, path: Path, env: EnvSettings, progress: Progress) -> dict[str, Any] | None:
+def _control(config: RunConfig, path: Path, window: str, env: EnvSettings, progress: Progress) -> dict[str, Any] | None:
     """What the same search made of information-free features: in selection, and on the window itself."""
     folder = RunFolder(config.folder.control)
     policy = folder.ensemble / "policy.safetensors"
     if not policy.is_file():
         return None
     split = MarketTensors.load(information_free_market(path, config.seed)).split()
-    window: MarketTensors = getattr(split, config.backtest.window)
-    result = simulate(load_policy(policy), window, env, name="control", progress=progress)
+    result = simulate(load_policy(policy), getattr(split, window), env, name="control", progress=progress)
     return {
         "metrics": dict(result.metrics),
         "selection_metric": config.tournament.metric,

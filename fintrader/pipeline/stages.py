@@ -24,8 +24,8 @@ from fintrader.data.quality import quality_report, write_quality
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.verify import verify
 from fintrader.errors import BacktestError, DataError, RunError
-from fintrader.pipeline.configuration import RunConfig, load_config
-from fintrader.pipeline.judgement import information_free_market, judge
+from fintrader.pipeline.configuration import RunConfig, differences, load_config
+from fintrader.pipeline.judgement import Repeat, as_configured, information_free_market, judge, window_folder
 from fintrader.pipeline.observation import observing, watching
 from fintrader.pipeline.workplace import data_of, markets_of, workplace
 from fintrader.progress import reporter
@@ -41,7 +41,7 @@ class RunOutcome:
 
     folder: Path
     metrics: dict[str, dict[str, Any]]
-    """Strategy -> metric -> value; the content of `backtest/metrics.json`."""
+    """Strategy -> metric -> value in the (first) window; the content of its `metrics.json`."""
     trials: int
     """Pods that were trained: what the winner was chosen from."""
 
@@ -149,18 +149,15 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
     reopened: set[str] = set()
     if folder.config.is_file():
         # Through the model, so that a setting which this version added counts with its default.
-        before, now = _flat(load_config(folder.config).model_dump(mode="json")), _flat(config.model_dump(mode="json"))
-        for field in sorted(set(before) | set(now)):
-            if field.split(".")[0] in _PLACES or before.get(field) == now.get(field):
-                continue
+        for field, (there, here) in differences(load_config(folder.config), config).items():
             if field.startswith("backtest."):
                 reopened |= {"backtest"}
             elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
                 reopened |= {"tournament", "control", "backtest"}
             else:
                 raise RunError(
-                    f"{folder.root} was made with other settings ({field}: {before.get(field)} there, "
-                    f"{now.get(field)} here); choose another --name, or remove the folder"
+                    f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "
+                    "choose another --name, or remove the folder"
                 )
     if folder.manifest.is_file():
         manifest = Manifest.load(folder.manifest)
@@ -180,17 +177,6 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
         manifest.saved = mirror.publish
         mirror.publish()
     return manifest
-
-
-_WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
-_PLACES = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
-"""Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(values, dict) or not values:
-        return {prefix.removesuffix("."): values}
-    return {key: value for name, below in values.items() for key, value in _flat(below, f"{prefix}{name}.").items()}
 
 
 def _build(config: RunConfig) -> Path:
@@ -265,21 +251,30 @@ def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -
         )
 
 
-def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, again: bool = False) -> RunOutcome:
-    if again or not manifest.done("backtest"):
+def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> RunOutcome:
+    """Judge every window; where nothing was changed, those that lie there are left as they are."""
+    fresh = repeat is None and manifest.done("backtest")
+    windows = [window for window in config.backtest.window if not (fresh and as_configured(config, window))]
+    if windows:
         with manifest.stage("backtest"):
-            judge(config, manifest, market)
+            for window in windows:
+                judge(config, manifest, market, window, repeat)
         manifest.saved()  # the stage itself says nothing when it had been done before
     manifest.finish()
     return conclude(config, manifest)
 
 
 def conclude(config: RunConfig, manifest: Manifest) -> RunOutcome:
-    """Print what a finished run found, and return it."""
-    stored = runs.read_json(config.folder.backtest / "metrics.json")
-    metrics = {name: stored[name] for name in sorted(stored, key=_rank)}
-    _print_outcome(config, manifest, metrics)
-    return RunOutcome(config.folder.root, metrics, int(manifest.values["trials"]))
+    """Print what a finished run found in every window, and return it."""
+    found = []
+    for window in config.backtest.window:
+        stored = runs.read_json(window_folder(config.folder, window) / "metrics.json")
+        found.append({name: stored[name] for name in sorted(stored, key=_rank)})
+        _print_outcome(config, manifest, window, found[-1])
+    for path in (config.folder.leaderboard, config.folder.root):
+        if path.exists():
+            Console(soft_wrap=True).print(f"  {path}", highlight=False)
+    return RunOutcome(config.folder.root, found[0], int(manifest.values["trials"]))
 
 
 STRATEGIES = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
@@ -290,14 +285,16 @@ def _rank(strategy: str) -> int:
     return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
 
 
-def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dict[str, Any]]) -> None:
+def _print_outcome(config: RunConfig, manifest: Manifest, window: str, metrics: dict[str, dict[str, Any]]) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
-    folder, console = config.folder, Console()
+    folder, console = window_folder(config.folder, window), Console()
     if not console.is_terminal:
         console = Console(width=120)  # a log file has room; a table cut to 80 columns hides its figures
-    context = runs.read_json(folder.backtest / "context.json")
+    context = runs.read_json(folder / "context.json")
     title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
     console.print(metrics_table(metrics, title=title))
+    for name, said in context.get("changed", {}).items():
+        console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
     if planted := context.get("planted"):
         expected = planted["share_of_expected"]["ensemble"]
@@ -306,8 +303,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, metrics: dict[str, dic
             f"Planted signal: the ensemble reached {expected:.0%} of the best expected log growth"
             + (f", {oracle:.0%} of what the oracle made of this window." if oracle is not None else ".")
         )
-    console.print(runs.read_json(folder.backtest / "honesty.json")["verdict"])
-    written = [folder.backtest / name for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json")]
-    for path in (*written, folder.leaderboard, folder.root):
-        if path.exists():
-            console.print(f"  {path}", highlight=False)
+    console.print(runs.read_json(folder / "honesty.json")["verdict"])
+    for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
+        if (folder / name).exists():
+            console.print(f"  {folder / name}", highlight=False)

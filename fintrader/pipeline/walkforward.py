@@ -10,11 +10,14 @@ from fintrader.backtest import BacktestResult, simulate, write_backtest
 from fintrader.backtest.controls import information_free
 from fintrader.backtest.walkforward import Fold, fold_market, make_folds, stitch
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import RunError
+from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline.configuration import RunConfig
 from fintrader.pipeline.judgement import (
+    Repeat,
+    as_configured,
     backtest_settings,
     best_score,
+    count_look,
     data_summary,
     draw_tear_sheet,
     provenance,
@@ -35,10 +38,11 @@ def walk_forward(config: RunConfig) -> RunOutcome:
     Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
     Raises BacktestError when not even one fold fits into the data.
     """
+    check_window(config)
     with observing(config), workplace(config) as mirror:
         manifest = claim(config, "walkforward", mirror=mirror)
         path = make_market(config, manifest)
-        if not manifest.done("backtest"):
+        if not (manifest.done("backtest") and as_configured(config, "test")):
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
                 folds = make_folds(market, config.walkforward)
@@ -66,7 +70,14 @@ def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int)
     return result.trials
 
 
-def judge_folds(config: RunConfig, manifest: Manifest) -> None:
+def check_window(config: RunConfig) -> None:
+    """Raises ConfigError when another window than the folds' test windows is asked for."""
+    if config.backtest.window != ("test",):
+        asked = " ".join(config.backtest.window)
+        raise ConfigError(f"backtest.window: a walk-forward is judged over its folds' test windows, not {asked}")
+
+
+def judge_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = None) -> None:
     """Every strategy over all test windows, one after another, as one backtest.
 
     Raises RunError when the run has no finished fold.
@@ -95,7 +106,7 @@ def judge_folds(config: RunConfig, manifest: Manifest) -> None:
     control: dict[str, Any] | None = None
     if "control" in whole:
         control = {"metrics": dict(whole.pop("control").metrics), **_selection_scores(config, folders)}
-    context = provenance(config, manifest, f"walk-forward, {len(folders)} folds")
+    context = provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
     context |= data_summary(Path(str(manifest.values["market"])), tests)
     chosen_from = [trial_returns(folder) for folder in folders]
     stored = write_backtest(
@@ -108,7 +119,8 @@ def judge_folds(config: RunConfig, manifest: Manifest) -> None:
         control=control,
         seed=config.seed,
     )
-    draw_tear_sheet(config, stored)
+    count_look(manifest, "test")
+    draw_tear_sheet(config, stored, config.folder.backtest)
 
 
 def _days(window: MarketTensors) -> list[str]:

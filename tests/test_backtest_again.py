@@ -1,0 +1,195 @@
+"""`fintrader backtest`: what it takes, what it refuses, what it records, and the windows it keeps apart."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fintrader.backtest import read_backtest
+from fintrader.cli import main
+from fintrader.errors import ConfigError
+from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_tournament
+from fintrader.pipeline.configuration import BacktestSettings
+from fintrader.pipeline.judgement import looks
+from fintrader.runs import Manifest
+from tests.test_cli import complaint
+from tests.test_pipeline import TINY, write_config
+
+OTHERWISE = [
+    *("--env.fill", "close", "--env.decision-interval", "60", "--backtest.cost-bps", "5"),
+    *("--env.half-spread-bps", "3", "--backtest.sensitivity", "False"),
+]
+CONTROLLED = {"control": True, "sensitivity": False, "tear_sheet": "none"}
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose tournament is over, without control and without backtest."""
+    source = TINY["data"]["source"] | {"num_sessions": 30}  # type: ignore[index]
+    small = TINY["tournament"] | {"pods": 2, "workers": 1}  # type: ignore[operator]
+    place = tmp_path_factory.mktemp("raced")
+    path = write_config(place, data={"source": source}, tournament=small, backtest=CONTROLLED)
+    return run_tournament(path)
+
+
+@pytest.fixture(scope="module")
+def judged(raced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, finished by `fintrader run`."""
+    folder = copy_of(raced, tmp_path_factory.mktemp("judged"))
+    main(["run", str(folder / "config.yaml"), "--runs-dir", str(folder.parent)])
+    return folder
+
+
+def copy_of(folder: Path, place: Path) -> Path:
+    target = place / "runs" / folder.name
+    shutil.copytree(folder, target)
+    return target
+
+
+def test_the_reported_command_gives_the_backtest_again(judged: Path, tmp_path: Path) -> None:
+    folder = copy_of(judged, tmp_path / "with a space")
+    own = (folder / "backtest" / "metrics.json").read_bytes()
+    main(["backtest", str(folder), *OTHERWISE])
+    first = read_backtest(folder / "backtest")
+    metrics = (folder / "backtest" / "metrics.json").read_bytes()
+    assert metrics != own
+    context = first.context
+    assert context["run_command"] == Manifest.load(folder / "manifest.json").values["command"]
+    assert context["changed"] == {
+        "fill": "close, in training next_open",
+        "decision_interval": "60, in training 5",
+        "cost_bps": "5.0, in training 20.0",
+        "half_spread_bps": "3.0, in training 0.0",
+    }
+    page = (folder / "backtest" / "report.html").read_text()
+    assert "decides every 60 bars, fills at the close, pays 5 and a half-spread of 3 basis points a trade" in page
+    for fact in ("decision interval", "fill", "cost bps", "half spread bps", "impact bps per million usd"):
+        assert f"{fact}</th>" in page, fact
+    words = shlex.split(context["command"])
+    assert words[:3] == ["fintrader", "backtest", str(folder)]
+    main(["backtest", str(folder)])  # as the run itself was judged
+    assert (folder / "backtest" / "metrics.json").read_bytes() == own
+    assert "changed" not in read_backtest(folder / "backtest").context
+    main(words[1:])
+    assert (folder / "backtest" / "metrics.json").read_bytes() == metrics
+    again = read_backtest(folder / "backtest").context
+    assert again["settings_hash"] == context["settings_hash"]
+    assert again | {"looks": 2} == context
+    assert (context["looks"], again["looks"]) == (2, 4)
+
+
+def test_a_run_shows_its_own_backtest_after_another_was_asked_for(judged: Path, tmp_path: Path) -> None:
+    folder = copy_of(judged, tmp_path)
+    own = (folder / "backtest" / "metrics.json").read_bytes()
+    before = json.loads((folder / "backtest" / "context.json").read_text())
+    main(["backtest", str(folder), *OTHERWISE])
+    assert (folder / "backtest" / "metrics.json").read_bytes() != own
+    main(["run", str(folder / "config.yaml"), "--runs-dir", str(folder.parent)])
+    assert (folder / "backtest" / "metrics.json").read_bytes() == own
+    after = json.loads((folder / "backtest" / "context.json").read_text())
+    assert after == before | {"looks": 3}
+    main(["run", str(folder / "config.yaml"), "--runs-dir", str(folder.parent)])  # nothing left to do
+    assert json.loads((folder / "backtest" / "context.json").read_text())["looks"] == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--tournament.pods", "99"), ("--agent.gamma", "0.5"), ("--env.action", "trade"), ("--env.lookback", "2")),
+        *(("--env.short", "True"), ("--seed", "7"), ("--data.source.num-sessions", "31"), ("--device", "cuda:7")),
+        *(("--name", "other"), ("--runs-dir", "elsewhere")),
+    ],
+)
+def test_what_a_policy_was_trained_with_is_refused(
+    judged: Path, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()}
+    said = complaint(["backtest", str(judged), "--env.cost-bps", "1", option, value], capsys)
+    assert said.startswith(f"fintrader: {option}: ")
+    assert "a backtest takes --backtest.*" in said
+    assert f"fintrader run {judged}/config.yaml {option} {value}" in said
+    assert {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()} == before
+
+
+def test_the_control_is_the_same_search_whatever_the_backtest_changes(
+    raced: Path, judged: Path, tmp_path: Path
+) -> None:
+    folder = copy_of(raced, tmp_path)
+    main(["backtest", str(folder), "--env.cost-bps", "0", "--env.decision-interval", "60"])
+    names = sorted(path.relative_to(judged) for path in judged.glob("control/**/policy.safetensors"))
+    assert len(names) == 3  # two pods and their ensemble
+    for name in names:
+        assert (folder / name).read_bytes() == (judged / name).read_bytes(), name
+    honesty = [json.loads((home / "backtest" / "honesty.json").read_text())["control"] for home in (folder, judged)]
+    assert honesty[0]["best_selection_score"] == honesty[1]["best_selection_score"]
+    assert honesty[0]["metrics"] != honesty[1]["metrics"]  # traded on the window as the backtest trades
+
+
+def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Path) -> None:
+    folder = copy_of(judged, tmp_path)
+    home, own = folder / "backtest", (folder / "backtest" / "metrics.json").read_bytes()
+    main(["backtest", str(folder), "--backtest.window", "validation"])
+    assert (home / "metrics.json").read_bytes() == own
+    assert read_backtest(home).context["looks"] == 1
+    validation = read_backtest(home / "validation")
+    assert (validation.context["window"], validation.context["looks"]) == ("validation", 1)
+    assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
+    assert validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
+    outcome = backtest_run(folder, several(folder, "validation", "test"))
+    assert outcome.metrics == {name: validation.metrics[name] for name in outcome.metrics}
+    assert (home / "metrics.json").read_bytes() == own
+    command = read_backtest(home).context["command"]
+    assert command == f"fintrader backtest {folder} --backtest.window validation test"
+    main(shlex.split(command)[1:])
+    found = {name: read_backtest(home / name).context["looks"] for name in (".", "validation")}
+    assert found == {".": 3, "validation": 3}
+    assert looks(Manifest.load(folder / "manifest.json")) == {"test": 3, "validation": 3}
+
+
+def several(folder: Path, *windows: str) -> RunConfig:
+    config = load_config(folder / "config.yaml")
+    return config.model_copy(update={"backtest": config.backtest.model_copy(update={"window": windows})})
+
+
+def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged: Path, tmp_path: Path) -> None:
+    folder = copy_of(judged, tmp_path)
+    config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})
+    run(config)
+    assert read_backtest(folder / "backtest" / "train").context["window"] == "train"
+    stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
+    (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
+    run(config)
+    assert read_backtest(folder / "backtest" / "train").context["looks"] == 2
+    assert (folder / "backtest" / "metrics.json").stat().st_mtime_ns == stamp
+
+
+def test_one_window_is_written_as_before() -> None:
+    assert BacktestSettings.model_validate({"window": "validation"}).window == ("validation",)
+    assert BacktestSettings.model_validate({"window": ["test", "test", "train"]}).window == ("test", "train")
+    for wrong in ("tomorrow", [], ["test", "tomorrow"]):
+        with pytest.raises(ValueError, match="window"):
+            BacktestSettings.model_validate({"window": wrong})
+
+
+def test_manifests_of_before_count_the_test_window(tmp_path: Path) -> None:
+    manifest = Manifest.create(
+        tmp_path / "manifest.json", name="a", seed=0, device="cpu", config_hash="", command="fintrader run"
+    )
+    assert looks(manifest) == {}
+    with manifest.stage("backtest"):
+        assert looks(manifest) == {}  # the first one is at work
+    manifest.values["stages"]["backtest"]["seconds"] = 1.5
+    assert looks(manifest) == {"test": 1}
+    manifest.update(looks=3)
+    assert looks(manifest) == {"test": 3}
+
+
+def test_a_walk_forward_has_no_other_window(judged: Path) -> None:
+    from fintrader.pipeline import walk_forward
+
+    with pytest.raises(ConfigError, match="folds' test windows, not validation"):
+        walk_forward(several(judged, "validation"))
