@@ -178,7 +178,8 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
 def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_path: Path):
     source = TINY["data"]["source"] | {"num_sessions": 17}  # type: ignore[index]
     lengths = {"train_sessions": 6, "validation_sessions": 3, "test_sessions": 3, "embargo_sessions": 1}
-    config = write_config(tmp_path, data={"source": source}, walkforward=lengths)
+    judged = {"control": False, "sensitivity": True}
+    config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged)
     words = [sys.executable, "-m", "fintrader", "walkforward", str(config)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and not any(config.parent.glob("runs/tiny/folds/00/pods/*/result.json")):
@@ -204,6 +205,11 @@ def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_p
     assert drawn["count"] == 10_000
     assert 0 <= drawn["share_above"]["cumulative_return"] <= 1
     assert stored.honesty["sharpe"]["trial_variance_source"] == "6 trials on 2 selection windows"
+    swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
+    assert swept["20"]["chosen"]
+    assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]
+    assert {row["kind"] for row in stored.sensitivity} == {"cost_bps", "fill", "delay_bars"}
+    assert "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
     again = fintrader("backtest", str(folder), "--backtest.cost-bps", "0")
     assert again.returncode == 0, again.stderr
     cheaper = read_backtest(folder / "backtest")

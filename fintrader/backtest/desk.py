@@ -93,6 +93,11 @@ class EnvDesk:
     def observe(self) -> Tensor:
         return self._obs
 
+    def take_over(self, other: EnvDesk) -> None:
+        """Go on with another desk's account and book: same market, an interval or another rule of its own."""
+        self.env.load_state_dict(other.env.state_dict())
+        self.book, self._obs = other.book, other.observe()
+
     def act(self, action: Action | None, bars: int | None = None) -> bool:
         """`bars` is not offered here: the environment's interval is fixed."""
         if action is None:

@@ -321,6 +321,8 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     if "without" in groups:
         returned = stored.metrics[main].get("cumulative_return")
         parts.append(page.chart("without", figures.without_figure(groups["without"], returned)))
+    if stored.context.get("folds"):
+        parts.append(note("Each fold's policy over its own test window, the windows one after another as above."))
     page.section("What if one choice had been another?", *parts, link="Sensitivity")
 
 

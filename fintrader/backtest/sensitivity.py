@@ -5,7 +5,7 @@ Every row is a whole simulation with one thing changed. What a result survives i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from fintrader import metrics as m
-from fintrader.backtest.desk import FastDesk, make_desk
+from fintrader.backtest.desk import Desk, EnvDesk, FastDesk, make_desk
 from fintrader.backtest.result import BacktestResult
 from fintrader.backtest.simulate import simulate
+from fintrader.backtest.walkforward import stitch
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
+from fintrader.errors import BacktestError
 from fintrader.metrics import performance as p
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import SILENT, Progress, Task
 
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 FILLS = ("next_open", "next_close", "close")
@@ -55,26 +57,11 @@ def sensitivity(
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """All variations as plain JSON rows. Raises BacktestError where a simulation does."""
-    rows: list[Variation] = []
-    costs = sorted({*costs_bps, settings.cost_bps})
     starts = _session_starts(market)
     shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
-    total = len(costs) + len(fills) + len(shifts) + 1 + stocks
+    total = _conventions(costs_bps, fills, settings) + len(shifts) + stocks
     with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
-        for cost in costs:
-            changed = settings.model_copy(update={"cost_bps": cost})
-            result = simulate(policy, market, changed, name=f"cost {cost}")
-            rows.append(_row("cost_bps", f"{cost:g}", result, cost == settings.cost_bps))
-            task.advance(note=f"{cost:g} bps")
-        for fill in fills:
-            result = simulate(policy, market, settings.model_copy(update={"fill": fill}), name=fill)
-            rows.append(_row("fill", fill, result, fill == settings.fill))
-            task.advance(note=fill)
-        rows.append(_row("delay_bars", "0", simulate(policy, market, settings, name="no delay"), True))
-        late = delayed(policy, market, settings)
-        if late is not None:
-            rows.append(_row("delay_bars", "1", late))
-        task.advance(note="delay")
+        rows = list(_traded_otherwise([policy], [market], settings, costs_bps, fills, task))
         for shift in shifts:
             window = market.window(int(starts[shift]), market.num_bars)
             result = simulate(policy, window, settings, name=f"start {shift}")
@@ -86,24 +73,97 @@ def sensitivity(
     return [asdict(row) for row in rows]
 
 
-def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings) -> BacktestResult | None:
-    """Every decision carried out one bar late: seen at t, ordered at t + 1. None where only `TradingEnv` can trade."""
-    desk = make_desk(market, settings)
-    if not isinstance(desk, FastDesk):
-        return None
-    over, interval = False, settings.decision_interval
+def rolling_sensitivity(
+    policies: Sequence[Policy],
+    windows: Sequence[MarketTensors],
+    settings: EnvSettings,
+    *,
+    costs_bps: Sequence[float] = COSTS_BPS,
+    fills: Sequence[str] = FILLS,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Costs, fills and delay over a walk-forward: each fold's policy over its test window, put together by `stitch`.
+
+    The first day is the folds' and the symbols are each policy's own, so these are not varied. Raises BacktestError
+    where a simulation does.
+    """
+    with (progress or SILENT).task("sensitivity", total=_conventions(costs_bps, fills, settings), unit="runs") as task:
+        return [asdict(row) for row in _traded_otherwise(policies, windows, settings, costs_bps, fills, task)]
+
+
+def _conventions(costs_bps: Sequence[float], fills: Sequence[str], settings: EnvSettings) -> int:
+    return len({*costs_bps, settings.cost_bps}) + len(fills) + 2
+
+
+def _traded_otherwise(
+    policies: Sequence[Policy],
+    windows: Sequence[MarketTensors],
+    settings: EnvSettings,
+    costs_bps: Sequence[float],
+    fills: Sequence[str],
+    task: Task,
+) -> Iterator[Variation]:
+    """Rows `cost_bps`, `fill` and `delay_bars`: every policy over its own window, several of them as one result."""
+
+    def row(
+        kind: str, setting: str, changed: EnvSettings, chosen: bool, run: Callable[..., BacktestResult] = simulate
+    ) -> Variation:
+        parts = [run(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
+        task.advance(note=f"{kind} {setting}")
+        try:
+            return _row(kind, setting, parts[0] if len(parts) == 1 else stitch(parts, changed), chosen)
+        except BacktestError:  # one fold left nothing to go on with: no figures, and the other rows stand
+            return Variation(kind, setting, None, None, None, None, chosen)
+
+    for cost in sorted({*costs_bps, settings.cost_bps}):
+        changed = settings.model_copy(update={"cost_bps": cost})
+        yield row("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)
+    for fill in fills:
+        yield row("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
+    yield row("delay_bars", "0", settings, True)
+    yield row("delay_bars", "1", settings, False, delayed)
+
+
+def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestResult:
+    """Every decision carried out one bar late: seen at t, ordered at t + 1. `exact` trades in `TradingEnv` itself."""
+    order, wait = _late_desks(market, settings, exact=exact)
+    now, interval = wait, settings.decision_interval
     with torch.no_grad():
-        action = policy(desk.observe())
-        over = desk.act(None, 1)
+        action = policy(now.observe())
+        over = now.act(None, 1)
         while not over:
             # With an interval of one bar the next decision is seen where this one is carried out.
-            coming = policy(desk.observe()) if interval == 1 else None
-            over = desk.act(action, 1 if interval == 1 else interval - 1)
+            coming = policy(now.observe()) if interval == 1 else None
+            now = _hand_over(now, order)
+            over = now.act(action, max(1, interval - 1))
             if not over and interval > 1:
-                coming = policy(desk.observe())
-                over = desk.act(None, 1)
+                coming = policy(now.observe())
+                now = _hand_over(now, wait)
+                over = now.act(None, 1)
             action = action if coming is None else coming
-    return desk.book.result("delayed", "one bar late")
+    return now.book.result("delayed", "one bar late")
+
+
+def _late_desks(market: MarketTensors, settings: EnvSettings, *, exact: bool) -> tuple[Desk, Desk]:
+    """Who carries orders out and waits all but one bar of the interval, and who waits that bar: one desk where it can.
+
+    The environment's interval and rules are fixed, so there one account goes to and fro between two environments.
+    """
+    desk = make_desk(market, settings, exact=exact)
+    if isinstance(desk, FastDesk):
+        return desk, desk
+    order = EnvDesk(market, settings.model_copy(update={"decision_interval": max(1, settings.decision_interval - 1)}))
+    # Where actions are orders in shares, that of nothing holds what there is.
+    holding = {"decision_interval": 1, "action": "trade", "turbulence_column": None}
+    wait = EnvDesk(market, settings.model_copy(update=holding))
+    wait.take_over(order)
+    return order, wait
+
+
+def _hand_over(now: Desk, to: Desk) -> Desk:
+    if to is not now and isinstance(to, EnvDesk) and isinstance(now, EnvDesk):
+        to.take_over(now)
+    return to
 
 
 def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -> list[Variation]:

@@ -8,6 +8,7 @@ from typing import Any
 from fintrader.agents.policy import load_policy
 from fintrader.backtest import BacktestResult, simulate, write_backtest
 from fintrader.backtest.controls import information_free
+from fintrader.backtest.sensitivity import rolling_sensitivity
 from fintrader.backtest.walkforward import Fold, fold_market, make_folds, stitch
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, RunError
@@ -87,7 +88,7 @@ def judge_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = N
         raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
     env = backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
-    folds, tests = [], []
+    folds, tests, policies = [], [], []
     with reporter() as progress:
         for folder in folders:
             test = MarketTensors.load(RunStore(folder).own_market(folder.root / "market.safetensors")).split().test
@@ -101,7 +102,9 @@ def judge_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = N
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
             tests.append(test)
+            policies.append(load_policy(folder.ensemble / "policy.safetensors"))
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
+        rows = rolling_sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
     whole = {name: stitch(results, env, name=name) for name, results in parts.items() if len(results) == len(folders)}
     control: dict[str, Any] | None = None
     if "control" in whole:
@@ -117,6 +120,7 @@ def judge_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = N
         market=tests,
         settings=env,
         control=control,
+        sensitivity=rows,
         seed=config.seed,
     )
     count_look(manifest, "test")

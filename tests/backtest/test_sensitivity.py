@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fintrader.backtest import simulate
-from fintrader.backtest.sensitivity import by_kind, delayed, sensitivity, without_each
+from fintrader.backtest.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
+from fintrader.backtest.walkforward import stitch
 from fintrader.envs import EnvSettings
 from tests.backtest.policies import crashing_market, noisy_policy
 from tests.factories import make_market
@@ -75,7 +76,65 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
     plain = simulate(policy, market, settings)
     decisions.clear()
     late = delayed(policy, market, settings)
-    assert late is not None
     expected = sorted(set(plain.trades["fill_bar"] + 1))
     assert sorted(set(late.trades["fill_bar"])) == [bar for bar in expected if bar < 60]
-    assert delayed(policy, market, EnvSettings(short=True)) is None
+
+
+@pytest.mark.parametrize("interval", [1, 2, 7])
+@pytest.mark.parametrize("action", ["target", "trade"])
+def test_the_environment_delays_as_the_fast_desk_does(interval: int, action: str) -> None:
+    market = make_market(90, 5)
+    settings = EnvSettings(decision_interval=interval, cost_bps=7, action=action, max_shares=900)
+    fast, slow = (delayed(noisy_policy(5), market, settings, exact=exact) for exact in (False, True))
+    assert (slow.equity == fast.equity).all()
+    assert (slow.shares == fast.shares).all()
+    assert len(slow.trades) == len(fast.trades) > 10
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
+    market = make_market(90, 4)
+    settings = EnvSettings(
+        short=True, max_leverage=2, borrow_bps_per_year=500, maintenance_margin=0.3, decision_interval=interval
+    )
+    late = delayed(noisy_policy(4), market, settings)
+    assert (late.shares < 0).any()
+    assert late.trade_list_profit() == pytest.approx(late.equity[-1] - late.equity[0], rel=1e-9)
+    orders = late.trades[late.trades["kind"] == "order"]
+    assert set((orders["fill_bar"] - 2) % interval) == {0}
+    rows = by_kind(sensitivity(noisy_policy(4), market, settings, costs_bps=(), fills=(), stocks=False))["delay_bars"]
+    assert [row["setting"] for row in rows] == ["0", "1"]
+    assert rows[1]["cumulative_return"] == late.metrics["cumulative_return"] != rows[0]["cumulative_return"]
+
+
+def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
+    market, settings = make_market(20 * 12, 4, session_bars=20), EnvSettings(cost_bps=7)
+    windows = [market.window(0, 80), market.window(100, 180)]
+    policies = [noisy_policy(4, seed) for seed in (0, 1)]
+    groups = by_kind(rolling_sensitivity(policies, windows, settings))
+    assert list(groups) == ["cost_bps", "fill", "delay_bars"]
+    for row in groups["cost_bps"]:
+        changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
+        parts = [simulate(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
+        assert row["cumulative_return"] == stitch(parts, changed).metrics["cumulative_return"]
+        assert row["chosen"] == (row["setting"] == "7")
+    returns = [row["cumulative_return"] for row in groups["cost_bps"]]
+    assert returns == sorted(returns, reverse=True)
+    late = [delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)]
+    assert groups["delay_bars"][1]["sharpe"] == stitch(late, settings).metrics["sharpe"]
+
+
+def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
+    """Sold short before every price rises a hundredfold: below nothing, and no fold can follow."""
+    market = make_market(80, 2, gaps=False)
+    rise = torch.ones(80, 1)
+    rise[20:] = 100.0
+    market = replace(market, open=market.open * rise, close=market.close * rise)
+    windows = [market.window(0, 40), market.window(40, 80)]
+    settings = EnvSettings(short=True, max_leverage=2)
+    sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
+    rows = rolling_sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
+    assert [(row["kind"], row["setting"]) for row in rows] == [
+        *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1"))
+    ]
+    assert {row["cumulative_return"] for row in rows} == {None}
