@@ -204,7 +204,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_p
     drawn = stored.honesty["random_portfolios"]
     assert drawn["count"] == 10_000
     assert 0 <= drawn["share_above"]["cumulative_return"] <= 1
-    assert stored.honesty["sharpe"]["trial_variance_source"] == "6 trials on 2 selection windows"
+    assert stored.honesty["sharpe"]["trial_variance_source"].count("6 trials on 2 selection windows") == 1
     swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
     assert swept["20"]["chosen"]
     assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]

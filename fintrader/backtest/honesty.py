@@ -126,17 +126,21 @@ def _sharpe(daily: Array, trials: int | None, selections: Sequence[Array]) -> di
     }
     if not trials:
         return record
-    # Under no skill a Sharpe ratio over T periods has variance 1/(T - 1): what a search of unknown trials is given.
-    variance, source, correlation = 1 / (sample.periods - 1), "assumed: 1/(T - 1)", None
+    variance, source, correlation = sig.sampling_variance(sample.periods), "assumed: 1/(T - 1)", None
     if selections:
         # Sampling variance falls with the number of periods: the trials' is scaled to this window's length. Over
         # several windows it is the variance among the trials of one window, which is what each selection saw.
         scaled = [sig.sharpe_variance(values) * max(len(values) - 1, 1) / (sample.periods - 1) for values in selections]
         freedom = [values.shape[1] - 1 for values in selections]
-        variance = float(np.average(scaled, weights=freedom))
+        measured = float(np.average(scaled, weights=freedom))
         correlation = float(np.average([sig.mean_correlation(values) for values in selections], weights=freedom))
         several = f"{len(selections)} selection windows" if len(selections) > 1 else "their selection window"
         source = f"{sum(freedom) + len(freedom)} trials on {several}"
+        # Trials that are alike share their luck: it does not show in their variance, yet it lifts the best of them.
+        # Knowing the trials therefore never lowers the hurdle below that of a search of which nothing is known.
+        if measured < variance:
+            source = f"1/(T - 1); {source} differ by less"
+        variance = max(measured, variance)
     effective = sig.effective_trials(trials, correlation) if correlation is not None else float(trials)
     record |= {
         "deflated": sig.deflated_sharpe(sample, trials, variance),

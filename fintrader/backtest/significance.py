@@ -86,6 +86,15 @@ def probabilistic_sharpe(sample: SharpeSample, threshold: float = 0.0) -> float:
     return float(stats.norm.cdf((sample.sharpe - threshold) / sample.standard_error))
 
 
+def sampling_variance(periods: int) -> float:
+    """1/(T − 1): variance of a Sharpe ratio per period over T periods when there is no skill (Lo 2002, at SR = 0).
+
+    Least V for a verdict. The expected maximum holds for independent trials; what correlated trials share is luck,
+    too, but moves all of them at once, so that the variance among them does not hold it.
+    """
+    return 1 / (periods - 1)
+
+
 def expected_best_sharpe(trials: float, variance: float) -> float:
     """SR₀: the Sharpe ratio that the best of N trials without skill is expected to show.
 

@@ -183,7 +183,8 @@ def test_the_folds_of_a_walk_forward_are_judged_together() -> None:
     rng = np.random.default_rng(3)
     template = simulate(noisy_policy(4), make_market(20 * 30, 4, session_bars=20), EnvSettings())
     results = {"ensemble": with_returns(template, rng.normal(0.001, 0.01, 30))}
-    folds = [rng.normal(0, 0.01, (40, 6)) + shift for shift in (0.0, 0.01)]
+    apart = np.linspace(-0.006, 0.006, 6)  # trials that differ by more than chance alone makes them
+    folds = [rng.normal(0, 0.01, (40, 6)) + apart + shift for shift in (0.0, 0.02)]
     whole = assess(results, trials=12, trial_returns=folds)
     alone = [assess(results, trials=12, trial_returns=matrix) for matrix in folds]
     pbo = [one["overfitting"]["probability"] for one in alone]
@@ -208,3 +209,16 @@ def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
     for window in windows:  # one stock: every portfolio is that stock, bought and sold at half a per cent
         expected *= float(window.close[-1, 0]) / float(window.open[1, 0]) / 1.005 * 0.995
     assert drawn == pytest.approx(np.full(3, expected - 1), rel=1e-6)
+
+
+def test_trials_that_are_alike_do_not_lower_the_hurdle() -> None:
+    """What correlated trials share is luck that their variance does not hold: never less than that of one ratio."""
+    rng = np.random.default_rng(5)
+    template = simulate(noisy_policy(4), make_market(20 * 30, 4, session_bars=20), EnvSettings())
+    results = {"ensemble": with_returns(template, rng.normal(0.003, 0.01, 30))}
+    alike = rng.normal(0, 0.01, (40, 1)) + rng.normal(0, 0.001, (40, 6))
+    known, unknown = (assess(results, trials=6, trial_returns=trials)["sharpe"] for trials in (alike, None))
+    assert known["trial_variance"] == unknown["trial_variance"] == pytest.approx(252 / 29)
+    assert known["trial_variance_source"] == "1/(T - 1); 6 trials on their selection window differ by less"
+    assert known["deflated"] == unknown["deflated"]
+    assert known["deflated_effective"] > known["deflated"]  # alike, they count for fewer
