@@ -60,10 +60,10 @@ def test_the_reported_command_gives_the_backtest_again(judged: Path, tmp_path: P
     context = first.context
     assert context["run_command"] == Manifest.load(folder / "manifest.json").values["command"]
     assert context["changed"] == {
-        "fill": "close, in training next_open",
-        "decision_interval": "60, in training 5",
-        "cost_bps": "5.0, in training 20.0",
-        "half_spread_bps": "3.0, in training 0.0",
+        "fill": "close (next_open in training)",
+        "decision_interval": "60 (5 in training)",
+        "cost_bps": "5.0 (20.0 in training)",
+        "half_spread_bps": "3.0 (0.0 in training)",
     }
     page = (folder / "backtest" / "report.html").read_text()
     assert "decides every 60 bars, fills at the close, pays 5 and a half-spread of 3 basis points a trade" in page

@@ -373,9 +373,10 @@ def _data(page: Page, context: Mapping[str, Any]) -> None:
 
 
 def _provenance(context: Mapping[str, Any]) -> str:
-    first = ("command", "run_command", "run", "window", "changed", "seed", "trials")
     trading = context.get("trading")
-    rest = {**context, **(trading if isinstance(trading, Mapping) else {})}  # a row for each of them
-    keys = [*(key for key in first if key in rest), *sorted(set(rest) - {*first, "trading", *_SHOWN_ELSEWHERE})]
-    values = {_FACTS.get(key, str(key).replace("_", " ")): rest[key] for key in keys}
+    trading = dict(trading) if isinstance(trading, Mapping) else {}
+    known = {**context, **trading}  # a row for each of the trading settings
+    first = ("command", "run_command", "run", "window", "seed", "trials", "looks", "changed", *trading)
+    keys = [*(key for key in first if key in known), *sorted(set(known) - {*first, "trading", *_SHOWN_ELSEWHERE})]
+    values = {_FACTS.get(key, str(key).replace("_", " ")): known[key] for key in keys}
     return facts(values) if values else note("Nothing was recorded about the run.")

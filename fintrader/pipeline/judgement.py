@@ -158,7 +158,7 @@ def provenance(
         **{name: manifest.values[name] for name in ("data_hash", "config_hash", "versions", "command")},
     }
     if other:
-        context["changed"] = {name: f"{getattr(env, name)}, in training {getattr(trained, name)}" for name in other}
+        context["changed"] = {name: f"{getattr(env, name)} ({getattr(trained, name)} in training)" for name in other}
     if repeat is not None:
         context |= {"command": repeat.command, "run_command": manifest.values["command"]}
     return context
