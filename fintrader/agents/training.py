@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
+from gymnasium.vector import AutoresetMode
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -125,9 +126,9 @@ def train(
 ) -> TrainResult:
     """Train `agent` in `env` (see `TrainingEnvironment`) until `budget` is used up.
 
-    Raises TrainingError when a loss is no longer finite (the state is then in `folder/failed.safetensors`),
-    CheckpointError when `folder` holds the state of another agent or market, ConfigError when the environment's
-    actions do not suit the agent.
+    Raises TrainingError when a loss, an action or a weight is no longer finite (the state is then in
+    `folder/failed.safetensors`), CheckpointError when `folder` holds the state of another training, ConfigError when
+    the environment does not suit the agent.
     """
     _check(agent, env)
     if hasattr(agent, "training_env"):
@@ -146,6 +147,8 @@ def train(
     learned: Metrics | None = {}
     while learned is None or budget.fraction(run.env_steps, run.seconds) < 1.0:
         action = agent.act(run.obs)
+        if not run.look_at(action):
+            raise run.failure(["actions"])
         clock.lap("inference")
         next_obs, reward, terminated, truncated, info = env.step(action)
         transition = Transition(
@@ -164,8 +167,8 @@ def train(
             run.cut_graph()
         run.updates += 1
         run.seconds = time.perf_counter() - started
-        if not all(math.isfinite(value) for value in learned.values()):
-            raise run.failure(learned)
+        if broken := run.broken(learned):
+            raise run.failure(broken)
         metrics = {**learned, **clock.rates(run.env_steps - steps_before)}
         steps_before = run.env_steps
         run.log(metrics)
@@ -173,7 +176,7 @@ def train(
         if anneal is not None:
             anneal(fraction)
         if time.perf_counter() - saved >= checkpoint_seconds or fraction >= 1.0:
-            run.save()
+            run.keep()
             saved = time.perf_counter()
         if on_progress is not None:
             on_progress(
@@ -181,7 +184,7 @@ def train(
             )
         clock.mark = time.perf_counter()
     if run.fresh_since_save:
-        run.save()
+        run.keep()
     return TrainResult(run.env_steps, run.updates, run.seconds, metrics or run.last_metrics())
 
 
@@ -202,6 +205,9 @@ class _Training:
         self.env_steps = self.updates = 0
         self.seconds = 0.0
         self.fresh_since_save = False
+        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
+        self.on_host = agent.device.type == "cpu" or getattr(env, "on_host", False)
+        self.finite: Tensor | None = None
 
     @property
     def path(self) -> Path:
@@ -217,6 +223,20 @@ class _Training:
             "num_envs": self.env.num_envs,
             "market": None if market is None else {**market_identity(market), "num_bars": market.num_bars},
         }
+
+    def look_at(self, action: Tensor) -> bool:
+        """Whether `action [B, N]` is finite. On a GPU the answer is kept there, and given by `broken`."""
+        finite = action.detach().sum().isfinite()  # one pass: a sum is finite only if everything in it is
+        if self.on_host:
+            return bool(finite)
+        self.finite = finite if self.finite is None else self.finite & finite
+        return True
+
+    def broken(self, metrics: Metrics) -> list[str]:
+        """Names of the metrics that are not finite, and `actions` if one since the last call was not."""
+        names = [name for name, value in metrics.items() if not math.isfinite(value)]
+        finite, self.finite = self.finite, None
+        return names if finite is None or bool(finite) else ["actions", *names]
 
     def cut_graph(self) -> None:
         """Forget how the accounts came to be where they are: the next update differentiates from here."""
@@ -269,6 +289,12 @@ class _Training:
         last = records[-1] if records else {}
         return {name: value for name, value in last.items() if name not in ("update", "env_steps", "seconds")}
 
+    def keep(self) -> None:
+        """Save, unless the last update broke the policy: the last good state is then worth more than this one."""
+        if not all(bool(weights.isfinite().all()) for weights in self.agent.policy.parameters()):
+            raise self.failure(["weights"])
+        self.save()
+
     def save(self, name: str = "state.safetensors") -> None:
         """Write the state atomically."""
         self.fresh_since_save = False
@@ -288,15 +314,15 @@ class _Training:
         }
         write_tensors(self.folder / name, tensors, header)
 
-    def failure(self, metrics: Metrics) -> TrainingError:
-        """The error for a loss that is no longer finite; keeps the state, apart from the last good one."""
-        bad = ", ".join(name for name, value in metrics.items() if not math.isfinite(value))
+    def failure(self, broken: Sequence[str]) -> TrainingError:
+        """The error for numbers that are no longer finite; keeps the state, apart from the last good one."""
         where = ""
         if self.folder is not None:
             self.save("failed.safetensors")
             where = f"; the state is in {self.folder / 'failed.safetensors'}"
         return TrainingError(
-            f"update {self.updates}: {bad} is no longer finite; lower agent.learning_rate or check the features{where}"
+            f"update {self.updates}: no longer finite: {', '.join(broken)}; "
+            f"lower agent.learning_rate or check the features{where}"
         )
 
 
@@ -316,7 +342,17 @@ def read_agent_state(folder: Path) -> dict[str, Tensor]:
 
 
 def _check(agent: Agent, env: Any) -> None:
+    """Raises ConfigError when `agent` would learn wrongly in `env`, or not at all."""
     settings = getattr(env, "settings", None)
+    if getattr(settings, "observation", "flat") != "flat":
+        raise ConfigError(
+            f"env.observation is {settings.observation!r}, which no agent here reads; set it to flat "
+            "(it is for your own policies in Python: see the docs, The environment)"
+        )
+    mode = getattr(env, "autoreset_mode", None) or getattr(env, "metadata", {}).get("autoreset_mode")
+    if mode is not None and mode is not AutoresetMode.SAME_STEP:
+        # The other modes show a last observation as if the episode went on, or step on after its end.
+        raise ConfigError(f"the environment resets by {mode}; make it with autoreset_mode=AutoresetMode.SAME_STEP")
     head = getattr(agent, "head", None)
     if getattr(settings, "action", None) == "trade" and getattr(head, "aims", False):
         raise ConfigError(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fintrader.agents.layout import FlatLayout
 from fintrader.config import Settings
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, EnvError
 from fintrader.seeding import derive
 
 
@@ -46,6 +46,8 @@ class WorkerEnv:
     """
 
     resumable = False
+    on_host = True
+    """The simulators take actions on the host, whatever the agent's device."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         """`env` must reset in the same step. Raises ConfigError for spaces that are not continuous boxes."""
@@ -92,8 +94,10 @@ class WorkerEnv:
         return self._tensor(obs), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One step of every copy."""
+        """One step of every copy. Raises EnvError for actions with NaN, of which simulators make anything."""
         unit = actions.detach().cpu().numpy().astype(np.float64)
+        if not np.isfinite(unit).all():
+            raise EnvError("actions contain NaN or infinity; check the policy's weights and the observations")
         scaled = (self._low + (unit + 1.0) / 2.0 * self._span).astype(self.env.single_action_space.dtype)
         obs, reward, terminated, truncated, info = self.env.step(scaled.reshape(self.num_envs, *self._shape))
         observation = self._tensor(obs)

@@ -100,6 +100,14 @@ class RunConfig(Settings):
         env = values.get("env") if isinstance(values, dict) else None
         return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
 
+    @field_validator("env")
+    @classmethod
+    def _readable(cls, env: EnvSettings | GymnasiumSettings) -> EnvSettings | GymnasiumSettings:
+        """Told here, before a market is built for nothing."""
+        if isinstance(env, EnvSettings) and env.observation != "flat":
+            raise ValueError(f"observation {env.observation} is for your own policies in Python; agents here read flat")
+        return env
+
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:

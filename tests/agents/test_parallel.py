@@ -23,7 +23,7 @@ from fintrader.agents.on_policy import Rollout
 from fintrader.agents.pipelined import PipelinedAgent
 from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
 from fintrader.envs import ObservationLayout
-from fintrader.errors import CheckpointError, ConfigError
+from fintrader.errors import CheckpointError, ConfigError, EnvError
 from tests.agents.tiny import Identity
 
 SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
@@ -245,6 +245,13 @@ def test_workers_stretch_actions_and_report_the_true_final_observation() -> None
         assert truncated.tolist() == [k == 3] * 2
         assert info["final_obs"].flatten().tolist() == [k, k]
     assert bool((obs < 1).all())  # the next episode's first observation
+
+
+def test_simulators_are_given_no_nan() -> None:
+    env = counter_env()
+    env.reset(seed=1)
+    with pytest.raises(EnvError, match="NaN"):
+        env.step(torch.tensor([[0.0], [torch.nan]]))
 
 
 def test_pendulum_in_processes() -> None:

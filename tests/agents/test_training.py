@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents import (
@@ -28,6 +29,7 @@ from tests.agents.tiny import ConstantReward, Identity
 
 SMALL = PPOSettings(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
 MARKET = planted_market(300, 3)
+ALGORITHMS = ("ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg")
 
 
 def market_env(seed: int = 3) -> TradingEnv:
@@ -136,6 +138,83 @@ def test_a_loss_that_is_no_number_stops_with_the_state_saved(tmp_path: Path) -> 
     read_tensors(tmp_path / "failed.safetensors", "fintrader-training-1")
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
     assert header["updates"] == 1  # the last good state stays
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_weights_that_run_away_stop_every_algorithm_early(algo: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"algo": algo, "learning_rate": 1e38, "network": {"hidden": [8]}}
+    if algo not in ("ppo", "a2c", "apg"):  # their metrics come far apart: it is the actions that tell first
+        values |= {"learning_starts": 32, "batch_size": 16, "report_every": 10_000}
+    agent = make_agent(TypeAdapter(AgentSettings).validate_python(values), market_env().layout, seed=5)
+    with pytest.raises(TrainingError, match=r"no longer finite: .*learning_rate.*failed\.safetensors"):
+        train(agent, market_env(), Budget(env_steps=4000), folder=tmp_path)
+    _, header = read_tensors(tmp_path / "failed.safetensors", "fintrader-training-1")
+    assert header["env_steps"] < 1000
+
+
+class Spoilt:
+    """An agent whose actions are NaN from the third on, made to believe that it works on a GPU."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent, self.acted = agent, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return torch.device("meta") if name == "device" else getattr(self.agent, name)
+
+    def act(self, obs: torch.Tensor) -> torch.Tensor:
+        self.acted += 1
+        action: torch.Tensor = self.agent.act(obs)
+        return action if self.acted < 3 else torch.full_like(action, torch.nan)
+
+
+class Forgiving(Identity):
+    """Takes a NaN for 0, as the trading environment does on a GPU."""
+
+    def step(self, action: torch.Tensor) -> Any:
+        return super().step(action.nan_to_num())
+
+
+def test_on_a_gpu_bad_actions_are_noticed_where_metrics_are_read() -> None:
+    env = Forgiving()
+    agent = Spoilt(make_agent(SMALL, env.layout))
+    with pytest.raises(TrainingError, match="update 1: no longer finite: actions"):
+        train(agent, env, Budget(env_steps=10_000))  # type: ignore[arg-type]
+    assert agent.acted == SMALL.num_steps  # not in the step itself, which would be to wait for the device
+
+
+def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_path: Path) -> None:
+    env = Identity()
+    agent = make_agent(SMALL, env.layout)
+
+    learn, learned = agent.update, []
+
+    def update() -> Any:
+        metrics = learn()
+        if metrics:
+            learned.append(metrics)
+        if len(learned) == 3:  # these metrics were taken before the step that went wrong
+            with torch.no_grad():
+                next(agent.policy.parameters()).fill_(torch.nan)
+        return metrics
+
+    agent.update = update  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="update 3: no longer finite: weights"):
+        train(agent, env, Budget(env_steps=3 * 128), folder=tmp_path, checkpoint_seconds=0)
+    _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
+    assert header["updates"] == 2
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_other_ways_to_reset_are_refused(mode: AutoresetMode) -> None:
+    env = TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), autoreset_mode=mode)
+    with pytest.raises(ConfigError, match=r"autoreset_mode=AutoresetMode\.SAME_STEP"):
+        train(make_agent(SMALL, env.layout), env, Budget(env_steps=64))
+
+
+def test_factored_observations_are_refused() -> None:
+    env = TradingEnv(MARKET, EnvSettings(num_envs=8, observation="factored"))
+    with pytest.raises(ConfigError, match=r"env\.observation is 'factored'.*set it to flat"):
+        train(make_agent(SMALL, env.layout), env, Budget(env_steps=64))
 
 
 def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
