@@ -4,7 +4,8 @@ For agents with a replay ring. A learner thread takes updates as they fall due; 
 with a copy of the actor that is refreshed after each update. The worker may be at most `max_lag` updates ahead; the
 mean and the largest lag are reported as `pipeline_lag_mean` and `pipeline_lag_max`. PyTorch's operations release the
 interpreter's lock, so both sides run at once. Which update a step still sees depends on the machine: results are not
-reproducible bit by bit. On a GPU the learner's kernels run in a CUDA stream of their own.
+reproducible bit by bit. On a GPU the learner's kernels run in a CUDA stream of their own; streams wait for each other
+where one hands over to the other.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class PipelinedAgent:
         self._busy = self._stopping = False
         self._error: BaseException | None = None
         self._lags: list[int] = []
-        self._stream = _stream(agent.device)
+        self._home, self._stream = _streams(agent.device)
         self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
         self._thread.start()
 
@@ -137,6 +138,11 @@ class PipelinedAgent:
     # --- the learner's side ----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        # Sampling and handing over queue up behind the worker's own kernels, which write what they read.
+        with _on(self._home):
+            self._learn_what_falls_due()
+
+    def _learn_what_falls_due(self) -> None:
         agent = self.agent
         while True:
             with self._changed:
@@ -147,10 +153,14 @@ class PipelinedAgent:
                 assert agent.ring is not None
                 sample = agent.draw(agent.ring)
             try:
-                with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+                if self._stream is not None and self._home is not None:
+                    # The sample must have been drawn, and the actor of the last update copied, before this one writes.
+                    self._stream.wait_stream(self._home)
+                with _on(self._stream):
                     step = agent.learn(sample)
-                    if self._stream is not None:
-                        self._stream.synchronize()
+                if self._stream is not None and self._home is not None:
+                    self._home.wait_stream(self._stream)  # whoever reads the weights or the metrics comes after
+                    self._stream.synchronize()  # an update counts once it is done: the lag is not one of launches
             except BaseException as error:  # handed to the worker, which raises it
                 with self._changed:
                     self._error, self._busy, self._stopping = error, False, True
@@ -170,5 +180,13 @@ class PipelinedAgent:
                 mine.copy_(theirs)
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream] | tuple[None, None]:
+    """The worker's CUDA stream (the current one) and another for the learner."""
+    if device.type != "cuda":
+        return None, None
+    return torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
+    """Kernels launched below go to `stream`, where there is one."""
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)

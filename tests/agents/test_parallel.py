@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
 from fintrader.agents.batched import BatchedTeam
+from fintrader.agents.buffers import Transition
 from fintrader.agents.fusion import DistributedLearner, LearnerTeam, fuse
 from fintrader.agents.on_policy import Rollout
 from fintrader.agents.pipelined import PipelinedAgent
@@ -200,6 +202,43 @@ def test_a_pipelined_agent_can_be_stored_and_resumed() -> None:
         obs = torch.rand(4, 2)
         with torch.no_grad():
             assert torch.equal(again.policy(obs), agent.policy(obs))
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        ),
+    ],
+)
+def test_a_learner_in_its_own_stream_learns_what_one_after_another_learns(device: str) -> None:
+    """With a ring that stands still, what is drawn does not depend on when: both must come to the same weights."""
+    settings = agent_settings("td3", {**OFF, "updates_per_step": 40.0, "report_every": 10_000})
+    layout = Identity().layout
+
+    alone, learner = (make_agent(settings, layout, device=device, seed=seed) for seed in (3, 4))
+    draw = torch.Generator().manual_seed(1)
+    never = torch.zeros(16, dtype=torch.bool, device=device)
+    while alone.warming_up:  # type: ignore[attr-defined]
+        obs, after = torch.rand(2, 16, 2, generator=draw).to(device)
+        action = alone.act(obs)
+        alone.observe(Transition(obs, action, -obs.sum(dim=1), never, never, after))
+    learner.load_state_dict(alone.state_dict())
+    alone.update()
+    with PipelinedAgent(learner, max_lag=40) as pipelined:
+        pipelined.update()
+        while pipelined.learned < 40:
+            time.sleep(0.01)
+        mine, theirs = pipelined.state_dict(), alone.state_dict()
+        front = pipelined._front.actor.state_dict()
+    for name, tensor in theirs.items():
+        if name.startswith(("modules.", "optimisers.")):
+            torch.testing.assert_close(mine[name], tensor, msg=name)
+    for name, weights in front.items():
+        assert torch.equal(weights, mine[f"modules.policy.actor.{name}"]), name
 
 
 def test_pipelines_that_make_no_sense() -> None:
