@@ -45,7 +45,7 @@ class Agent(Protocol):
         """Learn if enough was observed; None otherwise. Empty metrics: nothing to learn yet, but the state is whole."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit-exactly; valid right after `update` returned metrics."""
+        """Everything needed to continue bit-exactly; valid right after `update` returned metrics, and until `act`."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""

@@ -27,6 +27,7 @@ from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_met
 from fintrader.agents.buffers import Transition
 from fintrader.agents.heads import HeadSettings
 from fintrader.agents.layout import FlatLayout, Layout
+from fintrader.agents.memory import require_memory
 from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.off_policy import frozen
 from fintrader.agents.returns import gae
@@ -85,6 +86,8 @@ class APG(BaseAgent):
             parameters_of([self.critic]), lr=settings.value_learning_rate, fused=True
         )
         self.steps: list[Transition] = []
+        self.accounts = 0
+        """B of the steps so far."""
 
     def training_env(self, env: Any) -> Any:
         """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
@@ -113,7 +116,14 @@ class APG(BaseAgent):
         return self.head.decode(obs, latent)
 
     def observe(self, transition: Transition) -> None:
-        """Keep one step with its graph."""
+        """Keep one step with its graph. Raises ConfigError when a horizon of them is more than memory holds."""
+        accounts, width = transition.obs.shape
+        if accounts != self.accounts:
+            # Two observations a step, and both once more in one piece; the graph's own share is known afterwards only.
+            needed = 4 * self.settings.num_steps * accounts * (4 * width + transition.action.shape[1])
+            what = f"a horizon of {self.settings.num_steps:,} steps of {accounts:,} accounts"
+            require_memory(needed, self.device, what, "lower agent.num_steps or env.num_envs")
+            self.accounts = accounts
         self.steps.append(transition)
 
     # --- learning --------------------------------------------------------------------------------------

@@ -99,10 +99,13 @@ class BaseAgent:
         return derive(self.seed, "weights")
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit-exactly, as flat names and tensors. Call it between updates."""
-        extra = prefixed("extra", self.extra_state())
-        extra["generator"] = self.generator.get_state()
-        return {**self.inheritable_state(), **{name: tensor.detach().clone() for name, tensor in extra.items()}}
+        """Everything needed to continue bit-exactly, as flat names and tensors. Call it between updates.
+
+        All are copies but the rows of a replay ring, which may be most of the memory: store them before the next step.
+        """
+        extra = {name: tensor.detach().clone() for name, tensor in prefixed("extra", self.extra_state()).items()}
+        experience = prefixed("extra", self.experience())
+        return {**self.inheritable_state(), **extra, **experience, "generator": self.generator.get_state()}
 
     def inheritable_state(self) -> dict[str, Tensor]:
         """The part of `state_dict()` that a child takes over: networks, normalisers, optimiser moments."""
@@ -143,8 +146,12 @@ class BaseAgent:
         """What belongs to one training only; subclasses add to it."""
         return {}
 
+    def experience(self) -> dict[str, Tensor]:
+        """As `extra_state()`, for what is too large to be copied."""
+        return {}
+
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back `extra_state()`."""
+        """Take back `extra_state()` and `experience()`."""
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:

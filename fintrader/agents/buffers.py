@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fintrader.agents.memory import require_memory
+
 
 class Transition(NamedTuple):
     """One step of `B` accounts."""
@@ -29,6 +31,11 @@ class RolloutBuffer:
     """`num_steps` consecutive steps of `num_envs` accounts."""
 
     def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
+        """Raises ConfigError when it, or learning from it, would take more memory than the device has free."""
+        # Observations lie there three times while they are standardised: raw, between and as the networks read them.
+        needed = num_steps * num_envs * (4 * (3 * obs_width + 2 * latent_width + 6) + 2)
+        what = f"a rollout of {num_steps:,} steps of {num_envs:,} accounts"
+        require_memory(needed, device, what, "lower agent.num_steps or env.num_envs")
         shape = (num_steps, num_envs)
         self.obs = torch.zeros(*shape, obs_width, device=device)
         self.latent = torch.zeros(*shape, latent_width, device=device)

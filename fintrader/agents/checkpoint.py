@@ -10,11 +10,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fintrader.errors import CheckpointError
-from fintrader.runs import write_bytes
+from fintrader.runs import atomic_file
+
+_SAFETENSORS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
@@ -23,17 +35,39 @@ def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's bytes where they lie."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal bytes."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
-    # One metadata entry only: safetensors writes several in an order that differs from run to run.
     sealed = json.dumps({"content_hash": content_hash(plain, text), "header": text})
-    write_bytes(Path(path), save(plain, metadata={"fintrader": sealed}))
+    # safetensors by hand (https://github.com/huggingface/safetensors#format): the library would copy all of it twice.
+    order = sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    index: dict[str, Any] = {"__metadata__": {"fintrader": sealed}}
+    offset = 0
+    for name, tensor in order:
+        stop = offset + tensor.numel() * tensor.element_size()
+        index[name] = {
+            "dtype": _SAFETENSORS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    lead = json.dumps(index, sort_keys=True).encode()
+    lead += b" " * (-len(lead) % 8)
+    with atomic_file(Path(path)) as file:
+        file.write(len(lead).to_bytes(8, "little") + lead)
+        for _, tensor in order:
+            file.write(_bytes(tensor))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -87,10 +121,10 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> 
 
 
 def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments and step counts by parameter number, without hyper-parameters."""
+    """Moments and step counts by parameter number, without hyper-parameters; not copied."""
     state = optimiser.state_dict()["state"]
     return {
-        f"{number}.{name}": torch.as_tensor(value).clone()
+        f"{number}.{name}": torch.as_tensor(value)
         for number, moments in state.items()
         for name, value in moments.items()
     }

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, Metrics, to_metrics
 from fintrader.agents.buffers import Transition
+from fintrader.agents.checkpoint import below, prefixed
 from fintrader.agents.heads import HeadSettings
 from fintrader.agents.layout import Layout
 from fintrader.agents.networks import NetworkSettings, parameters_of
@@ -235,15 +236,15 @@ class OffPolicyAgent(BaseAgent):
 
     def extra_state(self) -> dict[str, Tensor]:
         state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
-        state |= self.present({"running_return": self.rewards.running, "whim": self.whim})
-        if self.ring is not None:
-            state |= {f"ring.{name}": tensor for name, tensor in self.ring.state_dict().items()}
-        return state
+        return state | self.present({"running_return": self.rewards.running, "whim": self.whim})
+
+    def experience(self) -> dict[str, Tensor]:
+        return {} if self.ring is None else prefixed("ring", self.ring.state_dict())
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
         self.rewards.running, self.whim = self.taken(state, "running_return"), self.taken(state, "whim")
-        rows = {name.removeprefix("ring."): tensor for name, tensor in state.items() if name.startswith("ring.")}
+        rows = below("ring", state)
         self.ring = None
         if rows:
             accounts = rows["reward"].shape[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.buffers import Transition
-from fintrader.errors import CheckpointError, ConfigError
+from fintrader.agents.memory import HOST, require_memory
+from fintrader.errors import CheckpointError
 
 
 class Batch(NamedTuple):
@@ -34,14 +34,12 @@ class ReplayRing:
     """The last `num_steps` steps of `num_envs` accounts: preallocated, time first, oldest overwritten first."""
 
     def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
-        """Raises ConfigError when it would take more memory than the device has free."""
+        """Raises ConfigError when it, or storing it, would take more memory than there is."""
         needed = num_steps * num_envs * (4 * (2 * obs_width + latent_width + 1) + 2)
-        free = free_memory(device)
-        if free is not None and needed > free:
-            raise ConfigError(
-                f"agent.buffer_size of {num_steps * num_envs:,} steps needs {needed / 2**30:.1f} GiB, "
-                f"{free / 2**30:.1f} GiB are free on {device}; lower agent.buffer_size"
-            )
+        what, remedy = f"agent.buffer_size of {num_steps * num_envs:,} steps", "lower agent.buffer_size"
+        require_memory(needed, device, what, remedy)
+        if device != HOST:  # on its way into a file it lies on the host once; a ring on the host is written as it is
+            require_memory(needed, HOST, f"storing {what}", remedy)
         shape = (num_steps, num_envs)
         self.obs = torch.zeros(*shape, obs_width, device=device)
         self.next_obs = torch.zeros(*shape, obs_width, device=device)
@@ -86,7 +84,7 @@ class ReplayRing:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The steps held, in the order of the ring's rows, and how many were ever written."""
+        """The steps held, in the order of the ring's rows, as views of them, and how many were ever written."""
         names = ("obs", "next_obs", "latent", "reward", "terminated", "truncated")
         state = {name: getattr(self, name)[: self.filled] for name in names}
         return {**state, "written": torch.tensor(self.written)}
@@ -101,13 +99,3 @@ class ReplayRing:
                 raise CheckpointError(f"the stored replay ring's {name} does not fit; resume with equal settings")
             own[: tensor.shape[0]] = tensor
         self.written = int(state["written"])
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes free on the device; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None

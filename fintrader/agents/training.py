@@ -31,6 +31,7 @@ from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.runs import append_jsonl, read_jsonl, write_text
 
 FORMAT = "fintrader-training-1"
+SAVING_SHARE = 10
 
 
 class Budget(Settings):
@@ -129,6 +130,9 @@ def train(
     Raises TrainingError when a loss, an action or a weight is no longer finite (the state is then in
     `folder/failed.safetensors`), CheckpointError when `folder` holds the state of another training, ConfigError when
     the environment does not suit the agent.
+
+    The state is stored every `checkpoint_seconds`, or every ten times as long as storing it takes, whichever is longer;
+    after every update if 0.
     """
     _check(agent, env)
     if hasattr(agent, "training_env"):
@@ -175,7 +179,7 @@ def train(
         fraction = budget.fraction(run.env_steps, run.seconds)
         if anneal is not None:
             anneal(fraction)
-        if time.perf_counter() - saved >= checkpoint_seconds or fraction >= 1.0:
+        if time.perf_counter() - saved >= pause_between(checkpoint_seconds, run.saving) or fraction >= 1.0:
             run.keep()
             saved = time.perf_counter()
         if on_progress is not None:
@@ -186,6 +190,11 @@ def train(
     if run.fresh_since_save:
         run.keep()
     return TrainResult(run.env_steps, run.updates, run.seconds, metrics or run.last_metrics())
+
+
+def pause_between(wanted: float, saving: float) -> float:
+    """Seconds between two saves: `wanted`, but so many that a save of `saving` seconds costs a tenth of the time."""
+    return max(wanted, SAVING_SHARE * saving) if wanted else 0.0
 
 
 def true_next_obs(obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor) -> Tensor:
@@ -205,6 +214,8 @@ class _Training:
         self.env_steps = self.updates = 0
         self.seconds = 0.0
         self.fresh_since_save = False
+        self.saving = 0.0
+        """Seconds that the last save took."""
         # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
         self.on_host = agent.device.type == "cpu" or getattr(env, "on_host", False)
         self.finite: Tensor | None = None
@@ -293,7 +304,9 @@ class _Training:
         """Save, unless the last update broke the policy: the last good state is then worth more than this one."""
         if not all(bool(weights.isfinite().all()) for weights in self.agent.policy.parameters()):
             raise self.failure(["weights"])
+        began = time.perf_counter()
         self.save()
+        self.saving = time.perf_counter() - began
 
     def save(self, name: str = "state.safetensors") -> None:
         """Write the state atomically."""
