@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -24,8 +25,7 @@ from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
-from fintrader.agents.layout import layout_to_json
-from fintrader.agents.policy import market_identity
+from fintrader.agents.identity import differences, identity_of
 from fintrader.config import Settings
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.runs import append_jsonl, read_jsonl, write_text
@@ -225,15 +225,9 @@ class _Training:
         assert self.folder is not None
         return self.folder / "state.safetensors"
 
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must agree between a stored state and the call that continues it."""
-        market = getattr(self.env, "market", None)
-        return {
-            "agent": self.agent.settings.model_dump(mode="json"),
-            "layout": layout_to_json(self.agent.layout),
-            "num_envs": self.env.num_envs,
-            "market": None if market is None else {**market_identity(market), "num_bars": market.num_bars},
-        }
+        return identity_of(self.agent, self.env)
 
     def look_at(self, action: Tensor) -> bool:
         """Whether `action [B, N]` is finite. On a GPU the answer is kept there, and given by `broken`."""
@@ -262,13 +256,11 @@ class _Training:
                 self._trim_log()
             return
         tensors, header = read_tensors(self.path, FORMAT)
-        own = self.identity()
-        for key, value in own.items():
-            if header["identity"].get(key) != value:
-                raise CheckpointError(
-                    f"{self.path} belongs to another training: its {key.replace('_', ' ')} differs; "
-                    "use another folder, or delete this one to start over"
-                )
+        if odd := sorted(differences(header["identity"], self.identity)):
+            raise CheckpointError(
+                f"{self.path} belongs to another training ({', '.join(odd[:5])} differ{'s' if len(odd) == 1 else ''}); "
+                "use another folder, or delete this one to start over"
+            )
         device = self.agent.device
         self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
         fresh, _ = self.env.reset(seed=self.agent.seed)
@@ -320,7 +312,7 @@ class _Training:
         }
         header = {
             "format": FORMAT,
-            "identity": self.identity(),
+            "identity": self.identity,
             "env_steps": self.env_steps,
             "updates": self.updates,
             "seconds": self.seconds,

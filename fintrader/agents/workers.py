@@ -57,6 +57,8 @@ class WorkerEnv:
             raise ConfigError("make the vector environment with autoreset_mode=AutoresetMode.SAME_STEP")
         self.env, self.seed, self.device = env, seed, torch.device(device)
         self.num_envs: int = env.num_envs
+        self.settings: GymnasiumSettings | None = None
+        """Those it was made from, if it was made by `make`."""
         self._shape = action.shape
         self._low, self._span = action.low.reshape(-1), (action.high - action.low).reshape(-1)
         self.layout = FlatLayout(int(np.prod(observation.shape)), int(np.prod(action.shape)))
@@ -84,7 +86,9 @@ class WorkerEnv:
         continuous(probe.action_space, probe.observation_space)
         probe.close()
         vector = AsyncVectorEnv if settings.workers == "async" else SyncVectorEnv
-        return cls(vector(makers, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed, device=device)
+        made = cls(vector(makers, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed, device=device)
+        made.settings = settings
+        return made
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
         """First observations; copy i is seeded by `derive(seed, "worker", i)`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -21,7 +23,8 @@ from fintrader.agents import (
     read_agent_state,
     train,
 )
-from fintrader.agents.checkpoint import read_tensors
+from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.workers import GymnasiumSettings, WorkerEnv
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.agents.planted import planted_market
@@ -221,11 +224,56 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
     env = market_env()
     train(make_agent(SMALL, env.layout), env, Budget(env_steps=64), folder=tmp_path)
     other = SMALL.model_copy(update={"learning_rate": 0.1})
-    with pytest.raises(CheckpointError, match="agent differs"):
+    with pytest.raises(CheckpointError, match=r"agent\.learning_rate differs"):
         train(make_agent(other, env.layout), env, Budget(env_steps=64), folder=tmp_path)
     longer = TradingEnv(planted_market(301, 3), EnvSettings(num_envs=8))
-    with pytest.raises(CheckpointError, match="market differs"):
+    with pytest.raises(CheckpointError, match=r"market\.content_hash, market\.num_bars differ"):
         train(make_agent(SMALL, env.layout), longer, Budget(env_steps=64), folder=tmp_path)
+
+
+def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
+    settings = EnvSettings(num_envs=8, episode_bars=20)
+
+    def go_on(market: Any, settings: EnvSettings, steps: int = 64) -> None:
+        env = TradingEnv(market, settings)
+        train(make_agent(SMALL, env.layout), env, Budget(env_steps=steps), folder=tmp_path)
+
+    go_on(MARKET, settings)
+    for column in ("close", "features", "benchmark"):  # of the same shape, with one other number in it
+        changed = getattr(MARKET, column).clone()
+        changed[250] *= 1.001
+        with pytest.raises(CheckpointError, match=r"market\.content_hash differs"):
+            go_on(replace(MARKET, **{column: changed}), settings)
+    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps differs\)"):
+        go_on(MARKET, settings.model_copy(update={"cost_bps": 5.0}))
+    with pytest.raises(CheckpointError, match=r"env\.cost_bps, env\.reward, num_envs differ"):
+        go_on(MARKET, EnvSettings(num_envs=4, episode_bars=20, cost_bps=5, reward="profit"))
+    go_on(replace(MARKET), settings, steps=128)  # equal content in another object
+    _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
+    assert header["env_steps"] == 128
+
+
+def test_a_state_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    env = market_env()
+    train(make_agent(SMALL, env.layout), env, Budget(env_steps=64), folder=tmp_path)
+    tensors, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
+    del header["identity"]["env"], header["identity"]["market"]["content_hash"]
+    write_tensors(tmp_path / "state.safetensors", tensors, header)
+    assert train(make_agent(SMALL, env.layout), env, Budget(env_steps=128), folder=tmp_path).updates == 2
+
+
+def test_a_training_in_one_classic_environment_does_not_go_on_in_another(tmp_path: Path) -> None:
+    def go_on(name: str) -> None:
+        env = WorkerEnv.make(GymnasiumSettings(id=name, num_envs=2, workers="sync"))
+        try:
+            train(make_agent(SMALL, env.layout), env, Budget(env_steps=32), folder=tmp_path)
+        finally:
+            env.close()
+
+    go_on("MountainCarContinuous-v0")
+    gymnasium.register("tests/Hills-v0", entry_point="gymnasium.envs.classic_control:Continuous_MountainCarEnv")
+    with pytest.raises(CheckpointError, match=r"env\.id differs"):
+        go_on("tests/Hills-v0")
 
 
 def test_a_child_inherits_weights_and_moments_but_not_its_learning_rate(tmp_path: Path) -> None:
