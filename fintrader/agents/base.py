@@ -70,11 +70,17 @@ class BaseAgent:
             torch.manual_seed(self.init_seed())
             self.actor = Actor(self.layout, settings.network, cash=self.head.aims, outputs=outputs)
             self.critic = Critic(self.layout, settings.network, latents=latents, members=members)
+        self.rewards = RewardScaler(settings.gamma)
         self.policy = ActorPolicy(
-            self.layout, settings.network, settings.head, outputs=outputs, squash=squash, actor=self.actor
+            self.layout,
+            settings.network,
+            settings.head,
+            outputs=outputs,
+            squash=squash,
+            actor=self.actor,
+            rewards=self.rewards,
         )
         self.normaliser = self.policy.normaliser
-        self.rewards = RewardScaler(settings.gamma)
         self.modules.update({"policy": self.policy, "critic": self.critic, "rewards": self.rewards})
 
     def draw_noise(self, shape: torch.Size, persistence: float) -> Tensor:

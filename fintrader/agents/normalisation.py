@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -120,3 +123,17 @@ class RewardScaler(nn.Module):
         """Scaled rewards, clipped to ±10; unchanged before the first update."""
         scale = torch.where(self.count > 0, (self.var + 1e-16).rsqrt(), torch.ones_like(self.var))
         return (rewards * scale.to(rewards.dtype)).clamp(-_CLIP, _CLIP)
+
+    def to_json(self) -> dict[str, float | None]:
+        """Plain JSON that `from_json` reads; None for numbers that are not finite."""
+        numbers = {"gamma": self.gamma, **{name: float(buffer) for name, buffer in self.named_buffers()}}
+        return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, float | None]) -> RewardScaler:
+        """Scales as the stored one did. Raises KeyError or TypeError when something is missing."""
+        numbers = {name: math.nan if number is None else float(number) for name, number in value.items()}
+        scaler = cls(numbers["gamma"])
+        for name, buffer in scaler.named_buffers():
+            buffer.fill_(numbers[name])
+        return scaler

@@ -46,7 +46,10 @@ class PipelinedAgent:
         self._busy = self._stopping = False
         self._error: BaseException | None = None
         self._lags: list[int] = []
-        self._home, self._stream = _streams(agent.device)
+        on_gpu = agent.device.type == "cuda"
+        self._home = torch.cuda.current_stream(agent.device) if on_gpu else None
+        """The worker's stream: the current one."""
+        self._stream = torch.cuda.Stream(agent.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._work, name="learner", daemon=True)
         self._thread.start()
 
@@ -178,13 +181,6 @@ class PipelinedAgent:
             pairs = zip(self._front.actor.parameters(), self.agent.actor.parameters(), strict=True)
             for mine, theirs in pairs:
                 mine.copy_(theirs)
-
-
-def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream] | tuple[None, None]:
-    """The worker's CUDA stream (the current one) and another for the learner."""
-    if device.type != "cuda":
-        return None, None
-    return torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Policies as files: the networks, the observation statistics and the head, and nothing else.
+"""Policies as files: the networks, the statistics of observations and rewards, and the head, and nothing else.
 
 A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a module that
 maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device.
@@ -20,7 +20,7 @@ from fintrader.agents.compiled import Bound, bind
 from fintrader.agents.heads import Head, HeadSettings
 from fintrader.agents.layout import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.agents.networks import Actor, NetworkSettings
-from fintrader.agents.normalisation import ObservationNormaliser
+from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.config import validate
 from fintrader.errors import CheckpointError, ConfigError
 
@@ -73,13 +73,21 @@ class ActorPolicy(PolicyModule):
         squash: bool = False,
         actor: Actor | None = None,
         normaliser: ObservationNormaliser | None = None,
+        rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
         self.layout, self.network, self.outputs, self.squash = layout, network, outputs, squash
         self.head = Head(layout, head)
         self.meta = {}
+        # In a tuple, so that it is no submodule: acting does not need it, and an agent has it among its own modules.
+        self._rewards = (rewards,)
         self.actor = actor or Actor(layout, network, cash=self.head.aims, outputs=outputs)
         self.normaliser = normaliser or ObservationNormaliser(layout)
+
+    @property
+    def rewards(self) -> RewardScaler | None:
+        """How its training scaled rewards; None in files of older versions. Acting does not use it."""
+        return self._rewards[0]
 
     def forward(self, obs: Tensor) -> Tensor:
         latent = self.actor(self.normaliser(obs))[0]
@@ -93,6 +101,7 @@ class ActorPolicy(PolicyModule):
             "head": self.head.settings.model_dump(mode="json"),
             "outputs": self.outputs,
             "squash": self.squash,
+            "rewards": None if self.rewards is None else self.rewards.to_json(),
         }
 
 
@@ -205,6 +214,7 @@ def _build(description: Mapping[str, Any]) -> PolicyModule:
                 validate(HeadSettings, description["head"], "policy"),
                 outputs=int(description["outputs"]),
                 squash=bool(description["squash"]),
+                rewards=RewardScaler.from_json(rewards) if (rewards := description.get("rewards")) else None,
             )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None

@@ -349,9 +349,9 @@ def read_agent_state(folder: Path) -> dict[str, Tensor]:
 def _check(agent: Agent, env: Any) -> None:
     """Raises ConfigError when `agent` would learn wrongly in `env`, or not at all."""
     settings = getattr(env, "settings", None)
-    if getattr(settings, "observation", "flat") != "flat":
+    if (shown := getattr(settings, "observation", "flat")) != "flat":
         raise ConfigError(
-            f"env.observation is {settings.observation!r}, which no agent here reads; set it to flat "
+            f"env.observation is {shown!r}, which no agent here reads; set it to flat "
             "(it is for your own policies in Python: see the docs, The environment)"
         )
     mode = getattr(env, "autoreset_mode", None) or getattr(env, "metadata", {}).get("autoreset_mode")

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load, save
 
 from fintrader.agents import (
+    Budget,
     EnsemblePolicy,
     HeadSettings,
     NetworkSettings,
@@ -19,7 +20,11 @@ from fintrader.agents import (
     load_policy,
     make_agent,
     save_policy,
+    train,
 )
+from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.normalisation import RewardScaler
+from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
@@ -50,6 +55,39 @@ def observations() -> torch.Tensor:
     for _ in range(3):
         obs, *_ = ENV.step(torch.rand(6, 4))
     return obs
+
+
+def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
+    agent = make_agent(PPOSettings(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1)
+    train(agent, ENV, Budget(env_steps=6 * 8 * 3))
+    assert isinstance(agent, PPO)
+    save_policy(tmp_path / "one", agent, market=MARKET)
+    save_policy(tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), policy(2)]))
+    member = load_policy(tmp_path / "both").members[0]  # type: ignore[union-attr, index]
+    for loaded in (load_policy(tmp_path / "one"), member):
+        assert isinstance(loaded, ActorPolicy)
+        assert isinstance(loaded.rewards, RewardScaler)
+        assert loaded.rewards.gamma == 0.9
+        given = torch.linspace(-0.01, 0.01, 5)
+        assert torch.equal(loaded.rewards(given), agent.rewards(given))
+        assert not torch.equal(loaded.rewards(given), given)
+        assert torch.equal(loaded.normaliser.mean, agent.normaliser.mean)
+        assert not [name for name, _ in loaded.named_buffers() if "rewards" in name]  # it acts without them
+
+
+def test_a_policy_of_an_older_version_has_no_reward_statistics(tmp_path: Path) -> None:
+    original = policy(1)
+    save_policy(tmp_path / "new", original)
+    tensors, header = read_tensors(tmp_path / "new", "fintrader-policy-1")
+    del header["policy"]["rewards"]
+    write_tensors(tmp_path / "old", tensors, header)
+    loaded = load_policy(tmp_path / "old")
+    assert isinstance(loaded, ActorPolicy)
+    assert loaded.rewards is None
+    obs = observations()
+    assert torch.equal(loaded(obs), original(obs))
+    save_policy(tmp_path / "again", loaded)
+    assert torch.equal(load_policy(tmp_path / "again")(obs), original(obs))
 
 
 @pytest.mark.parametrize("kind", ["per_asset", "mlp"])
