@@ -151,6 +151,41 @@ def test_a_killed_classic_training_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert evaluation(tmp_path)["env_steps"] == 128
 
 
+SIMULATOR = """
+import gymnasium
+import numpy as np
+
+class Drift(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=1)
+        return self.place.astype(np.float32), {}
+
+    def step(self, action):
+        self.place = self.place + 0.2 * action
+        return self.place.astype(np.float32), -float(abs(self.place[0])), False, False, {}
+
+gymnasium.register("Drift-v0", entry_point=Drift, max_episode_steps=10)
+"""
+
+
+@pytest.mark.parametrize("workers", ["sync", "async"])
+def test_a_simulator_of_ones_own_is_imported_by_its_name(
+    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{workers}_simulator.py").write_text(SIMULATOR)
+    path = classic(tmp_path, env__id=f"{workers}_simulator:Drift-v0", env__workers=workers)
+    with pytest.raises(ConfigError, match=f"{workers}_simulator.*PYTHONPATH"):
+        pipeline.train_one(pipeline.load_config(path))
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["train", str(path)])
+    assert evaluation(tmp_path)["env_steps"] == 128
+    assert -90 < evaluation(tmp_path)["mean_return"] < 0
+
+
 @pytest.mark.parametrize("command", ["run", "tournament", "walkforward"])
 def test_there_is_no_tournament_in_a_classic_environment(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,14 @@ from fintrader.agents.ppo import PPOSettings
 from fintrader.agents.redq import REDQSettings
 from fintrader.agents.sac import SACSettings
 from fintrader.agents.td3 import TD3Settings
-from fintrader.agents.training import Budget, TrainProgress, TrainResult, read_agent_state, train
+from fintrader.agents.training import (
+    Budget,
+    TrainingEnvironment,
+    TrainProgress,
+    TrainResult,
+    read_agent_state,
+    train,
+)
 
 __all__ = [
     "A2CSettings",
@@ -39,6 +46,7 @@ __all__ = [
     "TD3Settings",
     "TrainProgress",
     "TrainResult",
+    "TrainingEnvironment",
     "Transition",
     "load_policy",
     "make_agent",

@@ -29,7 +29,8 @@ class GymnasiumSettings(Settings):
     kind: Literal["gymnasium"] = "gymnasium"
     """`gymnasium`; `trading` is the default."""
     id: str = "Pendulum-v1"
-    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`."""
+    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`.
+    `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
     num_envs: int = Field(default=8, ge=1)
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"
@@ -79,7 +80,9 @@ class WorkerEnv:
                 f"env.id: gymnasium knows no {settings.id!r} ({_first_line(error)}); correct it"
             ) from None
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+            module, own, _ = settings.id.partition(":")
             hint = "pip install 'fintrader[classic]' brings MuJoCo and classic control"
+            hint = f"install what holds the module {module!r}, or put its folder on PYTHONPATH" if own else hint
             raise ConfigError(f"env.id {settings.id!r} needs a package ({_first_line(error)}); {hint}") from None
         except gymnasium.error.Error as error:
             raise ConfigError(f"env.id {settings.id!r} cannot be made: {_first_line(error)}") from None
