@@ -148,7 +148,7 @@ class Leaderboard:
             )
             self.connection.execute(
                 "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?",
-                (result.status, result.attempts, result.reason, result.device, spec.pod),
+                (result.status, result.attempts, result.reason, result.place or result.device, spec.pod),
             )
 
 

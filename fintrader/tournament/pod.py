@@ -23,6 +23,7 @@ from fintrader import logs
 from fintrader.config import Settings, load_object
 from fintrader.errors import StorageError, StorageFullError, TournamentError
 from fintrader.runs import RunFolder, dump_json, file_sha256
+from fintrader.tournament.places import place_of
 
 if TYPE_CHECKING:
     from fintrader.tournament.crew import Host
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fintrader.pod")
 BODY = "fintrader.tournament.body:train_and_evaluate"
-WALL_CLOCK = ("started", "finished", "seconds", "device", "attempts")
+WALL_CLOCK = ("started", "finished", "seconds", "device", "place", "attempts")
 """Fields of a result that no seed can fix."""
 Reason = Literal[
     "",
@@ -152,6 +153,8 @@ class PodResult(_Record):
     seconds: float = 0.0
     """Training and evaluation, resumed parts included where the body knows them."""
     device: str = ""
+    place: str = ""
+    """Where it was trained: `place_of`."""
     attempts: int = 1
 
     def reproducible(self) -> dict[str, Any]:
@@ -173,6 +176,7 @@ class Draft(_Record):
     started: float = 0.0
     seconds: float | None = None
     device: str = ""
+    place: str = ""
     attempts: int = 1
 
 
@@ -203,6 +207,7 @@ class PodContext:
     market: Path
     device: str = "cpu"
     """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
+    place: str = ""
     token: int | None = None
     """The orchestrator's fencing token; a pod of a superseded orchestrator publishes nothing."""
     attempt: int = 1
@@ -252,6 +257,7 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
             return store.read_result(spec.pod)
         context.market = store.market(spec.data_hash, context.market)
         started = time.time()
+        context.place = place_of(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
         with checkpointed(store.mirror, spec, context):
             output = call(spec, context)
@@ -266,6 +272,7 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
                 started=started,
                 seconds=output.seconds,
                 device=context.device,
+                place=context.place,
                 attempts=context.attempt,
             )
         return _publish(store, spec, context, output, started)
@@ -292,7 +299,8 @@ def evaluate_pod(spec: PodSpec, context: PodContext, draft: Draft) -> PodResult:
             seconds=draft.seconds,
         )
         output: PodOutput = load_object(draft.rest)(spec, context, trained)
-        context.device, context.attempt = draft.device, draft.attempts  # a result tells where the training was
+        # A result tells where the training was.
+        context.device, context.place, context.attempt = draft.device, draft.place, draft.attempts
         return _publish(store, spec, context, output, draft.started)
 
 
@@ -324,6 +332,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, output: PodOut
             finished=finished,
             seconds=finished - started if output.seconds is None else output.seconds,
             device=context.device,
+            place=context.place,
             attempts=context.attempt,
         )
     )

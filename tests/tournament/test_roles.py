@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from fintrader.agents.a2c import A2CSettings
 from fintrader.agents.ppo import PPOSettings
 from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, weights_of
 from fintrader.tournament.evaluator import check_windows, combine, score
 from fintrader.tournament.generational import Generational, Replay, Submission
 from fintrader.tournament.generator import Breeder, rank_softmax, stop_rules
-from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.places import place_of
+from fintrader.tournament.pod import PodContext, PodResult, PodSpec, run_pod
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.updater import Board, Entry, submit
+from tests.tournament import stubs
 from tests.tournament.conftest import settings
 from tests.tournament.stubs import OtherAgent, StubAgent
 
@@ -339,6 +343,17 @@ def test_settings_refuse_nonsense() -> None:
 def test_a_pod_has_a_learner_for_each_device_it_spans(asked: dict[str, Any], learners: int) -> None:
     assert TournamentSettings(**asked).learners == learners
     assert breeder(**asked).fresh(0, Board(4)).replicas == learners
+
+
+def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process counts the GPUs it may use from 0, so `cuda:0` alone says nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    run = RunFolder(tmp_path)
+    spec = breeder().fresh(0, Board(4))
+    result = run_pod(spec, PodContext(run, tmp_path, device="cuda:0"), stubs.body)
+    assert result.place == f"{socket.gethostname()} cuda:0 (GPU 3)"
+    assert place_of("cpu") == f"{socket.gethostname()} cpu"
+    assert "place" not in result.reproducible()
 
 
 def test_a_device_without_a_learner_is_refused() -> None:
