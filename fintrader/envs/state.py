@@ -32,22 +32,33 @@ _DTYPES = {
 }
 
 
-def check_state(
-    state: Mapping[str, Tensor],
-    settings: EnvSettings,
-    *,
-    num_envs: int,
-    num_assets: int,
-    num_bars: int,
-    resets_at_once: bool,
-) -> None:
-    """Raises CheckpointError unless an environment of B accounts, N assets and T bars can continue from `state`.
+def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> None:
+    """Raises CheckpointError unless `state` has the names, dtypes and shapes of B accounts and N assets."""
+    wanted = {*ACCOUNT, *ENDOWMENT, "key"}
+    if set(state) != wanted:
+        odd = ", ".join(sorted(set(state) ^ wanted))
+        raise CheckpointError(f"this is no state of a TradingEnv: {odd} missing or unknown")
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{name} is no tensor but {type(value).__name__}; pass what state_dict() returned")
+        width = num_assets if name.endswith(".shares") else _WIDTH.get(name)
+        shape = (num_envs,) if width is None else (num_envs, width)
+        if tuple(value.shape) != shape:
+            raise CheckpointError(f"{name} has shape {tuple(value.shape)}, this environment needs {shape}")
+        allowed = _DTYPES.get(name, _FLOATS)
+        if value.dtype not in allowed:
+            raise CheckpointError(f"{name} is {value.dtype}, this environment needs {allowed[-1]}")
+        if value.device.type == "meta":
+            raise CheckpointError(f"{name} lies on the meta device and has no values")
+
+
+def check_values(state: Mapping[str, Tensor], settings: EnvSettings, *, num_bars: int, resets_at_once: bool) -> None:
+    """Raises CheckpointError unless accounts in a window of T bars can continue from `state`, all on one device.
 
     Accounts may owe and be short only with `short`; only shares of a `fractional` environment may have fractions.
     Equity may be anything finite: a ruined account's is, and it is there until the account is reset.
     `resets_at_once` is SAME_STEP: no account is ever left finished.
     """
-    _check_form(state, num_envs, num_assets)
     start, bar, end = (state[f"account.{name}"] for name in ("start_bar", "bar", "end_bar"))
     if bool((end >= num_bars).any()):
         raise CheckpointError("the state belongs to a longer market; load it into an environment on that one")
@@ -73,26 +84,6 @@ def check_state(
         for name in ("account.cash", "account.shares", "endowment.shares"):
             if bool((state[name] < 0).any()):
                 raise CheckpointError(f"{name} is negative; load it into an environment with env.short")
-
-
-def _check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> None:
-    """Names, types and shapes."""
-    wanted = {*ACCOUNT, *ENDOWMENT, "key"}
-    if set(state) != wanted:
-        odd = ", ".join(sorted(set(state) ^ wanted))
-        raise CheckpointError(f"this is no state of a TradingEnv: {odd} missing or unknown")
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name} is no tensor but {type(value).__name__}; pass what state_dict() returned")
-        width = num_assets if name.endswith(".shares") else _WIDTH.get(name)
-        shape = (num_envs,) if width is None else (num_envs, width)
-        if tuple(value.shape) != shape:
-            raise CheckpointError(f"{name} has shape {tuple(value.shape)}, this environment needs {shape}")
-        allowed = _DTYPES.get(name, _FLOATS)
-        if value.dtype not in allowed:
-            raise CheckpointError(f"{name} is {value.dtype}, this environment needs {allowed[-1]}")
-        if value.device.type == "meta":
-            raise CheckpointError(f"{name} lies on the meta device and has no values")
 
 
 def _broken(what: str) -> CheckpointError:

@@ -18,14 +18,23 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.core import account_keys, advance, begin, market_view, observe, observe_private, select
+from fintrader.envs.core import (
+    account_keys,
+    advance,
+    begin,
+    listed,
+    market_view,
+    observe,
+    observe_private,
+    select,
+)
 from fintrader.envs.fused import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.options import Endowment, check_names, endowment, reset_mask, start_bars
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
-from fintrader.envs.state import ACCOUNT, ENDOWMENT, check_state
+from fintrader.envs.state import ACCOUNT, ENDOWMENT, check_form, check_values
 from fintrader.envs.triton_step import TritonStep, why_not_triton
 from fintrader.errors import EnvError
 
@@ -173,15 +182,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises CheckpointError, changing nothing, when it does not fit or holds what no account can be.
         """
-        check_state(
-            state,
-            self.settings,
-            num_envs=self.num_envs,
-            num_assets=self.layout.num_assets,
-            num_bars=self.market.num_bars,
-            resets_at_once=self.autoreset_mode is AutoresetMode.SAME_STEP,
-        )
+        check_form(state, self.num_envs, self.layout.num_assets)
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
+        at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
+        check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
         moved |= {name: moved[name].to(self._share_dtype) for name in moved if name.endswith("shares")}
         self._account = Account(*(moved[name] for name in ACCOUNT))
         self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
@@ -208,6 +212,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         episode = previous.episode if previous is not None and seed is None else torch.zeros_like(key)
         fresh = begin(self._view, key, episode, *endow, self.settings, start)
         self._check_start(fresh, endow.shares if "shares" in options else None, mask)
+        self._check_restarts(endow)
         self._endowment = endow
         self._key = key if mask is None else torch.where(mask, key, self._key)
         self._account = fresh if mask is None or previous is None else select(mask, fresh, previous)
@@ -325,6 +330,18 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
         if bool(poor.any()):
             raise EnvError("an account must start with positive equity; set options['cash_usd'] or ['shares']")
+
+    def _check_restarts(self, endow: Endowment) -> None:
+        """Without cash, and without one of its shares listed at the start, an account would be worth nothing."""
+        owned = endow.shares[endow.cash == 0]
+        if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
+            return
+        starts = self.market.num_bars - 1 if self.settings.random_start else 1
+        there = listed(self._view, torch.arange(starts, device=self.device)).to(torch.float32)
+        if bool(((owned != 0).to(torch.float32) @ there.T == 0).any()):
+            raise EnvError(
+                "without cash, a later episode may begin where none of options['shares'] is listed; give some cash_usd"
+            )
 
     def _check_action(self, actions: Any) -> Tensor:
         if isinstance(actions, np.ndarray):

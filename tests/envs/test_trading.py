@@ -407,6 +407,20 @@ def test_bad_options_leave_the_state_alone(options: dict[str, object], message: 
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 
+def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() -> None:
+    market, late = make_market(60, 4), torch.tensor([0.0, 7.0, 0.0, 0.0])  # lists at bar 12
+    given = {"start": 20, "cash_usd": 0.0, "shares": late}
+    env = TradingEnv(market, num_envs=2)
+    env.reset()
+    before = env.state_dict()
+    with pytest.raises(EnvError, match="cash_usd"):
+        env.reset(options=given)
+    assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
+    env.reset(options=given | {"shares": late + 1.0})
+    env.reset(options=given | {"cash_usd": 1.0})
+    TradingEnv(market, num_envs=2, autoreset_mode=AutoresetMode.DISABLED).reset(options=given)
+
+
 def test_whole_numbers_may_come_as_floats() -> None:
     env = TradingEnv(make_market(30, 3), num_envs=2)
     env.reset(options={"start": 3.0, "episode_bars": np.array([4.0, 5.0])})

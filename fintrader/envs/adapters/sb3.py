@@ -24,7 +24,7 @@ from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 
 
-class Sb3VecEnv(VecEnv):
+class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
     """A SAME_STEP `TradingEnv` with flat observations. Raises EnvError for any other mode or observation."""
 
     def __init__(self, env: TradingEnv) -> None:
