@@ -7,7 +7,8 @@ a full disk), its pods' and its evaluators' processes at each of theirs, and orc
 moments; fills a real small disk if it may mount one; lets pairs of orchestrators race for one folder. After each, the
 same command must complete and everything a seed fixes must equal an undisturbed run. Prints one JSON object as its last
 line. `scenarios` are runs; the count beside it is named after what was counted, and is lower where runs ended before
-their moment came: `strikes` that struck, processes `killed`, second orchestrators `refused`.
+their moment came: `strikes` that struck, processes `killed`, tournaments that a full disk `stopped`, second
+orchestrators `refused`. Each part has the commit that it was measured at.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.common import ROOT, finish
+from benchmarks.common import ROOT, commit, finish
 from fintrader.runs import RunFolder
 from tests.tournament import chaos
 from tests.tournament.apart import Plan
@@ -101,18 +102,21 @@ def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[st
                 tally = every_operation(home, pods, expected, name, points)
             parts[name] = {
                 "scenarios": tally.scenarios,
-                counted(name): tally.hits,
+                counted(name): tally.stopped if counted(name) == "stopped" else tally.hits,
                 "problems": tally.problems[:20],
                 "recovery_seconds_max": round(max(tally.recovery, default=0.0), 3),
             }
+        parts[name]["commit"] = commit()
         print(f"{name}: {parts[name]}", flush=True)
     return parts
 
 
 def counted(name: str) -> str:
-    """What the hits of a part are."""
+    """What a part counts besides its scenarios."""
     if name == "two_orchestrators":
         return "refused"
+    if name.endswith("full"):
+        return "stopped"
     return "killed" if name.startswith("random_") else "strikes"
 
 
@@ -127,7 +131,7 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
         "kill_points": total("strikes", "kill", "torn", "pod_process", "evaluator"),
         "random_moments": total("scenarios", *by_chance),
         "killed_at_random_moments": total("killed", *by_chance),
-        "full_disk_points": total("strikes", "full", "evaluator_full"),
+        "full_disk_points": total("stopped", "full", "evaluator_full"),
         "recovery_seconds_max": max((part.get("recovery_seconds_max", 0.0) for part in parts.values()), default=0.0),
         "lost_or_doubled_or_changed": sum(
             len(part["problems"]) if isinstance(part.get("problems"), list) else part.get("problems", 0)

@@ -272,6 +272,8 @@ class Tally:
     scenarios: int = 0
     hits: int = 0
     """Strikes that truly struck."""
+    stopped: int = 0
+    """Tournaments that did not finish because of one."""
     problems: list[str] = field(default_factory=list)
     recovery: list[float] = field(default_factory=list)
 
@@ -283,6 +285,7 @@ class Tally:
         first = strike(run)
         self.scenarios += 1
         self.hits += first.hits
+        self.stopped += first.status != DONE
         if first.status == BROKEN:
             self.problems.append(f"{name}: not a typed error")
         before = acknowledged(run)
