@@ -12,7 +12,7 @@ from fintrader.data.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.runs import file_sha256
 
-BUILD_VERSION = 3
+BUILD_VERSION = 4
 """Goes into every address; raised when the same settings would give other numbers."""
 
 

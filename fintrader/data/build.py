@@ -25,6 +25,8 @@ from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.benchmark import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.place import Place
+from fintrader.data.record import NAME as RECORD
+from fintrader.data.record import seal_record
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
 from fintrader.data.settings import DataSettings, HasData, planted_description, raw_features, read_settings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
@@ -47,7 +49,6 @@ from fintrader.data.universe import (
 from fintrader.data.windows import make_windows
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
-from fintrader.runs import dump_json
 from fintrader.storage.markets import Markets
 
 __all__ = [
@@ -92,7 +93,7 @@ def build_market(
             return path
         market, report = assemble(settings, feed, progress=progress)
         record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
-        folder.write("build.json", dump_json(record | report).encode())
+        folder.write(RECORD, seal_record(record | report))
         market.save(path)  # last: once it is there, everything is
         return _shared(path, markets)
 

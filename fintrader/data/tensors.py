@@ -190,20 +190,10 @@ class MarketTensors:
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds too."""
         content = self.content_hash()
-        # safetensors by hand (https://github.com/huggingface/safetensors#format): the library would hold all in memory
-        order = sorted(self.arrays(), key=lambda item: (-item[1].element_size(), item[0]))
-        header: dict[str, Any] = {"__metadata__": {"header": self._header(), "content_hash": content}}
-        offset = 0
-        for name, tensor in order:
-            size = tensor.numel() * tensor.element_size()
-            kind = _SAFETENSORS[tensor.dtype]
-            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header, sort_keys=True).encode()
-        text += b" " * (-len(text) % 8)
+        order = self._stored_order()
         try:
             with atomic_file(Path(path)) as file:
-                file.write(len(text).to_bytes(8, "little") + text)
+                file.write(self._preamble(content))
                 for _, tensor in order:
                     file.write(_bytes(tensor))
         except OSError as error:
@@ -212,11 +202,29 @@ class MarketTensors:
             ) from None
         return content
 
+    def _stored_order(self) -> list[tuple[str, Tensor]]:
+        return sorted(self.arrays(), key=lambda item: (-item[1].element_size(), item[0]))
+
+    def _preamble(self, content: str) -> bytes:
+        """All bytes of the file before its arrays."""
+        # safetensors by hand (https://github.com/huggingface/safetensors#format): the library would hold all in memory
+        header: dict[str, Any] = {"__metadata__": {"header": self._header(), "content_hash": content}}
+        offset = 0
+        for name, tensor in self._stored_order():
+            size = tensor.numel() * tensor.element_size()
+            kind = _SAFETENSORS[tensor.dtype]
+            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, sort_keys=True).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
     @classmethod
     def load(cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False) -> MarketTensors:
         """Read what `save` wrote (memory-mapped, so in no time). `verify` recomputes the content hash over all arrays.
 
-        Raises MarketError when the file is missing, truncated, of another format, or fails verification.
+        It also compares the file's own header to the bit. Raises MarketError when the file is missing, truncated, of
+        another format, or fails verification.
         """
         if not Path(path).is_file():
             raise MarketError(f"{path} does not exist; build it with `fintrader data build CONFIG`")
@@ -227,15 +235,23 @@ class MarketTensors:
                 if header.pop("format", None) != FORMAT:
                     raise MarketError(f"{path} is no market file of this version; build it again")
                 rows = {name: file.get_tensor(name) for name in _ARRAYS}
-        except (SafetensorError, OSError, ValueError) as error:
+            windows = header.pop("windows")
+            for name in ("symbols", "feature_names", "context_names"):
+                header[name] = tuple(header[name])
+            market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None, trusted=True)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
-        windows = header.pop("windows")
-        for name in ("symbols", "feature_names", "context_names"):
-            header[name] = tuple(header[name])
-        market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None, trusted=True)
-        if verify and market.content_hash() != metadata.get("content_hash"):
+        if verify and not market._is_stored_at(Path(path), metadata.get("content_hash")):
             raise MarketError(f"{path} does not match its content hash; delete it and build it again")
         return market
+
+    def _is_stored_at(self, path: Path, claimed: str | None) -> bool:
+        """Whether a file that claims this content hash holds this market and nothing else, to the bit."""
+        if claimed is None or claimed != self.content_hash():
+            return False
+        expected = self._preamble(claimed)
+        with path.open("rb") as file:
+            return file.read(len(expected)) == expected
 
     @staticmethod
     def stored_hash(path: Path | str) -> str:

@@ -18,6 +18,7 @@ from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import Bars
 from fintrader.data.build import DataSettings, build_market, make_market, read_settings, store_place
 from fintrader.data.place import Place
+from fintrader.data.record import check_record
 from fintrader.data.sources import feed as feed_module
 from fintrader.data.sources.feed import FilesFeed, ingest
 from fintrader.data.sources.files import FilesSettings, list_files
@@ -25,6 +26,7 @@ from fintrader.data.store import Collection, decode, encode, verify_store
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.verify import verify
 from fintrader.errors import DataError
+from fintrader.runs import write_json
 from tests.data.tables import minute_table, write_csv
 
 PLAIN = {
@@ -134,7 +136,7 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
     wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
     market = build_market(wanted, cache=tmp_path / "cache")
     assert verify(wanted, cache=tmp_path / "cache") == []
-    files = [market, *sorted((tmp_path / "cache" / "bars").rglob("*.parquet"))]
+    files = [market, market.with_name("build.json"), *sorted((tmp_path / "cache" / "bars").rglob("*.parquet"))]
     files += sorted((tmp_path / "cache" / "bars").rglob("manifest.json"))
     chance = random.Random(0)
     for file in files:
@@ -149,8 +151,47 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
             assert any(str(file.parent) in line or file.name in line for line in problems)
         file.write_bytes(data)
     assert verify(wanted, cache=tmp_path / "cache") == []
-    files[1].unlink()
-    assert "is missing" in verify(wanted, cache=tmp_path / "cache")[0]
+    for lost in files[1:3]:  # what the market was made from, and a chunk
+        data = lost.read_bytes()
+        lost.unlink()
+        assert any("is missing" in line for line in verify(wanted, cache=tmp_path / "cache"))
+        lost.write_bytes(data)
+
+
+def test_verify_finds_a_flip_in_every_byte_of_the_small_files(tmp_path: Path) -> None:
+    wanted = settings(write_csv(tmp_path, minute_table(1, 3).replace({"ticker": {"AAA": "\u00c9"}})))
+    record = build_market(wanted, cache=tmp_path / "cache").with_name("build.json")
+    (manifest,) = (tmp_path / "cache" / "bars").rglob("manifest.json")
+    store = Place(tmp_path / "cache" / "bars")
+
+    def found(file: Path) -> bool:
+        if file == manifest:
+            return bool(verify_store(store))
+        try:
+            check_record(file)
+        except DataError:
+            return True
+        return False
+
+    for file in (record, manifest):
+        data = file.read_bytes()
+        assert not found(file)
+        for position in range(len(data)):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << (position % 8)
+            file.write_bytes(flipped)
+            assert found(file), data[max(0, position - 20) : position + 20]
+        file.write_bytes(data.replace(b"c9", b"C9"))  # the same JSON in other bytes
+        assert found(file) or b"c9" not in data
+        file.write_bytes(data)
+
+
+def test_a_record_of_before_there_were_hashes_is_no_damage(tmp_path: Path) -> None:
+    write_json(tmp_path / "build.json", {"version": 3, "repairs": {}})
+    check_record(tmp_path / "build.json")
+    write_json(tmp_path / "build.json", {"version": 4, "repairs": {}})
+    with pytest.raises(DataError, match="is damaged"):
+        check_record(tmp_path / "build.json")
 
 
 def test_a_damaged_chunk_is_not_built_from(tmp_path: Path) -> None:

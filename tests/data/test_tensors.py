@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,3 +97,21 @@ def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
 def test_inconsistent_markets_are_refused(change: dict[str, object], message: str):
     with pytest.raises(MarketError, match=message):
         replace(make_market(60, 4), **change)  # type: ignore[arg-type]
+
+
+def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path: Path):
+    path = tmp_path / "m.safetensors"
+    replace(make_market(60, 4), meta={"ended": ["é", "B"], "share": 0.25}).save(path)
+    data = path.read_bytes()
+    length = 8 + int.from_bytes(data[:8], "little")
+    for position in range(length):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(MarketError):
+            MarketTensors.load(path, verify=True)
+        with contextlib.suppress(MarketError):  # without a look at every byte: the market, or a typed error
+            MarketTensors.load(path)
+    path.write_bytes(data.replace(b'"benchmark"', b'"cenchmark"', 1))
+    with pytest.raises(MarketError, match="damaged"):
+        MarketTensors.load(path)
