@@ -208,10 +208,16 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; the kernel lets go of it when the process dies, however it dies.
 
-        Raises RunError when another process holds it.
+        Raises RunError when another process holds it, or the folder cannot be made or written to.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("a") as file:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = (self.root / ".lock").open("a")
+        except OSError as error:
+            raise RunError(
+                f"{self.root}: {error.strerror or error}; choose a folder that can be written to (--runs-dir)"
+            ) from None
+        with file:
             for attempt in range(5):  # somebody who only asks whether it is held holds it for microseconds
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,11 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["run", QUICKSTART, "--name", "../x"], "name: run name '../x' must be"),
         (["run", QUICKSTART, "--device", "tpu9"], "device: expected auto, cpu, cuda or cuda:N"),
         (["run", QUICKSTART, "--seed"], "seed"),
+        (["run", QUICKSTART, "--runs-dir", "/proc/x"], "/proc/x/quickstart: No such file"),
+        (["run", QUICKSTART, "--runs-dir", __file__], "choose a folder that can be written to (--runs-dir)"),
+        (["run", QUICKSTART, "--runs-dir", "s3://bucket/runs"], "runs_dir: s3:"),
+        (["data", "build", QUICKSTART, "--cache", "s3://bucket/tens"], "must be a local one"),
+        (["data", "build", QUICKSTART, "--data.store", "nosuch://x"], "nosuch"),
         (["backtest", "no_such_run"], "no_such_run: no run lies here"),
         (["bench", "nonsense"], "is no benchmark"),
     ],
@@ -79,6 +86,17 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fintrader.cli.dispatch", lambda argv: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["run"])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_full_or_forbidden_disk_is_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(_: list[str]) -> None:
+        raise OSError(number, os.strerror(number), "somewhere/file")
+
+    monkeypatch.setattr("fintrader.cli.dispatch", refuse)
+    assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint(["run"], capsys)
 
 
 def test_errors_are_typed_below_the_command_line():

@@ -9,6 +9,7 @@ any of them is one line on standard error and exit status 2; an interruption (Ct
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import os
 import signal
@@ -51,6 +52,16 @@ def _main(argv: list[str]) -> None:
     except BrokenPipeError:  # the reader of our output went away, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in _PLACES:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(one_line(f"{where}{error.strerror}; free space or rights there, or choose another folder"))
+        sys.exit(2)
+
+
+_PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+"""What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no bug."""
 
 
 def _log_format(argv: list[str]) -> str:

@@ -7,13 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fintrader.data.place import read_whole
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.feed import Feed
-from fintrader.errors import DataError
-from fintrader.runs import file_sha256
 
 BUILD_VERSION = 4
 """Goes into every address; raised when the same settings would give other numbers."""
+
+
+_SETTINGS = {
+    "benchmark": "data.benchmark.path",
+    "actions": "data.adjust.path",
+    "membership": "data.universe.membership",
+}
 
 
 def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
@@ -24,7 +30,7 @@ def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
 def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
     """What the market is made from, without any path: kind, and the content of every file."""
     inputs = dict(feed.inputs)
-    sides: dict[str, Path | None] = {
+    sides: dict[str, str | None] = {
         "benchmark": settings.benchmark.path,
         "actions": settings.adjust.path,
         "membership": settings.universe.membership,
@@ -32,9 +38,7 @@ def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
     sides |= {f"features.daily.{name}": path for name, path in settings.features.daily.items()}
     for name, path in sides.items():
         if path is not None:
-            if not path.is_file():
-                raise DataError(f"{path}: no such file; see data.{name}")
-            inputs[name] = file_sha256(path)
+            inputs[name] = hashlib.sha256(read_whole(path, _SETTINGS.get(name, f"data.{name}"))).hexdigest()
     return inputs
 
 

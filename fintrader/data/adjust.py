@@ -9,17 +9,16 @@ learns anything of the future from them.
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
 from fintrader.config import Settings
 from fintrader.data.bars import PRICES, Bars
+from fintrader.data.place import PathText, base_name, read_csv
 from fintrader.data.sessions import exchange_days
 from fintrader.errors import DataError
 
@@ -40,8 +39,8 @@ class AdjustSettings(Settings):
     """Corporate actions to apply; without any, prices stay as the source has them."""
 
     actions: tuple[Action, ...] = ()
-    path: Path | None = None
-    """CSV file of further actions: symbol, day, split, dividend_usd (the last two may be empty)."""
+    path: PathText | None = None
+    """CSV file or fsspec URL of further actions: symbol, day, split, dividend_usd (the last two may be empty)."""
     as_of: dt.date | None = None
     """Only actions up to this day are known; all by default."""
     factor_column: str | None = None
@@ -52,17 +51,13 @@ def load_actions(settings: AdjustSettings) -> tuple[Action, ...]:
     """All actions, by symbol and day. Raises DataError naming the file and line that cannot be used."""
     actions = list(settings.actions)
     if settings.path is not None:
-        try:
-            with settings.path.open(newline="") as file:
-                for line, row in enumerate(csv.DictReader(file), start=2):
-                    try:
-                        actions.append(Action.model_validate({key: value for key, value in row.items() if value}))
-                    except ValueError:
-                        raise DataError(
-                            f"{settings.path.name}, line {line}: expected symbol, day (2020-08-31), split, dividend_usd"
-                        ) from None
-        except OSError as error:
-            raise DataError(f"{settings.path}: cannot be read ({error.strerror}); see data.adjust.path") from None
+        for line, row in read_csv(settings.path, "data.adjust.path"):
+            try:
+                actions.append(Action.model_validate({key: value for key, value in row.items() if value}))
+            except ValueError:
+                raise DataError(
+                    f"{base_name(settings.path)}, line {line}: expected symbol, day (2020-08-31), split, dividend_usd"
+                ) from None
     known = [action for action in actions if settings.as_of is None or action.day <= settings.as_of]
     return tuple(sorted(known, key=lambda action: (action.symbol, action.day)))
 

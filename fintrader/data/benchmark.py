@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
 
 from fintrader.config import Settings
 from fintrader.data.bars import Array
+from fintrader.data.place import PathText, base_name, read_whole
 from fintrader.data.sessions import SessionGrid
 from fintrader.errors import DataError
 
@@ -18,8 +20,8 @@ EQUAL_WEIGHT = "equal-weight index of the universe"
 class BenchmarkSettings(Settings):
     """Where the benchmark comes from; without a path it is the synthetic index or an equal-weight index."""
 
-    path: Path | None = None
-    """CSV or Parquet file of one index: a date (or time) column and a price column."""
+    path: PathText | None = None
+    """CSV or Parquet file of one index (a path or an fsspec URL): a date (or time) column and a price column."""
     column: str = "close"
     """The price column."""
     name: str | None = None
@@ -37,13 +39,14 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     """
     path = settings.path
     assert path is not None
-    table = _read(path, settings)
+    file = base_name(path)
+    table = _read(path, settings, "data.benchmark.path")
     days = table["when"].dt.normalize()
     daily = bool((table["when"] == days).all())
     values = table[settings.column].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise DataError(f"{path.name}: column {settings.column!r} holds values that are no prices; correct the file")
-    name = settings.name or path.stem
+        raise DataError(f"{file}: column {settings.column!r} holds values that are no prices; correct the file")
+    name = settings.name or PurePosixPath(file).stem
     level = np.full(grid.num_bars, np.nan)
     if daily:
         stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
@@ -63,21 +66,20 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
         level[:] = np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
     if np.isnan(level).any():
         raise DataError(
-            f"{path.name}: begins after the market's first bar ({grid.dates[0]}); "
-            "give a benchmark that begins a day earlier"
+            f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that begins a day earlier"
         )
     return level, name
 
 
-def daily_level(name: str, path: Path, grid: SessionGrid) -> Array:
+def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
     """`[T]` ln of the close of the last day before each bar's session, NaN before the file begins.
 
     Raises DataError when the file has no date and close, or holds values that are not positive.
     """
-    table = _read(path, BenchmarkSettings(path=path))
+    table = _read(path, BenchmarkSettings(path=path), f"data.features.daily.{name}")
     values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        raise DataError(f"{path.name}: data.features.daily.{name} needs positive values in its column close")
+        raise DataError(f"{base_name(path)}: data.features.daily.{name} needs positive values in its column close")
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
     before = np.searchsorted(stamps, grid.dates, side="left") - 1
     level = np.where(before >= 0, np.log(values[np.maximum(before, 0)]), np.nan)
@@ -113,22 +115,23 @@ def _carry(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
-def _read(path: Path, settings: BenchmarkSettings) -> pd.DataFrame:
+def _read_csv(data: io.BytesIO, name: str) -> pd.DataFrame:
+    return pd.read_csv(data, compression="gzip" if name.endswith(".gz") else None)
+
+
+def _read(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
+    name, data = base_name(path), io.BytesIO(read_whole(path, setting))
     try:
-        table = pd.read_parquet(path) if path.suffix in (".parquet", ".pq") else pd.read_csv(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give the benchmark's path under data.benchmark.path") from None
+        table = pd.read_parquet(data) if name.endswith((".parquet", ".pq")) else _read_csv(data, name)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path.name}: cannot be read ({error})") from None
+        raise DataError(f"{name}: cannot be read ({error})") from None
     when = next((name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None)
     if when is None or settings.column not in table:
-        raise DataError(
-            f"{path.name}: needs a column date or ts and a column {settings.column!r}; it has {list(table)}"
-        )
+        raise DataError(f"{name}: needs a column date or ts and a column {settings.column!r}; it has {list(table)}")
     try:
         moments = pd.to_datetime(table[when])
         if moments.dt.tz is None:
             moments = moments.dt.tz_localize(settings.timezone)
         return table.assign(when=moments.dt.tz_convert(settings.timezone)).sort_values("when", kind="stable")
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{path.name}: column {when!r} holds values that are no dates ({error})") from None
+        raise DataError(f"{name}: column {when!r} holds values that are no dates ({error})") from None

@@ -7,7 +7,6 @@ it again and arrives at the same bytes.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -24,27 +23,24 @@ from fintrader.data.adjust import adjust, load_actions
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.benchmark import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
-from fintrader.data.place import Place
+from fintrader.data.feeds import open_feed, read_source, store_place
+from fintrader.data.place import Place, refuse_url
 from fintrader.data.record import NAME as RECORD
 from fintrader.data.record import seal_record
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
 from fintrader.data.settings import DataSettings, HasData, planted_description, raw_features, read_settings
-from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
-from fintrader.data.sources.feed import Feed, FilesFeed, MemoryFeed, file_inputs
-from fintrader.data.sources.files import FilesSettings, list_files, read_files
-from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
-from fintrader.data.sources.vendor import VendorFeed, VendorSettings
-from fintrader.data.sources.yahoo import Yahoo, YahooSettings
+from fintrader.data.sources.feed import Feed
+from fintrader.data.survivorship import describe, missing_members, survivorship
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.data.universe import (
     Coverage,
     Interval,
     choose,
+    companies,
     ever_members,
     load_membership,
     member_days,
     needs_coverage,
-    survivorship,
 )
 from fintrader.data.windows import make_windows
 from fintrader.errors import DataError
@@ -77,6 +73,7 @@ def build_market(
     repaired. Bars pass through a store of chunks (`settings.store`), so that a later build reads only what is new.
     Raises DataError or a subclass of it; nothing is half-written then.
     """
+    refuse_url(cache, "cache")
     settings = settings.effective()
     feed = open_feed(settings, cache)
     if feed.inputs_need_bars:
@@ -120,56 +117,6 @@ def load_market(what: DataSettings | HasData | Path | str, *, cache: Path | str 
     return MarketTensors.load(build_market(settings, cache=Path(cache)))
 
 
-def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
-    """The source as a feed; nothing is downloaded or cut yet. Without a cache, bars are read into memory."""
-    source = settings.source
-    if isinstance(source, SyntheticSettings):
-        grid = synthetic_grid(source, settings.calendar, settings.bar_minutes)
-        made = generate(source, grid)
-        return MemoryFeed(made.bars, {"kind": "synthetic"}, made.index, grid.minutes, made.actions)
-    if isinstance(source, YahooSettings | AlpacaSettings):
-        vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
-        if cache is None:
-            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-        return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, store_place(settings, cache))
-    if cache is None:
-        files = list_files(source)
-        return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
-    return FilesFeed(source, store_place(settings, cache))
-
-
-def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:
-    """What to ask a vendor for: its own list, else the universe's, else all members of the index in the range."""
-    explicit = source.symbols or settings.universe.symbols
-    if explicit:
-        return list(explicit)
-    members = load_membership(settings.universe) or {}
-    end = source.end or dt.date.today()
-    return sorted(
-        name
-        for name, intervals in members.items()
-        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
-    )
-
-
-def store_place(settings: DataSettings, cache: Path) -> Place:
-    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of markets."""
-    if settings.store is not None:
-        return Place(settings.store)
-    cache = Path(cache)
-    return Place(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
-
-
-def read_source(settings: DataSettings) -> Bars:
-    """All bars that the source has, as they are, in memory. Raises DataError."""
-    source = settings.source
-    if isinstance(source, SyntheticSettings):
-        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes)).bars
-    if not isinstance(source, FilesSettings):
-        raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-    return read_files(source, settings.universe.symbols)
-
-
 def make_market(settings: DataSettings, *, progress: Progress | None = None) -> tuple[MarketTensors, dict[str, Any]]:
     """Build in memory, without store or cache; also what was repaired and left out."""
     settings = settings.effective()
@@ -203,11 +150,20 @@ def assemble(
     first = grid.first_bar
     day_close = cells.close[first[1:] - 1].astype(np.float64)
     days = member_days(symbols, membership, grid.dates, settings.universe.aliases)
-    survivors = survivorship(ended, day_close, days, grid.num_sessions)
+    benchmark, benchmark_name, foreign = _benchmark(settings, feed, cells.close, grid)
+    survivors = survivorship(
+        ended,
+        day_close,
+        days,
+        missing=missing_members(
+            feed.symbols, membership, companies(settings.universe), grid.dates, settings.universe.aliases
+        ),
+        index=benchmark[first[1:] - 1] if foreign else None,
+        index_name=benchmark_name,
+    )
     report = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
     if survivors["survivors_only"]:
-        log.warning("no symbol ends and no membership changes in %d sessions: a list of survivors?", grid.num_sessions)
-    benchmark, benchmark_name = _benchmark(settings, feed, cells.close, grid)
+        log.warning("%s", describe(survivors))
     context = _context(settings, day_close, benchmark, grid)
     context_names = (*settings.features.context, *settings.features.daily)
     scales = _standardise(cells.features, context, names, settings, windows.train)
@@ -343,13 +299,14 @@ def _in_range(bars: Bars, grid: SessionGrid) -> Bars:
     return bars if inside.all() else bars.take(inside)
 
 
-def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGrid) -> tuple[Array, str]:
+def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGrid) -> tuple[Array, str, bool]:
+    """Level, name, and whether it is an index of its own and not made of the universe."""
     if settings.benchmark.path is not None:
-        return file_benchmark(settings.benchmark, grid)
+        return *file_benchmark(settings.benchmark, grid), True
     index = feed.index(grid)
     if index is not None:
-        return index, settings.benchmark.name or "synthetic index"
-    return equal_weight(close, grid), settings.benchmark.name or EQUAL_WEIGHT
+        return index, settings.benchmark.name or "synthetic index", True
+    return equal_weight(close, grid), settings.benchmark.name or EQUAL_WEIGHT, False
 
 
 def _context(settings: DataSettings, day_close: Array, benchmark: Array, grid: SessionGrid) -> Array:

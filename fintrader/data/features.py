@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -21,6 +20,7 @@ from pydantic import Field, field_validator
 from fintrader.config import Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
+from fintrader.data.place import PathText
 from fintrader.data.rolling import exponential, moving, moving_deviation, moving_mean, moving_std
 from fintrader.errors import ConfigError, DataError
 
@@ -52,7 +52,7 @@ class FeatureSettings(Settings):
     context: tuple[str, ...] = ("time_of_day", "time_to_close", "turbulence", "index_return_1", "index_return_30")
     """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence, index_return_K,
     index_volatility_K."""
-    daily: Mapping[str, Path] = Field(default_factory=dict)
+    daily: Mapping[str, PathText] = Field(default_factory=dict)
     """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix: vix.csv}: each bar
     sees the close of the last finished day, as its logarithm."""
     turbulence_days: int = Field(60, ge=5)

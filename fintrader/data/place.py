@@ -6,16 +6,26 @@ Local files are written atomically; object stores put whole objects, which is at
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
+import io
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from fintrader.errors import DataError
 from fintrader.runs import write_bytes
 from fintrader.storage.objects import is_url
+
+PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+"""A local path or an fsspec URL; a `pathlib.Path` is taken too."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two; C:/ is a drive
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -29,6 +39,47 @@ def file_system(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise DataError(f"{url}: {error}") from None
     return fs, str(path)
+
+
+def read_whole(path: str, setting: str) -> bytes:
+    """A small file's bytes, by local path or URL. Raises DataError naming the setting when there is none to read."""
+    folder, _, name = path.rpartition("/")
+    data = Place(f"{folder}/").read(name) if is_url(path) else _read_local(Path(path), setting)
+    if data is None:
+        raise DataError(f"{path}: no such file; see {setting}")
+    return data
+
+
+def read_csv(path: str, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and row of a small CSV file with a header. Raises DataError when it cannot be read."""
+    try:
+        text = read_whole(path, setting).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: cannot be read (no UTF-8 text); see {setting}") from None
+    yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2)
+
+
+def base_name(path: str) -> str:
+    """What to call a file in a message: its name without folders."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _read_local(path: Path, setting: str) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); see {setting}") from None
+
+
+def refuse_url(path: Path | str, setting: str) -> None:
+    """Raise DataError when a folder that must be local is a URL: as a path it would make a folder called `s3:`."""
+    if _SCHEME.match(str(path)):
+        raise DataError(
+            f"{setting}: {path} is a URL, and this folder must be a local one; bars may lie at a URL (data.store), and "
+            "so may runs and markets (store)"
+        )
 
 
 class Place:

@@ -12,8 +12,9 @@ from fintrader.config import Settings, read_yaml, validate
 from fintrader.data.adjust import AdjustSettings
 from fintrader.data.benchmark import BenchmarkSettings
 from fintrader.data.features import FeatureSettings
+from fintrader.data.place import PathText
 from fintrader.data.sources.alpaca import AlpacaSettings
-from fintrader.data.sources.files import FilesSettings, PathText
+from fintrader.data.sources.files import FilesSettings
 from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.sources.yahoo import YahooSettings
 from fintrader.data.universe import UniverseSettings

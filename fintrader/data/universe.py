@@ -6,7 +6,6 @@ be to know in 2016 who would survive. Tickers that changed are resolved to the o
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import Field
 
 from fintrader.config import Settings
 from fintrader.data.bars import Array
+from fintrader.data.place import PathText, base_name, read_csv
 from fintrader.data.sessions import SessionGrid
 from fintrader.errors import DataError
 
@@ -35,8 +35,8 @@ class UniverseSettings(Settings):
     """Keep so many symbols at most: those with the highest turnover in the training window."""
     index: Literal["nasdaq100", "sp500", "dow30"] | None = None
     """Members of this index by date (package index-constitution); all symbols are members when nothing is set."""
-    membership: Path | None = None
-    """Own list instead: CSV with columns ticker, member_from, member_to (last day, included; empty while it lasts)."""
+    membership: PathText | None = None
+    """Own list instead, CSV (path or URL): ticker, member_from, member_to (last day, included, or empty)."""
     aliases: Mapping[str, str] = Field(default_factory=dict)
     """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}."""
 
@@ -95,21 +95,17 @@ def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | N
     return index_membership(settings.index) if settings.index is not None else None
 
 
-def read_membership(path: Path) -> dict[str, list[Interval]]:
+def read_membership(path: Path | str) -> dict[str, list[Interval]]:
     """A list of one's own: CSV with ticker, member_from, member_to (included)."""
     found: dict[str, list[Interval]] = {}
-    try:
-        with path.open(newline="") as file:
-            for line, row in enumerate(csv.DictReader(file), start=2):
-                try:
-                    last = dt.date.fromisoformat(row["member_to"]) + dt.timedelta(days=1) if row["member_to"] else None
-                    found.setdefault(row["ticker"], []).append((dt.date.fromisoformat(row["member_from"]), last))
-                except (KeyError, ValueError, TypeError):
-                    raise DataError(
-                        f"{path.name}, line {line}: expected ticker, member_from, member_to as dates like 2016-01-04"
-                    ) from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); see data.universe.membership") from None
+    for line, row in read_csv(str(path), "data.universe.membership"):
+        try:
+            last = dt.date.fromisoformat(row["member_to"]) + dt.timedelta(days=1) if row["member_to"] else None
+            found.setdefault(row["ticker"], []).append((dt.date.fromisoformat(row["member_from"]), last))
+        except (KeyError, ValueError, TypeError):
+            raise DataError(
+                f"{base_name(str(path))}, line {line}: expected ticker, member_from, member_to as dates like 2016-01-04"
+            ) from None
     return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
 
 
@@ -123,25 +119,44 @@ def index_membership(index: str) -> dict[str, list[Interval]]:
     A company that changed its ticker is a member under the old and the new one alike, because vendors rewrite the past
     to today's tickers or do not; which of the two a set of bars uses is its own affair.
     """
+    history = _constitution().history(index)
+    found: dict[str, list[Interval]] = {}
+    for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
+        until = None if last != last else last.date()
+        found.setdefault(str(symbol), []).append((first.date(), until))
+    for old, new in _ticker_changes(index):
+        both = _merge([*found.get(old, []), *found.get(new, [])])
+        if both:
+            found[old] = found[new] = both
+    return {ticker: _merge(intervals) for ticker, intervals in found.items()}
+
+
+def companies(settings: UniverseSettings) -> dict[str, str]:
+    """Old ticker -> the last one, for the companies of an index that changed theirs; empty for a list of one's own."""
+    if settings.membership is not None or settings.index is None:
+        return {}
+    last: dict[str, str] = {}
+    for old, new in _ticker_changes(settings.index):
+        last = {ticker: new if name == old else name for ticker, name in last.items()} | {old: last.get(new, new)}
+    return last
+
+
+def _ticker_changes(index: str) -> list[tuple[str, str]]:
+    """(old, new), in order of time."""
+    events = _constitution().events(index)
+    changed = events[events["event_type"] == "ticker_change"]
+    pairs = [(str(old), str(new)) for old, new in zip(changed["old_symbol"], changed["new_symbol"], strict=True)]
+    return pairs + [(theirs, ours) for name, theirs, ours in _OTHER_NAMES if name == index]
+
+
+def _constitution() -> Any:
     try:
         import index_constitution
     except ImportError:
         raise DataError(
             "data.universe.index needs the package index-constitution: pip install index-constitution"
         ) from None
-    history, events = index_constitution.history(index), index_constitution.events(index)
-    found: dict[str, list[Interval]] = {}
-    for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
-        until = None if last != last else last.date()
-        found.setdefault(str(symbol), []).append((first.date(), until))
-    changed = events[events["event_type"] == "ticker_change"]
-    pairs = [(str(old), str(new)) for old, new in zip(changed["old_symbol"], changed["new_symbol"], strict=True)]
-    pairs += [(theirs, ours) for name, theirs, ours in _OTHER_NAMES if name == index]
-    for old, new in pairs:
-        both = _merge([*found.get(old, []), *found.get(new, [])])
-        if both:
-            found[old] = found[new] = both
-    return {ticker: _merge(intervals) for ticker, intervals in found.items()}
+    return index_constitution
 
 
 def _merge(intervals: Iterable[Interval]) -> list[Interval]:
@@ -216,33 +231,3 @@ def ever_members(
     return [name for name, yes in zip(symbols, ever, strict=True) if yes], [
         name for name, yes in zip(symbols, ever, strict=True) if not yes
     ]
-
-
-def survivorship(ended: Sequence[str], close: Array, member: Array, sessions: int) -> dict[str, Any]:
-    """Whether a universe looks like one of survivors only, and by how much that flatters it.
-
-    close: `[S, N]` last close of each session; member: `[S, N]` bool. Of an index of 100 about ten names leave a year,
-    so a universe of which nobody ended and whose membership never changes is suspect once it spans a quarter.
-    `bias_per_year` is the mean yearly log return of the symbols that are still there at the end less that of all, each
-    followed as long as it was listed; 0 where nobody ended, which says nothing about those who were never in.
-    """
-    changes = int(np.count_nonzero(np.diff(member.astype(np.int8), axis=0)))
-    listed = np.isfinite(close)
-    returns = np.diff(np.log(close), axis=0)
-    counted = np.isfinite(returns)
-    totals = np.where(counted, returns, 0.0)
-
-    def mean_return(columns: Array) -> float:
-        number = int(counted[:, columns].sum())
-        return 252.0 * float(totals[:, columns].sum()) / number if number else 0.0
-
-    everybody, alive = np.ones(close.shape[1], dtype=bool), listed[-1]
-    suspect = sessions >= 63 and close.shape[1] >= 10 and not ended and changes == 0
-    return {
-        "survivors_only": suspect,
-        "ended": len(ended),
-        "membership_changes": changes,
-        "survivors_return_per_year": mean_return(alive),
-        "all_return_per_year": mean_return(everybody),
-        "bias_per_year": mean_return(alive) - mean_return(everybody),
-    }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
@@ -16,8 +16,9 @@ from fintrader.agents.workers import GymnasiumSettings
 from fintrader.backtest.walkforward import WalkForwardSettings
 from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
+from fintrader.data.place import refuse_url
 from fintrader.envs.trading import EnvSettings
-from fintrader.errors import ConfigError, RunError
+from fintrader.errors import ConfigError, DataError, RunError
 from fintrader.storage.objects import check_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
@@ -124,6 +125,15 @@ class RunConfig(Settings):
             return None if store is None else check_url(store)
         except ConfigError as error:
             raise ValueError(str(error).removeprefix("store: ")) from None
+
+    @field_validator("runs_dir", "cache", mode="before")
+    @classmethod
+    def _local(cls, folder: Any, info: ValidationInfo) -> Any:
+        try:
+            refuse_url(str(folder), str(info.field_name))
+        except DataError as error:
+            raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
+        return folder
 
     @field_validator("device")
     @classmethod

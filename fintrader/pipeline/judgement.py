@@ -19,6 +19,7 @@ from fintrader.backtest.controls import information_free
 from fintrader.backtest.sensitivity import sensitivity
 from fintrader.backtest.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
+from fintrader.data.survivorship import describe as survivors_only
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError
@@ -185,8 +186,8 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
         record = runs.read_json(build)
         summary["mended_bars"] = record.get("repairs") or "none"
         summary["symbols_left_out"] = len(record.get("left_out") or {})
-        if (record.get("survivorship") or {}).get("survivors_only"):
-            summary["survivorship"] = "every symbol lives to the end: chosen afterwards, so its index is flattered"
+        if suspect := survivors_only(record.get("survivorship") or {"survivors_only": False}):
+            summary["survivorship"] = suspect
     found = {"data": summary}
     if (quality := path.with_name("quality.json")).is_file():
         found["quality"] = runs.read_json(quality)["kinds"]

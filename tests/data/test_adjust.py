@@ -88,7 +88,7 @@ def test_actions_after_the_date_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "actions.csv").write_text("symbol,day,split\nAAA,soon,4\n")
     with pytest.raises(DataError, match=r"actions.csv, line 2"):
         load_actions(settings)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"no such file; see data.adjust.path"):
         load_actions(AdjustSettings(path=tmp_path / "nothing.csv"))
 
 

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from fintrader.config import dump_yaml, validate
+from fintrader.data import feeds as feeds_module
 from fintrader.data.build import DataSettings, build_market, load_market, make_market, open_feed
 from fintrader.data.clean import clean, to_grid
+from fintrader.data.dry_run import dry_run
 from fintrader.data.quality import quality_report
 from fintrader.data.sessions import session_grid
+from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.windows import WindowSettings
 from fintrader.errors import BarError, ConfigError, DataError
@@ -230,6 +233,27 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     market = MarketTensors.load(first, verify=True)
     again, _ = make_market(settings(moved))
     assert market.content_hash() == again.content_hash()
+
+
+def test_a_market_that_is_built_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = validate(DataSettings, {"source": {"kind": "synthetic", "num_sessions": 10, "num_symbols": 3}}, "test")
+    made = []
+    monkeypatch.setattr(feeds_module, "generate", lambda *args: made.append(1) or generate(*args))
+    first = build_market(wanted, cache=tmp_path)
+    assert made == [1]
+    assert build_market(wanted, cache=tmp_path) == first
+    assert dry_run(wanted, cache=tmp_path)["built"]
+    assert made == [1]
+
+
+def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
+        with pytest.raises(DataError, match=r"cache: s3:/+bucket/tens is a URL"):
+            load_market(DataSettings(), cache=cache)
+    with pytest.raises(DataError, match="nosuch"):
+        load_market(validate(DataSettings, {"store": "nosuch://x"}, "test"), cache=tmp_path / "cache")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> None:

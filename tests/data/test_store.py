@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
 import random
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +320,42 @@ def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("memory*"))
     fs.rm("/bars-here", recursive=True)
     fs.rm("/store-here", recursive=True)
+
+
+def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
+    """Everything that is a path in the settings is read from a URL just the same."""
+    import fsspec
+
+    table = minute_table(2, 5)
+    days = pd.DataFrame({"date": pd.date_range("2016-01-01", "2016-01-08").strftime("%Y-%m-%d")})
+    days["close"] = np.arange(100.0, 108.0)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("inner/bars.csv", table.to_csv(index=False))
+    contents = {
+        "index.csv": days.to_csv(index=False).encode(),
+        "members.csv": b"ticker,member_from,member_to\nAAA,2015-01-01,2016-01-06\nBBB,2015-01-01,\n",
+        "actions.csv": b"symbol,day,split,dividend_usd\nAAA,2016-01-06,2,\n",
+        "bars.zip": archive.getvalue(),
+    }
+    fs = fsspec.filesystem("memory")
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+        fs.pipe_file(f"/side/{name}", data)
+    built = []
+    for home in (str(tmp_path), "memory://side"):
+        values = {
+            "benchmark": {"path": f"{home}/index.csv"},
+            "universe": {"membership": f"{home}/members.csv"},
+            "adjust": {"path": f"{home}/actions.csv"},
+            "features": {"names": ["return_1"], "context": [], "daily": {"vix": f"{home}/index.csv"}},
+        }
+        built.append(build_market(settings(f"{home}/bars.zip", **values), cache=tmp_path / "cache"))
+    assert built[0] == built[1]  # the address holds contents and no path
+    assert MarketTensors.load(built[0]).benchmark_name == "index"
+    with pytest.raises(DataError, match=r"memory://side/none.csv: no such file; see data.benchmark.path"):
+        build_market(settings("memory://side/bars.zip", benchmark={"path": "memory://side/none.csv"}), cache=tmp_path)
+    fs.rm("/side", recursive=True)
 
 
 def test_bars_and_store_may_lie_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

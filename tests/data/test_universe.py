@@ -6,13 +6,15 @@ import datetime as dt
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
 from fintrader.data.sessions import session_grid
-from fintrader.data.universe import compare, index_membership, member_days, read_membership, survivorship
+from fintrader.data.survivorship import describe, missing_members, survivorship
+from fintrader.data.universe import UniverseSettings, companies, compare, index_membership, member_days, read_membership
 from fintrader.errors import DataError
 from tests.data.tables import REAL_FOLDER, minute_table, write_csv
 
@@ -56,11 +58,19 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
     assert market.member[:, 2].all()
 
 
+def test_the_tickers_of_a_company_are_known() -> None:
+    pytest.importorskip("index_constitution")
+    known = companies(UniverseSettings(index="nasdaq100"))
+    assert known["PCLN"] == "BKNG"
+    assert known["TCFCA"] == "FOXA"
+    assert companies(UniverseSettings()) == {}
+
+
 def test_a_bad_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
     with pytest.raises(DataError, match=r"list.csv, line 2"):
         read_membership(tmp_path / "list.csv")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"no such file; see data.universe.membership"):
         read_membership(tmp_path / "nothing.csv")
 
 
@@ -105,30 +115,110 @@ def test_compare_lists_runs_of_days() -> None:
     ]
 
 
+def growth(close: np.ndarray, held: np.ndarray) -> float:
+    """Yearly log growth of equal weights, the slow way."""
+    steps = []
+    for day in range(1, len(close)):
+        ratios = [close[day, n] / close[day - 1, n] for n in range(close.shape[1]) if held[day, n]]
+        ratios = [ratio for ratio in ratios if np.isfinite(ratio)]
+        steps += [np.log(np.mean(ratios))] if ratios else []
+    return 252 * float(np.mean(steps))
+
+
 def test_a_list_of_survivors_is_noticed_and_its_bias_measured() -> None:
     random = np.random.default_rng(0)
     steps = random.normal(0, 0.01, (252, 40))
     steps[:, 20:] -= 0.004  # these fall, and half of them are delisted half-way
     close = 50 * np.exp(np.cumsum(steps, axis=0))
+    index = close.mean(axis=1)
     close[126:, 30:] = np.nan
     member = np.ones(close.shape, dtype=bool)
     ended = [f"S{n}" for n in range(30, 40)]
-    whole = survivorship(ended, close, member, 252)
+    whole = survivorship(ended, close, member)
     assert not whole["survivors_only"]
+    assert describe(whole) == ""
+    lasting = member & (np.arange(40) < 30)
+    assert whole["bias_per_year"] == pytest.approx(growth(close, lasting) - growth(close, member), rel=1e-9)
     assert whole["bias_per_year"] > 0.02
-    returns = np.diff(np.log(close), axis=0)
-    expected = 252 * (np.nanmean(returns[:, :30]) - np.nanmean(returns))
-    assert whole["bias_per_year"] == pytest.approx(expected, rel=1e-9)
-    survivors = survivorship([], close[:, :30], member[:, :30], 252)
+    survivors = survivorship([], close[:, :30], member[:, :30])
     assert survivors["survivors_only"]
-    assert not survivorship([], close[:40, :30], member[:40, :30], 40)["survivors_only"]  # too short to tell
-    member[100:, 3] = False
-    assert not survivorship([], close[:, :30], member[:, :30], 252)["survivors_only"]
+    assert survivors["bias_per_year"] is None  # what is not there cannot be measured, and is not nothing
+    assert "unknown" in describe(survivors)
+    beside = survivorship([], close[:, :30], member[:, :30], index=index, index_name="TIX")
+    expected = growth(close, lasting) - 252 * np.log(index[-1] / index[0]) / 251
+    assert beside["bias_per_year"] == pytest.approx(expected, rel=1e-9)
+    assert f"{expected:+.1%} a year against TIX" in describe(beside)
+    assert not survivorship([], close[:40, :30], member[:40, :30])["survivors_only"]  # too short to tell
+
+
+def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
+    close = 50 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, (252, 30)), axis=0))
+    member = np.ones(close.shape, dtype=bool)
+    member[:100, 3] = False  # a list of today's members, with the days on which they came in
+    entries = survivorship([], close, member)
+    assert entries["survivors_only"]
+    assert entries["bias_per_year"] is None
+    member[150:, 4] = False
+    exits = survivorship([], close, member)
+    assert not exits["survivors_only"]
+    lasting = np.ones(close.shape, dtype=bool)
+    lasting[:, 4] = False
+    assert exits["bias_per_year"] == pytest.approx(growth(close, lasting) - growth(close, member), rel=1e-9)
+    lacking = survivorship([], close, member, missing={"GONE": 0.04, "LOST": 0.03})
+    assert lacking["survivors_only"]
+    assert lacking["bias_per_year"] is None
+    assert "2 members have no bars (7.0% of the member-days: GONE, LOST)" in describe(lacking)
+
+
+def test_members_without_bars_are_counted_by_company() -> None:
+    dates = np.arange("2016-01-04", "2016-01-14", dtype="datetime64[D]")
+    always = [(dt.date(2015, 1, 1), None)]
+    membership = {
+        "AAA": always,
+        "OLD": always,  # one company: today's bars call it NEW
+        "NEW": always,
+        "GONE": [(dt.date(2015, 1, 1), dt.date(2016, 1, 9))],
+        "BEFORE": [(dt.date(2014, 1, 1), dt.date(2015, 1, 1))],
+        "BBB": always,
+    }
+    found = missing_members(["AAA", "NEW", "ZZZ"], membership, {"OLD": "NEW"}, dates, {"ZZZ": "BBB"})
+    assert found == {"GONE": pytest.approx(5 / 35)}
+    assert missing_members(["AAA"], None, {}, dates, {}) == {}
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the real daily bars are not beside the checkout")
+def test_the_real_daily_file_is_one_of_survivors(tmp_path: Path) -> None:
+    pytest.importorskip("index_constitution")
+    daily = pd.read_parquet(REAL_FOLDER / "daily_n100_20151001_20180215.parquet").dropna()
+    daily = daily.assign(ts=pd.to_datetime(daily.date) + pd.Timedelta("9h30min"))
+    columns = ["ts", "ticker", "open", "high", "low", "close", "volume"]
+    daily[columns].to_parquet(tmp_path / "daily.parquet", index=False)
+    index = {"path": str(REAL_FOLDER / "daily_qqq_20151001_20201231.csv"), "name": "QQQ"}
+    for universe in ({}, {"index": "nasdaq100"}, {"membership": str(MEMBERSHIP)}):
+        values = {
+            "path": str(tmp_path / "daily.parquet"),
+            "bar_minutes": 1440,
+            "universe": universe,
+            "features": {"names": ["return_1"], "context": []},
+        }
+        _, report = make_market(validate(DataSettings, values, "test"))
+        found = report["survivorship"]
+        assert found["survivors_only"], universe
+        assert found["bias_per_year"] is None
+        assert ("BRCM" in found["members_without_bars"]) == bool(universe)
+        if universe:
+            assert 0.05 < found["member_days_without_bars"] < 0.4
+        start = {"start": "2015-10-12"}  # the index begins a few days before
+        _, report = make_market(validate(DataSettings, values | start | {"benchmark": index}, "test"))
+        assert report["survivorship"]["bias_against"] == "QQQ"
+        assert abs(report["survivorship"]["bias_per_year"]) < 0.1, universe  # of either sign: the weights differ too
 
 
 def test_survivors_are_reported_with_the_market(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {"source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12}, "bar_minutes": 30}
     market, report = make_market(validate(DataSettings, values, "test"))
     assert report["survivorship"]["survivors_only"]
+    assert report["survivorship"]["bias_against"] == "synthetic index"
     assert market.meta["survivorship"] == report["survivorship"]
     assert "a list of survivors?" in caplog.text

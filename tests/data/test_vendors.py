@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data import build as build_module
+from fintrader.data import feeds as feeds_module
 from fintrader.data.build import DataSettings, build_market, make_market
 from fintrader.data.dry_run import describe, dry_run
 from fintrader.data.place import Place
@@ -238,12 +238,12 @@ def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
 def test_a_vendors_market_is_the_files_market(
     fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = build_module.VendorFeed
+    real = feeds_module.VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
-    monkeypatch.setattr(build_module, "VendorFeed", then)
+    monkeypatch.setattr(feeds_module, "VendorFeed", then)
     source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": fake_alpaca.url}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from fintrader.data.place import file_system
+from fintrader.data.place import base_name, file_system
 from fintrader.errors import BarError, DataError
 from fintrader.runs import file_sha256
 from fintrader.storage.objects import is_url
@@ -21,7 +23,7 @@ def find_files(path: str) -> list[BarFile]:
     if is_url(path):
         found = _remote_files(path)
     else:
-        found = [file for one in _local_paths(Path(path)) for file in _open(one)]
+        found = [file for one in _local_paths(Path(path)) for file in _open(str(one))]
     if not found:
         raise DataError(f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern (--data.path)")
     return found
@@ -36,21 +38,34 @@ def _local_paths(path: Path) -> list[Path]:
     return [path] if path.exists() else []
 
 
-def _open(path: Path) -> list[BarFile]:
-    """The bar files in a path: itself, or the members of a zip archive."""
-    kind = kind_of(path.name)
+def _open(path: str) -> list[BarFile]:
+    """The bar files in a path or URL: itself, or the members of a zip archive."""
+    name = base_name(path)
+    kind = kind_of(name)
     if kind is None:
         raise DataError(
             f"{path}: neither Parquet nor CSV nor zip by its name; convert it, or point --data.path elsewhere"
         )
     if kind != "zip":
-        return [BarFile(path.name, kind, str(path))]
+        return [BarFile(name, kind, path)]
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _archive(path) as archive:
             members = [name for name in sorted(archive.namelist()) if kind_of(name) in ("csv", "parquet")]
     except (zipfile.BadZipFile, OSError) as error:
-        raise BarError(f"{path.name}: cannot be read ({error}); it may be truncated") from None
-    return [BarFile(f"{path.name}:{name}", str(kind_of(name)), str(path), member=name) for name in members]
+        raise BarError(f"{name}: cannot be read ({error}); it may be truncated") from None
+    return [BarFile(f"{name}:{member}", str(kind_of(member)), path, member=member) for member in members]
+
+
+@contextlib.contextmanager
+def _archive(path: str) -> Iterator[zipfile.ZipFile]:
+    """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
+    if is_url(path):
+        fs, inside = file_system(path)
+        with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
+            yield archive
+    else:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
 
 
 def _remote_files(url: str) -> list[BarFile]:
@@ -65,11 +80,7 @@ def _remote_files(url: str) -> list[BarFile]:
     except Exception as error:  # a cloud's client has its own exceptions; only their kind is told
         raise DataError(f"{url}: {type(error).__name__}; check the URL, the network and the credentials") from None
     scheme = url.split("://")[0]
-    return [
-        BarFile(name.rsplit("/", 1)[-1], str(kind_of(name)), f"{scheme}://{name.lstrip('/')}")
-        for name in map(str, found)
-        if kind_of(name) in ("csv", "parquet")
-    ]
+    return [file for name in map(str, found) if kind_of(name) for file in _open(f"{scheme}://{name.lstrip('/')}")]
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ class BarFile:
     def open(self) -> Any:
         """The file for pyarrow: a path, or a file object. Raises DataError when it cannot be opened."""
         if self.member is not None:
-            with zipfile.ZipFile(self.path) as archive:
+            with _archive(self.path) as archive:
                 return pa.BufferReader(archive.read(self.member))
         if is_url(self.path):
             fs, path = file_system(self.path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -125,7 +125,7 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
 
 
 class MemoryFeed:
-    """Bars that are in memory already (the synthetic market)."""
+    """Bars that are in memory already."""
 
     inputs_need_bars = False
 
@@ -166,6 +166,47 @@ class MemoryFeed:
         if at.min() < 0:
             raise DataError("the range begins before the synthetic market; move data.start")
         return np.asarray(self._level[at])
+
+
+class MadeFeed:
+    """Bars that are made when they are needed (the synthetic market), and not for a market that is built already."""
+
+    inputs_need_bars = False
+
+    def __init__(self, inputs: Mapping[str, Any], make: Callable[[], MemoryFeed]) -> None:
+        self.inputs = inputs
+        self._make = make
+        self._made: MemoryFeed | None = None
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Make the bars, once."""
+        if self._made is None:
+            with (progress or SILENT).task(f"make the {self.inputs['kind']} market", total=1) as task:
+                self._made = self._make()
+                task.advance()
+
+    @property
+    def _ready(self) -> MemoryFeed:
+        self.prepare()
+        assert self._made is not None
+        return self._made
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self._ready.actions
+
+    @property
+    def symbols(self) -> list[str]:
+        return self._ready.symbols
+
+    def span(self) -> tuple[int, int]:
+        return self._ready.span()
+
+    def bars(self, symbol: str) -> Bars:
+        return self._ready.bars(symbol)
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        return self._ready.index(grid)
 
 
 def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:

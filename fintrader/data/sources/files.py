@@ -7,24 +7,22 @@ names file, row and column: a missing column, text where a number belongs, an em
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
 from fintrader.config import Settings
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars, concat
+from fintrader.data.place import PathText
 from fintrader.data.sources.barfile import BarFile, find_files
 from fintrader.errors import BarError
 
 BATCH_ROWS = 500_000
-PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
-"""A local path or an fsspec URL; a `pathlib.Path` is taken too."""
 
 
 class ColumnNames(Settings):
