@@ -25,6 +25,7 @@ from fintrader.data.benchmark import EQUAL_WEIGHT, daily_level, equal_weight, fi
 from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.feeds import open_feed, read_source, store_place
 from fintrader.data.place import Place, refuse_url
+from fintrader.data.placement import Placement
 from fintrader.data.record import NAME as RECORD
 from fintrader.data.record import seal_record
 from fintrader.data.sessions import SessionGrid, session_date, session_grid
@@ -200,6 +201,7 @@ class _Reader:
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings, self.feed, self.grid = settings, feed, grid
         self.repairs: Counter[str] = Counter()
+        self.placement = Placement(grid)
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
@@ -212,6 +214,7 @@ class _Reader:
         if self.settings.start is not None or self.settings.end is not None:
             bars = _in_range(bars, self.grid)
         merged, counts["outside_session"] = to_grid(bars, self.grid)
+        self.placement.check(bars)
         self.repairs.update(counts)
         return merged
 

@@ -105,7 +105,8 @@ def describe(found: Mapping[str, Any]) -> str:
     if found["bias_per_year"] is None:
         size = "by how much that flatters it is unknown (an index under data.benchmark.path would tell)"
     else:
-        size = f"in equal weights (which matter too) it grows {found['bias_per_year']:+.1%} a year against {found['bias_against']}"
+        more = f"{found['bias_per_year']:+.1%} a year against {found['bias_against']}"
+        size = f"in equal weights (which matter too) it grows {more}"
     return f"a list of survivors? {why}; {size}"
 
 
