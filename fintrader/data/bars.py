@@ -48,6 +48,11 @@ class Bars:
         extras = {name: values[index] for name, values in self.extras.items()}
         return replace(self, **columns, extras=extras, row=None if self.row is None else self.row[index])
 
+    def without_unused(self) -> Bars:
+        """The same rows; names that no row bears are dropped."""
+        used, codes = np.unique(self.symbol, return_inverse=True)
+        return replace(self, symbol=codes.astype(np.int32), symbols=tuple(self.symbols[code] for code in used))
+
     def sorted(self) -> Bars:
         """Rows by symbol, then time (stable)."""
         return self.take(np.lexsort((self.ts, self.symbol)))

@@ -34,7 +34,7 @@ KINDS: dict[str, str] = {
     "closed_day": "bars on a day without a session: left out",
     "outside_session": "bars before the open or after the close: left out",
     "shifted_day": "a day's bars stand whole hours away from the session: those outside are left out, mend the zone",
-    "price_spike": "a close jumps away and comes back with the next bar: kept",
+    "price_spike": "closes jump away and come back within half an hour's bars, both at once: kept",
     "wick": "a high or low reaches far beyond the bar's open and close: kept",
     "stale_run": "many bars in a row are the same in price and volume, as of a frozen feed: kept",
     "repeated_day": "a day's closes are those of another day: kept",
@@ -55,7 +55,10 @@ KINDS: dict[str, str] = {
 MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03-18")
 """Days of market-wide circuit breakers in New York (https://www.nyse.com/trade/market-wide-circuit-breakers)."""
 
-_SPLITS = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 15.0, 20.0, 25.0, 30.0)
+_SPLITS = (1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
+_EXCURSION_BARS = 30
+_UNLIKELY = -15.0
+"""Chance, as a power of ten, below which silence is no chance."""
 
 
 @dataclass(frozen=True, order=True)
@@ -210,6 +213,7 @@ def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid
     volume = bars.volume[rows]
     step = np.diff(np.log(close))
     usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
+    today = 1.4826 * _daily_median(np.abs(step), session[1:], grid.num_sessions)  # `[S]`: some days are wild
 
     def faults(kind: str, mask: Array, details: Iterable[str] | None = None) -> Iterator[Fault]:
         days, counts = np.unique(session[mask], return_counts=True)
@@ -217,14 +221,11 @@ def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid
         for day, count, text in zip(days, counts, texts, strict=True):
             yield Fault(kind, name, str(grid.dates[day]), int(count), text)
 
-    jump, scale = _jumps(open_, close, session)
+    jump, scale = _jumps(open_, close, volume, session, calm=today < 3 * usual)
+    far = np.maximum(0.05, 20 * np.maximum(usual, today))
     yield from faults("split", jump > 0, [f"{ratio:g} to 1" for ratio in jump[jump > 0]])
     yield from faults("scale_jump", scale)
-    # a spike moves by 5 % and 20 usual moves, and the next bar takes at least 70 % of it back
-    spike = np.zeros(len(close), dtype=bool)
-    far = np.abs(step[:-1]) > max(0.05, 20 * usual)
-    spike[1:-1] = far & (np.abs(step[:-1] + step[1:]) < 0.3 * np.abs(step[:-1])) & ~scale[1:-1]
-    yield from faults("price_spike", spike)
+    yield from faults("price_spike", _excursions(np.log(close), session, far) & ~scale)
     top, bottom = np.maximum(open_, close), np.minimum(open_, close)
     reach = np.maximum(high / top - 1, 1 - low / bottom)
     yield from faults("wick", reach > max(0.1, 50 * float(np.median(high / low - 1))))
@@ -251,19 +252,61 @@ def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid
                 yield Fault("repeated_day", name, day, int(stop - start), f"same as {grid.dates[earlier]}")
 
 
-def _jumps(open_: Array, close: Array, session: Array) -> tuple[Array, Array]:
-    """`[R]` ratio of a likely split at a session's first bar (0 elsewhere), and where prices change scale."""
+def _daily_median(values: Array, session: Array, sessions: int) -> Array:
+    """`[S]`: the median of each session's values, 0 where it has none."""
+    result = np.zeros(sessions)
+    for start, stop in itertools.pairwise(np.flatnonzero(np.diff(session, prepend=-1, append=-1))):
+        result[session[start]] = np.median(values[start:stop])
+    return result
+
+
+def _excursions(level: Array, session: Array, far: Array) -> Array:
+    """`[R]` bool: bars whose log close has left by more than the session's `far` `[S]` and comes back, each in one bar.
+
+    Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 30 bars later and in
+    the same session (or the very next bar). What leaves or returns step by step is a market that moves.
+    """
+    step = np.diff(level)
+    away = np.zeros(len(level), dtype=bool)
+    done = 0
+    for before in np.flatnonzero(np.abs(step) > far[session[1:]]):
+        if before < done:  # the way back of the last one
+            continue
+        move, stop = step[before], min(before + 1 + _EXCURSION_BARS, len(step))
+        there = slice(before + 1, stop)
+        taken = -step[there] / move
+        back = (np.abs(level[before + 2 : stop + 1] - level[before]) < 0.3 * abs(move)) & (np.abs(taken - 1) < 0.3)
+        back[1:] &= session[before + 3 : stop + 1] == session[before + 1]
+        if back.any():
+            done = before + 2 + int(back.argmax())
+            away[before + 1 : done] = True
+    return away
+
+
+def _jumps(open_: Array, close: Array, volume: Array, session: Array, calm: Array) -> tuple[Array, Array]:
+    """`[R]` ratio of a likely split at a session's first bar (0 elsewhere), and where prices change scale.
+
+    calm: `[S]` bool, sessions whose minutes move as little as usual.
+    """
     ratio = np.ones(len(close))
     ratio[1:] = close[:-1] / open_[1:]
     scale = (np.maximum(ratio, 1 / ratio) > 70) | np.concatenate([[False], np.abs(np.diff(np.log(close))) > np.log(70)])
     split = np.zeros(len(close))
-    for row in np.flatnonzero(np.diff(session, prepend=session[0]) != 0):
-        if scale[row]:
+    first = np.flatnonzero(np.diff(session, prepend=session[0] - 1) != 0)
+    turnover = np.add.reduceat(close * volume, first)
+    last = np.append(first[1:], len(close)) - 1
+    for number, row in enumerate(first):
+        if number == 0 or scale[row]:
             continue
+        # bad news makes people trade and prices move; nothing else tells a small split from it
+        quiet = calm[session[row]] and turnover[number] < 3 * np.median(turnover[max(0, number - 20) : number])
+        later = np.log(close[row - 1] / close[last[min(number + 1, len(first) - 1)]])
         for known in _SPLITS:
-            for target in (known, 1 / known):
-                # the price a day later must still stand there: a night's news of that size is rarely so exact
-                if abs(np.log(ratio[row] / target)) < 0.05:
+            for target in (known, 1 / known) if known > 1.25 else (known,):  # nobody merges five shares into four
+                near = abs(np.log(ratio[row] / target)) < (0.05 if known > 1.25 else 0.02)
+                # half of the move must still stand at the end of the day after: else it was a day of bad prices
+                stands = later / np.log(target) > 0.5
+                if near and stands and (known > 1.5 or quiet):
                     split[row] = target
     return split, scale
 
@@ -272,17 +315,18 @@ def _coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault
     num = len(bars.symbols)
     traded: Array = np.zeros((num, grid.num_bars), dtype=bool)
     traded[bars.symbol, at] = True
-    anybody: Array = np.asarray(traded.any(axis=0))
     day_of = [str(day) for day in grid.dates]
-    for number in np.unique(grid.session[~anybody]):
-        silent = np.flatnonzero(~anybody & (grid.session == number))
+    counts = np.stack([np.bincount(grid.session[row], minlength=grid.num_sessions) for row in traded])
+    dead = _dead_minutes(traded, counts, grid)
+    for number in np.unique(grid.session[dead]):
+        silent = np.flatnonzero(dead & (grid.session == number))
         clock = [str(grid.minutes[row].astype("datetime64[ns]"))[11:16] for row in silent[[0, -1]]]
         kind = "market_halt" if day_of[number] in MARKET_HALTS else "market_hole"
         yield Fault(kind, "", day_of[number], len(silent), f"between {clock[0]} and {clock[1]} UTC")
     edges = grid.first_bar
-    length = np.maximum(np.bincount(grid.session[anybody], minlength=grid.num_sessions), 1)
+    length = np.maximum(np.bincount(grid.session[~dead], minlength=grid.num_sessions), 1)
     for code, name in enumerate(bars.symbols):
-        count = np.bincount(grid.session[traded[code]], minlength=grid.num_sessions)
+        count = counts[code]
         days = np.flatnonzero(count)
         if len(days) == 0:
             continue
@@ -294,27 +338,61 @@ def _coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault
         listed = np.flatnonzero(traded[code])  # what lies before the first bar or after the end is no gap
         begin, end = int(listed[0]), int(listed[-1]) + 1 if last < grid.num_sessions - 1 else grid.num_bars
         share = count / length
-        usual = float(np.median(share[first : last + 1][share[first : last + 1] > 0]))
+        usual = _usual(share[first : last + 1])
         for number in range(first, last + 1):
             if share[number] == 0:
-                if anybody[grid.session == number].any():
+                if not dead[edges[number] : edges[number + 1]].all():
                     yield Fault("missing_session", name, day_of[number], int(grid.session_minutes[number]))
                 continue
             if share[number] < 0.5 * usual:
                 yield Fault("thin_day", name, day_of[number], int(count[number]), f"{share[number]:.0%} of the minutes")
             rows = slice(max(int(edges[number]), begin), min(int(edges[number + 1]), end))
-            yield from _gaps(traded[code, rows], anybody[rows], usual, name, day_of[number], grid.minutes[rows])
+            yield from _gaps(traded[code, rows], ~dead[rows], usual, name, day_of[number], grid.minutes[rows])
 
 
-def _gaps(traded: Array, anybody: Array, usual: float, name: str, day: str, minutes: Array) -> Iterator[Fault]:
+def _usual(share: Array) -> float:
+    """The share of a session's minutes in which a symbol trades on a day like any other."""
+    return float(np.median(share[share > 0]))
+
+
+def _silence(usual: float) -> float:
+    """log10 of the chance of a silent minute; never less than -3, because minutes are not independent."""
+    return float(np.log10(max(1.0 - usual, 1e-3)))
+
+
+def _dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
+    """`[T]` bool: runs of minutes in which all of these symbols fall silent, as good as never by chance.
+
+    One symbol alone says nothing of the market, unless the day is known for a halt.
+    """
+    dead: Array = np.zeros(grid.num_bars, dtype=bool)
+    share = counts / np.diff(grid.first_bar)
+    chance = np.zeros((len(traded), grid.num_sessions))  # log10 of the chance of one silent minute, where listed
+    for code in np.flatnonzero(counts.any(axis=1)):
+        days = np.flatnonzero(counts[code])
+        listed = slice(int(days[0]), int(days[-1]) + 1)
+        chance[code, listed] = _silence(_usual(share[code, listed]))
+    joint, listed_now = chance.sum(axis=0), np.count_nonzero(chance, axis=0)
+    halted = np.isin(grid.dates, np.array(MARKET_HALTS, dtype="datetime64[D]"))
+    quiet = ~traded.any(axis=0)
+    # a run ends with its session
+    ends = np.flatnonzero(np.diff(np.where(quiet, grid.session, -1), prepend=-1, append=-1))
+    for start, stop in itertools.pairwise(ends):
+        number = grid.session[start]
+        if quiet[start] and (listed_now[number] > 1 or halted[number]):
+            dead[start:stop] = joint[number] * (stop - start) < _UNLIKELY
+    return dead
+
+
+def _gaps(traded: Array, open_: Array, usual: float, name: str, day: str, minutes: Array) -> Iterator[Fault]:
     """Runs of silent minutes, of which a symbol that usually trades in a share `usual` has less than 1 in 10^15."""
-    silent: Array = (~traded & anybody)[anybody]
+    silent: Array = ~traded[open_]
     if not silent.any():
         return
-    stamps = minutes[anybody]
+    stamps = minutes[open_]
     ends = np.flatnonzero(np.diff(np.concatenate([[0], silent.astype(np.int8), [0]])))
     for start, stop in zip(ends[::2], ends[1::2], strict=True):
         run = int(stop - start)
-        if run >= 5 and run * np.log10(max(1.0 - usual, 1e-3)) < -15:
+        if run >= 5 and run * _silence(usual) < _UNLIKELY:
             begin = str(stamps[start].astype("datetime64[ns]"))[11:16]
             yield Fault("gap", name, day, run, f"from {begin} UTC")

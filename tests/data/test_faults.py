@@ -210,10 +210,94 @@ def test_false_alarms_stay_below_a_thousandth() -> None:
 
 
 def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
-    for ratio in (1.74, 1.25, 0.8, 0.6, 1.21):
+    for ratio in (1.74, 1.25, 0.83, 0.6, 1.21):
+        assert examine(as_bars(moved(healthy, ratio)), DataSettings(), now=NOW)["kinds"] == {}, ratio
+    news = moved(healthy, 0.8)  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
+    news.loc[rows_of(news), "volume"] *= 8
+    assert examine(as_bars(news), DataSettings(), now=NOW)["kinds"] == {}
+
+
+def moved(table: pd.DataFrame, ratio: float, days: int = 100) -> pd.DataFrame:
+    """BBB's prices times `ratio` from DAY on, for so many days."""
+    table, until = table.copy(), pd.Timestamp(DAY) + pd.Timedelta(days=days)
+    rows = (table.ticker == "BBB") & (table.ts >= DAY) & (table.ts < until)
+    table.loc[rows, ["open", "high", "low", "close"]] *= ratio
+    return table
+
+
+@pytest.mark.parametrize("ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40])
+def test_the_ratios_that_boards_choose_are_known(healthy: pd.DataFrame, ratio: float) -> None:
+    report = examine(as_bars(moved(healthy, 1 / ratio)), DataSettings(), now=NOW)
+    assert [(fault["kind"], fault["detail"]) for fault in report["faults"]] == [("split", f"{ratio:g} to 1")]
+
+
+def test_what_returns_the_day_after_was_no_split(healthy: pd.DataFrame) -> None:
+    for ratio in (0.25, 4.0):
+        faults = examine(as_bars(moved(healthy, ratio, days=1)), DataSettings(), now=NOW)["faults"]
+        assert DAY not in {fault["day"] for fault in faults}
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 30])
+@pytest.mark.parametrize("factor", [1.12, 1.5, 3.0, 0.8])
+def test_bad_prices_are_found_however_long_they_last(healthy: pd.DataFrame, length: int, factor: float) -> None:
+    table = healthy.copy()
+    first = rows_of(table, "11:00", "11:00")[0]
+    table.loc[first : first + length - 1, ["open", "high", "low", "close"]] *= factor
+    report = examine(as_bars(table), DataSettings(), now=NOW)
+    assert [(f["kind"], f["symbol"], f["day"], f["count"]) for f in report["faults"]] == [
+        ("price_spike", "BBB", DAY, length)
+    ]
+
+
+def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy: pd.DataFrame) -> None:
+    for recovery in (1, 10):
         table = healthy.copy()
-        table.loc[(table.ticker == "BBB") & (table.ts >= DAY), ["open", "high", "low", "close"]] *= ratio
-        assert examine(as_bars(table), DataSettings(), now=NOW)["kinds"] == {}, ratio
+        first = rows_of(table, "11:00", "11:00")[0]
+        path = np.linspace(0.88, 1.0, 20) if recovery > 1 else np.full(310, 0.88)
+        for column in ("open", "high", "low", "close"):
+            table.loc[first : first + len(path) - 1, column] *= path
+        assert "price_spike" not in examine(as_bars(table), DataSettings(), now=NOW)["kinds"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_few_symbols_that_are_silent_by_chance_make_no_hole(number: int) -> None:
+    thin = {"kind": "synthetic", "num_symbols": number, "num_sessions": 30, "missing": 0.3}
+    settings = validate(DataSettings, {"source": thin}, "test")
+    bars = read_source(settings)
+    report = examine(bars, settings)
+    assert sum(fault["count"] for fault in report["faults"]) < 1e-3 * len(bars), report["kinds"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_all_of_few_symbols_lack(healthy: pd.DataFrame, number: int) -> None:
+    names = ["BBB", "AAA", "CCC"][:number]
+    table = healthy[healthy.ticker.isin(names)].reset_index(drop=True)
+    lost_day = pd.Timestamp("2016-01-08").date()
+    for name in names:
+        table = table.drop(index=rows_of(table, "11:00", "11:19", name))
+    table = table[table.ts.dt.date != lost_day]
+    found = [(f["kind"], f["symbol"], f["count"]) for f in examine(as_bars(table), DataSettings(), now=NOW)["faults"]]
+    if number == 1:  # one symbol says nothing of the market
+        assert found == [("gap", "BBB", 20), ("missing_session", "BBB", 390)]
+    else:
+        assert found == [("market_hole", "", 20), ("market_hole", "", 390)]
+
+
+def test_only_the_chosen_symbols_are_reported(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    values = {"path": str(write_csv(tmp_path, healthy)), "universe": {"symbols": ["CCC", "AAA"]}}
+    report = quality_report(validate(DataSettings, values, "test"))
+    assert report["symbols"] == ["AAA", "CCC"]
+    assert len(report["coverage"]) == 2
+    assert report["rows"] == 2 * 12 * 390
+
+
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+def test_three_of_the_real_symbols_have_the_markets_hole_and_no_other() -> None:
+    values = {"path": str(REAL_2016), "universe": {"symbols": ["AAPL", "MSFT", "BRCM"]}}
+    report = quality_report(validate(DataSettings, values, "test"))
+    holes = [(fault["day"], fault["count"]) for fault in report["faults"] if fault["kind"] == "market_hole"]
+    assert holes == [("2015-11-16", 20)]
 
 
 def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:
@@ -260,7 +344,8 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
     assert found["missing_session"] == {(name, day, 390) for name in silent for day in days} | {
         ("CSX", "2015-12-21", 390)
     }
-    assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap"}
+    assert found["split"] == {("SYMC", "2016-03-04", 1)}  # 4 USD of 20 went out as a special dividend
+    assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap", "split"}
     # what is called a gap is one: a symbol that trades almost every minute has none of these
     bars = read_files(FilesSettings(path=REAL_2016))
     for name, day, count in found["gap"]:

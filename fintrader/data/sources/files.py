@@ -80,7 +80,7 @@ def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
     bars = concat(parts)
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
-        bars = bars.take(np.isin(bars.symbol, wanted))
+        bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
     return bars
 
 
