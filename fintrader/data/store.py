@@ -51,6 +51,8 @@ class Collection:
     """symbol -> month -> pieces (several when a month came in more than one go)."""
     through: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """symbol -> month -> [first, last] day that a vendor was asked for."""
+    doubts: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """symbol -> month -> [day on which, last session for which] a vendor had no bars of a session."""
     complete: bool = False
     """Whether everything the identity names has been stored (a file's whole content)."""
 
@@ -64,7 +66,7 @@ class Collection:
         if stored is not None:
             manifest = read_manifest(stored, str(collection.place))
             collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
-            collection.through = manifest["through"]
+            collection.through, collection.doubts = manifest["through"], manifest.get("doubts", {})
         return collection
 
     @property
@@ -100,6 +102,7 @@ class Collection:
         """Write the manifest: what was added up to here now counts."""
         body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
         body |= {"chunks": self.chunks, "through": self.through}
+        body |= {"doubts": self.doubts} if self.doubts else {}
         self.place.write("manifest.json", seal(body))
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import datetime as dt
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
 from fintrader.data import feeds as feeds_module
-from fintrader.data.build import DataSettings, build_market, load_market, make_market, open_feed
+from fintrader.data.bars import COLUMNS, Bars
+from fintrader.data.benchmark import BenchmarkSettings
+from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market, open_feed
 from fintrader.data.clean import clean, to_grid
 from fintrader.data.dry_run import dry_run
+from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.quality import quality_report
-from fintrader.data.sessions import session_grid
+from fintrader.data.sessions import SessionGrid, session_grid
+from fintrader.data.sources.feed import MemoryFeed
 from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.windows import WindowSettings
@@ -93,26 +101,90 @@ def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
     assert market.session.tolist() == np.repeat(np.arange(5), 7).tolist()
 
 
-def test_later_bars_change_nothing_before_them(tmp_path: Path) -> None:
+EVERY_FEATURE = (
+    *PAPER_FEATURES,
+    *("return_1", "return_5", "volatility_30", "volume_30", "age_30", "rsi_7", "cci_10", "dx_9", "sma_120"),
+)
+EVERY_CONTEXT = ("time_of_day", "time_to_close", "turbulence", "index_return_5", "index_volatility_30")
+
+
+@pytest.fixture(scope="module")
+def eventful() -> pd.DataFrame:
+    """Ten sessions of three symbols, one listed late and one delisted."""
     table = minute_table(symbols=3, sessions=10, missing=0.05)
-    names = ["return_5", "volatility_30", "volume_30", "rsi_30", "macd", "bollinger_upper", "cci_30", "dx_30", "age"]
-    features = {"names": names, "turbulence_days": 5}
-    before, _ = make_market(settings(write_csv(tmp_path / "a", table), features=features))
-    cut = before.windows.train[1] + 100
-    changed = table.copy()
-    after = changed.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64") > int(
-        before.minutes[cut]
+    late = (table.ticker == "BBB") & (table.ts < "2016-01-06 11:00")
+    ended = (table.ticker == "CCC") & (table.ts >= "2016-01-14 13:00")
+    return table[~late & ~ended].assign(mood=np.random.default_rng(1).normal(0, 1, (~late & ~ended).sum()))
+
+
+@hypothesis_settings(max_examples=12, deadline=None)
+@given(cut=st.integers(0, 10 * 390 - 30), standardise=st.booleans(), seed=st.integers(0, 9))
+@example(cut=8 * 390 - 1, standardise=False, seed=0)  # the last minute of a session: turbulence, daily series, index
+@example(cut=8 * 390, standardise=False, seed=0)
+@example(cut=7, standardise=False, seed=1)
+def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
+    eventful: pd.DataFrame, cut: int, standardise: bool, seed: int
+) -> None:
+    """Prices, volumes, extras, the index and the daily series; inside the training window the scale itself moves."""
+    grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
+    standardise = standardise and cut >= 4 * 390  # the training window is over
+    with tempfile.TemporaryDirectory() as name:
+        before = eventful_market(Path(name) / "a", eventful, grid, None, standardise=standardise, seed=seed)
+        later = eventful_market(Path(name) / "b", eventful, grid, cut, standardise=standardise, seed=seed)
+    assert set(before.feature_names) == {*EVERY_FEATURE, "mood"}
+    assert before.context_names == (*EVERY_CONTEXT, "vix")
+    for name, old in before.arrays():
+        new = getattr(later, name)
+        assert torch.equal(old[: cut + 1].nan_to_num(-7.0), new[: cut + 1].nan_to_num(-7.0)), name
+    assert before.symbols == later.symbols
+    for name in ("open", "close", "features", "benchmark", "tradable"):
+        old, new = getattr(before, name)[cut + 1 :], getattr(later, name)[cut + 1 :]
+        assert not torch.equal(old.nan_to_num(-7.0), new.nan_to_num(-7.0)), name
+
+
+def eventful_market(
+    folder: Path, table: pd.DataFrame, grid: SessionGrid, cut: int | None, *, standardise: bool, seed: int
+) -> MarketTensors:
+    """The market of the table; with a `cut`, everything that is known only after that bar is another."""
+    random = np.random.default_rng(seed)
+    stamps = table.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64").to_numpy()
+    codes, names = pd.factorize(table.ticker, sort=True)
+    columns = {column: table[column].to_numpy(dtype=float).copy() for column in COLUMNS}
+    mood = table.mood.to_numpy().copy()
+    daily = 20.0 + np.arange(grid.num_sessions)
+    if cut is not None:
+        after = stamps > grid.minutes[cut]
+        noise = np.exp(random.normal(0, 0.1, after.sum()))
+        for column in ("open", "high", "low", "close"):
+            columns[column][after] *= noise
+        columns["volume"][after] = columns["volume"][after] * 7 + 1
+        mood[after] += 3
+        gone = after & (random.random(len(after)) < 0.1)
+        gone[np.flatnonzero(codes == 0)[-1]] = False  # the data still reach as far
+        over = grid.minutes[grid.first_bar[1:] - 1] > grid.minutes[cut]  # days whose close is not yet known
+        daily[over] *= 2
+    bars = Bars(ts=stamps, symbol=codes.astype(np.int32), symbols=tuple(names), extras={"mood": mood}, **columns)
+    bars = bars if cut is None else bars.take(~gone)
+    folder.mkdir()
+    dates = [str(day) for day in grid.dates]
+    pd.DataFrame({"date": ["2016-01-01", *dates], "close": [20.0, *daily]}).to_csv(folder / "vix.csv", index=False)
+    (folder / "members.csv").write_text(
+        "ticker,member_from,member_to\nAAA,2015-01-01,\nBBB,2015-01-01,2016-01-07\nCCC,2016-01-06,\n"
     )
-    assert 0 < after.sum() < len(table)
-    noise = np.exp(np.random.default_rng(5).normal(0, 0.1, after.sum()))
-    for name in ("open", "high", "low", "close"):
-        changed.loc[after, name] *= noise
-    changed.loc[after, "volume"] *= 7
-    later, _ = make_market(settings(write_csv(tmp_path / "b", changed), features=features))
-    assert not torch.equal(before.close, later.close)
-    for name in ("open", "close", "features", "context", "tradable", "benchmark"):
-        old, new = getattr(before, name)[: cut + 1], getattr(later, name)[: cut + 1]
-        assert torch.equal(old.nan_to_num(-1.0), new.nan_to_num(-1.0)), name
+    features = {
+        "names": EVERY_FEATURE,
+        "extra": ["mood"],
+        "context": EVERY_CONTEXT,
+        "daily": {"vix": str(folder / "vix.csv")},
+        "turbulence_days": 5,
+        "standardise": standardise,
+    }
+    values = {"universe": {"membership": str(folder / "members.csv")}, "benchmark": {"path": str(folder / "vix.csv")}}
+    wanted = validate(DataSettings, {**PLAIN, **values, "features": features, "source": {"kind": "files"}}, "test")
+    if seed % 2:  # the universe's own index
+        wanted = wanted.model_copy(update={"benchmark": BenchmarkSettings()})
+    market, _ = assemble(wanted, MemoryFeed(bars, {"kind": "files"}))
+    return market
 
 
 def test_training_window_alone_sets_the_scale(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -189,3 +190,20 @@ def test_time_of_day_runs_from_open_to_close() -> None:
     assert table[:, 0].tolist() == [-0.75, -0.25, 0.25, 0.75, -0.75, -0.25]
     assert table[:, 1].tolist() == [0.75, 0.25, -0.25, -0.75, -0.25, -0.75]
     np.testing.assert_allclose(table[2:, 2], np.log([102 / 100, 103 / 101, 104 / 102, 105 / 103]))
+
+
+def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns() -> None:
+    level = np.array([100.0, 101, 99, 104, 104, 90])
+    table = context_features(
+        ["index_volatility_2", "index_volatility_1"],
+        bar_of_session=np.arange(6),
+        bars_in_session=np.full(6, 6),
+        benchmark=level,
+        session=np.zeros(6, dtype=np.int64),
+        day_close=np.ones((1, 1)),
+        turbulence_days=5,
+    )
+    steps = [0.0, *(np.log(now / before) for before, now in itertools.pairwise(level))]
+    expected = [np.nan, *(np.sqrt((a * a + b * b) / 2) for a, b in itertools.pairwise(steps))]
+    np.testing.assert_allclose(table[:, 0], expected, rtol=1e-12)
+    np.testing.assert_allclose(table[:, 1], np.abs(steps), rtol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 from collections.abc import Iterator
@@ -174,6 +175,74 @@ def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: P
     feed.prepare()
     assert {item["symbols"] for item in fake_alpaca.requests[asked:]} == {"BBB"}
     assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
+
+
+def forget_answers() -> None:
+    pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
+
+
+def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataFrame:
+    """The table without what a server that fails would leave out; the ticker itself stays known."""
+    stop = pd.Timestamp(last, tz="America/New_York") + pd.Timedelta("1D")
+    gone = (table.ticker == symbol) & (table.ts >= pd.Timestamp(first, tz="America/New_York")) & (table.ts < stop)
+    return table[~gone]
+
+
+@pytest.mark.parametrize("kind", ["yahoo", "alpaca"])
+@pytest.mark.parametrize(
+    ("first", "last"), [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")]
+)
+def test_an_empty_answer_is_asked_for_again(
+    kind: str,
+    first: str,
+    last: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that gives nothing for a while, at the start, the end or in between: the same call mends it."""
+    fake, make = request.getfixturevalue(f"fake_{kind}"), {"yahoo": yahoo_feed, "alpaca": alpaca_feed}[kind]
+    whole = fake.table
+    fake.table = without(whole, "BBB", first, last)
+    with contextlib.suppress(DataError):  # raised when nothing at all came
+        make(fake, tmp_path).prepare()
+    assert f"{kind} has no bars of BBB on" in caplog.text
+    fake.table = whole
+    forget_answers()
+    asked = len(fake.requests)
+    feed = make(fake, tmp_path)
+    feed.prepare()
+    assert {item.get("ticker") or item["symbols"] for item in fake.requests[asked:]} == {"BBB"}
+    assert len(feed.bars("BBB")) == len(feed.bars("AAA")) == 14 * 390
+    assert feed.bars("BBB").is_sorted()
+    assert verify_store(Place(tmp_path)) == []
+    asked = len(fake.requests)
+    make(fake, tmp_path).prepare()
+    assert len(fake.requests) == asked
+
+
+def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca: Fake, tmp_path: Path) -> None:
+    fake_alpaca.table = without(fake_alpaca.table, "BBB", "2016-01-06", "2016-01-08")
+
+    def requests_on(day: int) -> int:
+        before = len(fake_alpaca.requests)
+        settings = validate(
+            AlpacaSettings,
+            {"start": "2016-01-04", "end": "2016-01-22", "retries": 0, "endpoint": fake_alpaca.url},
+            "test",
+        )
+        feed = VendorFeed(
+            Alpaca(settings), settings, ("AAA", "BBB"), "XNAS", Place(tmp_path), today=dt.date(2016, 1, day)
+        )
+        feed.prepare()
+        assert len(feed.bars("BBB")) == 11 * 390
+        return len(fake_alpaca.requests) - before
+
+    assert requests_on(25) > 0
+    assert requests_on(25) > 0
+    assert requests_on(26) > 0
+    assert requests_on(26) == 0
+    assert requests_on(27) == 0
 
 
 def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_path: Path) -> None:

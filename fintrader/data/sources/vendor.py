@@ -2,6 +2,9 @@
 
 Only days that are over are asked for, so that what is stored does not change any more. A killed download continues
 where it was; a second one asks for nothing; a new month adds only itself. Only the exchange's own sessions are kept.
+
+That a ticker has no bars of a session is believed when two answers of different days say so: a server that fails may
+well answer with nothing. Until then every build asks again.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +30,7 @@ from fintrader.data.store import Collection
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 
+log = logging.getLogger("fintrader.data")
 ResultT = TypeVar("ResultT")
 
 
@@ -156,7 +161,7 @@ class VendorFeed:
         bars = self._ready().bars(symbol, self._months())
         first, last = self.span()
         inside = (bars.ts >= first) & (bars.ts <= last)
-        return replace(bars.take(inside), row=None)
+        return replace(bars.take(inside), row=None).sorted()  # a session that came late stands last in the store
 
     def index(self, grid: SessionGrid) -> Array | None:
         return None
@@ -201,12 +206,45 @@ class VendorFeed:
         request = {"symbols": symbols, "first": str(first), "last": str(last), **self.vendor.identity}
         for name in symbols:
             bars = self._inside(found[name]) if name in found else None
+            if bars is not None and collection.chunks.get(name, {}).get(month):
+                bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
             if bars is not None and len(bars):
                 collection.add(name, month, bars, request)
+            self._settle(collection, name, first, last)
+        collection.save()
+
+    def _settle(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> None:
+        """Note through which session a ticker's bars need not be asked for again."""
+        month = f"{first:%Y-%m}"
+        silent = self._silent(collection, name, first, last)
+        doubts = collection.doubts.setdefault(name, {})
+        asked, doubted = doubts.pop(month, [str(self._today), ""])
+        if asked < str(self._today) and name in collection.chunks:  # the same answer on another day
+            silent, asked = [day for day in silent if str(day) > doubted], str(self._today)
+        reach = last
+        if silent:
+            doubts[month] = [asked, str(last)]
+            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _listed(silent))
+            reach = silent[0] - dt.timedelta(days=1)
+        if not doubts:
+            del collection.doubts[name]
+        if reach >= first:
             known = collection.through.setdefault(name, {}).get(month)
             since = known[0] if known and dt.date.fromisoformat(known[1]) < first else str(first)
-            collection.through[name][month] = [since, str(last)]
-        collection.save()
+            collection.through[name][month] = [since, str(reach)]
+
+    def _silent(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> list[dt.date]:
+        """Sessions from `first` to `last`, of one month, of which the store has no bar of this ticker."""
+        month = f"{first:%Y-%m}"
+        heard: Array = np.zeros(self._grid.num_sessions, dtype=bool)
+        if collection.chunks.get(name, {}).get(month):
+            at = self._grid.locate(collection.bars(name, [month]).ts)
+            heard[self._grid.session[at[at >= 0]]] = True  # the month may hold days that are not asked for now
+        return [
+            day
+            for day, there in zip(self._grid.dates.tolist(), heard, strict=True)
+            if first <= day <= last and not there
+        ]
 
     def _inside(self, bars: Bars) -> Bars:
         """Bars of the exchange's sessions; a day's bar is moved to its session's first minute."""
@@ -225,6 +263,10 @@ class VendorFeed:
                 f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {first}); "
                 "set data.source.start later, or choose longer bars"
             )
+
+
+def _listed(days: Sequence[dt.date]) -> str:
+    return f"{days[0]}" if len(days) == 1 else f"{len(days)} sessions from {days[0]} to {days[-1]}"
 
 
 def with_retries(
