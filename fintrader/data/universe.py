@@ -109,8 +109,9 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
     return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
 
 
-_OTHER_NAMES = (("nasdaq100", "TCFCA", "FOXA"), ("nasdaq100", "TCFCB", "FOX"))
-"""Names that index-constitution gives to what traded under another: 21st Century Fox until 2019-03-19."""
+_OTHER_NAMES = (("nasdaq100", "TCFCA", "FOXA"), ("nasdaq100", "TCFCB", "FOX"), ("nasdaq100", "NLOK", "SYMC"))
+"""Names that index-constitution gives to what traded under another: 21st Century Fox until 2019-03-19, Symantec until
+2019-11-04."""
 
 
 def index_membership(index: str) -> dict[str, list[Interval]]:

@@ -25,7 +25,21 @@ PLAIN = {
 }
 
 # Why the list of index-constitution and the one beside the bars differ, ticker by ticker.
-ONE_COMPANY_TWO_TICKERS = {"FI", "HANS", "KFT", "META", "PCLN", "TCFCA", "TCFCB", "TCOM", "CTRP", "WFMI", "WTW", "WLTW"}
+ONE_COMPANY_TWO_TICKERS = {
+    "SYMC",
+    "FI",
+    "HANS",
+    "KFT",
+    "META",
+    "PCLN",
+    "TCFCA",
+    "TCFCB",
+    "TCOM",
+    "CTRP",
+    "WFMI",
+    "WTW",
+    "WLTW",
+}
 """index-constitution's list holds each company under its old and its new ticker; the other under one at a time."""
 LEFT_AND_CAME_BACK = {"KLAC", "NTAP", "NXPI", "WYNN"}
 """Dropped and taken in again: the other list bridges the time between."""
@@ -63,6 +77,8 @@ def test_the_tickers_of_a_company_are_known() -> None:
     known = companies(UniverseSettings(index="nasdaq100"))
     assert known["PCLN"] == "BKNG"
     assert known["TCFCA"] == "FOXA"
+    members = index_membership("nasdaq100")
+    assert members["SYMC"] == members["NLOK"]
     assert companies(UniverseSettings()) == {}
 
 
