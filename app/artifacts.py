@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fintrader
-from app.folders import DamagedFileError, Folder, NotThereError, Signature
+from app.folders import DamagedFileError, Folder, NotThereError, Signature, records_in
 from fintrader import metrics as m
 
 MAX_ROWS = 30_000_000
@@ -185,6 +185,11 @@ _PODS = (
     f"FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx LIMIT {MAX_PODS}"
 )
 
+_RACE = (
+    "SELECT p.pod, p.idx, p.origin, p.parent, p.generation, p.state, p.reason, p.device, p.hyper, e.score, "
+    f"e.env_steps, e.started, e.finished FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx LIMIT {MAX_PODS}"
+)
+
 
 def leaderboard(folder: Folder) -> pd.DataFrame:
     """Rows of the leaderboard, best first. Raises NotThereError before there is one, DamagedFileError."""
@@ -196,7 +201,13 @@ def pods(folder: Folder) -> pd.DataFrame:
     return _rows(folder, _PODS)
 
 
-def _rows(folder: Folder, query: str) -> pd.DataFrame:
+def race(folder: Folder) -> pd.DataFrame:
+    """As `pods`, with only what the race itself shows: of ten thousand pods, the rest takes longer than the page."""
+    return _rows(folder, _RACE)
+
+
+def board_version(folder: Folder) -> tuple[Signature, Signature | None]:
+    """What changes when the leaderboard does. Raises NotThereError before there is one."""
     try:
         state = folder.signature("leaderboard.sqlite")
     except NotThereError:
@@ -206,7 +217,11 @@ def _rows(folder: Folder, query: str) -> pd.DataFrame:
     except NotThereError:
         wal = None
     folder.path("leaderboard.sqlite-shm")  # refuses a link, as the two above
-    return _query(folder.root, query, state, wal)
+    return state, wal
+
+
+def _rows(folder: Folder, query: str) -> pd.DataFrame:
+    return _query(folder.root, query, *board_version(folder))
 
 
 @lru_cache(maxsize=32)
@@ -262,11 +277,26 @@ def _learning(root: Path, pod: str, signature: Signature) -> pd.DataFrame:
     return frame.apply(pd.to_numeric, errors="coerce") if len(frame) else frame
 
 
+_READ: dict[Path, tuple[Signature, int, list[dict[str, Any]]]] = {}
+"""Event log -> its state when it was last read, how far, and the records up to there."""
+_READING = threading.Lock()
+
+
 def events(folder: Folder, limit: int = 8 << 20) -> list[dict[str, Any]]:
-    """The run's event log, oldest first; of a very long one the end."""
-    return _events(folder.root, limit, folder.signature("events.jsonl"))
-
-
-@lru_cache(maxsize=16)
-def _events(root: Path, limit: int, signature: Signature) -> list[dict[str, Any]]:
-    return Folder(root).jsonl("events.jsonl", limit=limit)
+    """The run's event log, oldest first; of a very long one the end. Only what was added since is read again."""
+    signature = folder.signature("events.jsonl")
+    with _READING:
+        before, offset, records = _READ.get(folder.root, ((0, 0, 0), 0, []))
+        if before == signature:
+            return records
+        with folder.open("events.jsonl") as file:
+            if before[0] != signature[0] or signature[1] <= before[1]:  # another file, or one that was written anew
+                offset, records = max(0, signature[1] - limit), []
+            file.seek(offset)
+            added = file.read(signature[1] - offset)
+        whole = added.rfind(b"\n") + 1  # a line that is still being written is read when it is whole
+        records = [*records, *records_in(added[:whole])]
+        while len(_READ) > 15:
+            _READ.pop(next(iter(_READ)))
+        _READ[folder.root] = signature, offset + whole, records
+        return records

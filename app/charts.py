@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import streamlit as st
 
 from app import decimation
 from app.artifacts import light
-from app.wording import label, number
+from app.wording import count, label, number
 
 figures = light("figures")
 
@@ -45,6 +45,8 @@ _ON_DARK = {
     "#708090": "#aebac6",
     "rgba(11,79,158,0.10)": "rgba(108,178,255,0.14)",
 }
+DRESS_BYTES = 4_000
+"""Room for what dressing adds."""
 GAIN, LOSS = "#2a9d8f", "#b42318"
 DIVERGING = [[0, "#c0504d"], [0.5, "rgba(128,128,128,0.08)"], [1, "#2a9d8f"]]
 _BARE = ("paper_bgcolor", "plot_bgcolor", "template")
@@ -55,21 +57,53 @@ def is_dark() -> bool:
     return bool(st.context.theme.type == "dark")
 
 
-def show(figure: go.Figure, key: str, *, height: int | None = None, title: bool = False, alt: str = "") -> None:
-    """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it."""
-    st.plotly_chart(
-        dressed(figure, dark=is_dark(), height=height, title=title),
-        theme="streamlit",
-        width="stretch",
-        key=key,
-        config=CONFIG,
-        **({"alt": alt} if alt else {}),
-    )
+def show(
+    figure: go.Figure | Callable[[], go.Figure],
+    key: str,
+    *,
+    height: int | None = None,
+    title: bool = False,
+    alt: str = "",
+    version: Hashable = None,
+) -> None:
+    """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
+
+    A function that makes the figure is called once for each `version` (of the files it is made from, say). What a
+    figure does not show it says in `layout.meta["note"]`.
+    """
+    dark = is_dark()
+    if callable(figure):
+        drawn, weight = _made(key, version, dark, height, title, figure)
+    else:
+        drawn = dressed(figure, dark=dark, height=height, title=title)
+        weight = decimation.figure_bytes(drawn)
+    if weight > decimation.MAX_CHART_BYTES:
+        st.info(
+            f"This chart would weigh {count(weight / 1000)} KB, more than the "
+            f"{count(decimation.MAX_CHART_BYTES / 1000)} KB a page may send; it is left out.",
+            icon=":material/hide_image:",
+        )
+        return
+    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG, **({"alt": alt} if alt else {}))
+    about = drawn.layout.meta or {}
+    if "note" in about:
+        st.caption(about["note"])
+    if "shown" in about:
+        st.caption(f"{count(about['shown'][0])} of {count(about['shown'][1])} points shown, evenly chosen.")
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _made(
+    key: str, version: Hashable, dark: bool, height: int | None, title: bool, _figure: Callable[[], go.Figure]
+) -> tuple[go.Figure, int]:
+    """A dressed figure and its bytes. It is shared between sessions: nobody changes it any more."""
+    drawn = dressed(_figure(), dark=dark, height=height, title=title)
+    return drawn, decimation.figure_bytes(drawn)
 
 
 def dressed(figure: go.Figure, *, dark: bool, height: int | None = None, title: bool = False) -> go.Figure:
     """A figure without colours of its own for paper, grid and text, its lines in tones that suit the background."""
-    decimation.fit(figure)
+    decimation.fit(figure, decimation.MAX_CHART_BYTES - DRESS_BYTES)
     _spread_ticks(figure.layout.xaxis)
     plain = figure.to_plotly_json()
     layout = plain.get("layout", {})

@@ -148,15 +148,7 @@ class Folder:
 
     def jsonl(self, *parts: str, limit: int = MAX_LOG_BYTES) -> list[dict[str, Any]]:
         """All whole records of a JSON-lines file, of its last `limit` bytes; torn lines are left out."""
-        records = []
-        for line in self.tail(*parts, limit=limit).split(b"\n"):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                records.append(record)
-        return records
+        return records_in(self.tail(*parts, limit=limit))
 
     def folders(self, *parts: str) -> list[str]:
         """Names of the folders inside, sorted; links are left out."""
@@ -165,6 +157,19 @@ class Folder:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:
             return []
+
+
+def records_in(data: bytes) -> list[dict[str, Any]]:
+    """The whole records of JSON lines; torn lines are left out."""
+    records = []
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
 
 
 class RunsFolder(Folder):

@@ -1,4 +1,4 @@
-"""A tournament as tables and figures: who ran when, who descends from whom, where the settings drift."""
+"""A tournament in numbers: how fast it goes, how scores rise, where the settings drift."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import yaml
 
-from app.charts import GAIN, LOSS, figures, framed
+from app.charts import framed
 from app.folders import Folder
+from app.timeline import since_start
 from app.wording import human, label, number
 from fintrader.errors import FintraderError
 
-STATES = {"done": GAIN, "stopped": "#d9730d", "failed": LOSS, "running": "#0b6e99", "waiting": "#a0a8b0"}
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
 
 
@@ -85,15 +84,6 @@ def pace(
     )
 
 
-def since_start(pods: pd.DataFrame, end: float) -> tuple[float, float, str]:
-    """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until `end`."""
-    zero = float(pods["started"].min())
-    for size, unit in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if end - zero > 3 * size:
-            return zero, size, unit
-    return zero, 1.0, "seconds"
-
-
 def score_figure(pods: pd.DataFrame) -> go.Figure:
     """Score of each pod when it ended, and the best so far."""
     shown = pods[pods["score"].notna()].sort_values("finished")
@@ -101,10 +91,12 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
     x = (shown["finished"] - zero) / size
     figure = go.Figure()
     best = shown["score"].cummax()
+    turns = best.diff().ne(0.0)  # a step is drawn where it rises, however many pods lie between
+    turns.iloc[-1] = True
     figure.add_trace(
         go.Scatter(
-            x=x,
-            y=best,
+            x=x[turns],
+            y=best[turns],
             mode="lines",
             line={"shape": "hv", "color": "#616e7c", "width": 1.5, "dash": "dot"},
             name="Best so far",
@@ -126,151 +118,6 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
                 )
             )
     return framed(figure, y_title="validation score", x_title=f"{unit} since the start", hover="closest", height=330)
-
-
-def timeline_figure(pods: pd.DataFrame, launched: dict[str, float], *, now: float | None = None) -> go.Figure:
-    """One bar a pod, packed into as few lanes as were busy at once. `launched`: pods at work and since when."""
-    rows = pods[pods["started"].notna()][["pod", "started", "finished", "state", "reason", "device", "score"]].copy()
-    if launched and now is not None:
-        live = pods[pods["pod"].isin(launched) & pods["started"].isna()][["pod", "state", "reason", "device", "score"]]
-        live = live.assign(started=[launched[pod] for pod in live["pod"]], finished=now)
-        rows = pd.concat([rows, live], ignore_index=True)
-    rows = rows.sort_values(["started", "pod"])
-    zero, size, unit = since_start(rows, float(rows["finished"].max()))
-    free: list[float] = []
-    lanes = []
-    for begin, end in zip(rows["started"], rows["finished"], strict=True):
-        lane = next((k for k, until in enumerate(free) if until <= begin + 1e-3), len(free))
-        if lane == len(free):
-            free.append(0.0)
-        free[lane] = end
-        lanes.append(lane + 1)
-    rows["lane"] = lanes
-    figure = go.Figure()
-    for state, colour in STATES.items():
-        part = rows[rows["state"] == state]
-        if not len(part):
-            continue
-        told = [
-            f"{label(row.pod)} · {state}"
-            + (f" ({label(row.reason)})" if row.reason else "")
-            + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
-            + (f"<br>on {label(row.device)}" if row.device else "")
-            for row in part.itertuples()
-        ]
-        width = part["finished"] - part["started"]
-        figure.add_trace(
-            go.Bar(
-                x=width / size,
-                base=(part["started"] - zero) / size,
-                y=part["lane"],
-                orientation="h",
-                width=0.72,
-                name=human(state),
-                marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
-                text=[label(pod) if len(rows) <= 60 else "" for pod in part["pod"]],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                constraintext="inside",
-                customdata=told,
-                hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
-            )
-        )
-    framed(figure, x_title=f"{unit} since the start", hover="closest", height=110 + 34 * max(2, len(free)))
-    figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
-    figure.update_yaxes(
-        title={"text": "lane"}, tickmode="array", tickvals=list(range(1, len(free) + 1)), autorange="reversed"
-    )
-    return figure
-
-
-def lineage_figure(pods: pd.DataFrame) -> go.Figure:
-    """Founders at the left, children to the right; the colour says the score, a cross that a pod failed."""
-    height = _tree_rows(pods)
-    depth = pods.set_index("pod")["generation"].to_dict()
-    edge_x: list[float | None] = []
-    edge_y: list[float | None] = []
-    for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
-        if parent in height:
-            edge_x += [depth[parent], depth[pod], None]
-            edge_y += [height[parent], height[pod], None]
-    figure = go.Figure(
-        go.Scatter(
-            x=edge_x,
-            y=edge_y,
-            mode="lines",
-            line={"color": "rgba(128,138,148,0.55)", "width": 1.2},
-            hoverinfo="skip",
-            showlegend=False,
-        )
-    )
-    scores = pd.to_numeric(pods["score"], errors="coerce")
-    known = scores.notna()
-    said = [
-        f"{label(row.pod)} · {label(row.origin)} · {label(row.state)}"
-        + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
-        + (f"<br>child of {label(row.parent)}" if row.parent else "")
-        for row in pods.itertuples()
-    ]
-    y = [height[pod] for pod in pods["pod"]]
-    failed = pods["state"] == "failed"
-    symbols = np.where(known, "circle", np.where(failed, "x", "circle-open")).tolist()
-    shade = scores.where(known, float(scores.median()) if known.any() else 0.0)
-    few = len(pods) <= 40
-    figure.add_trace(
-        go.Scatter(
-            x=pods["generation"],
-            y=y,
-            mode="markers+text" if few else "markers",
-            marker={
-                "size": 13 if few else 9,
-                "symbol": symbols,
-                "color": shade,
-                "colorscale": "Viridis",
-                "showscale": bool(known.any()),
-                "colorbar": {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0},
-                "line": {"width": 1, "color": "rgba(128,138,148,0.8)"},
-            },
-            text=[label(pod) for pod in pods["pod"]] if few else None,
-            textposition="top center",
-            textfont={"size": 10},
-            customdata=said,
-            hovertemplate="%{customdata}<extra></extra>",
-            showlegend=False,
-        )
-    )
-    framed(figure, x_title="generation", hover="closest", height=min(900, max(280, 60 + 26 * len(set(y)))))
-    deepest = int(pods["generation"].max())
-    figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
-    figure.update_yaxes(visible=False, range=[min(y) - 0.7, max(y) + 0.9])
-    return figure
-
-
-def _tree_rows(pods: pd.DataFrame) -> dict[str, float]:
-    """Vertical place of each pod: leaves one below the other, parents in the middle of their children."""
-    children: dict[str | None, list[str]] = {}
-    known = set(pods["pod"])
-    for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
-        children.setdefault(parent if parent in known and parent != pod else None, []).append(pod)
-    place: dict[str, float] = {}
-    row = 0
-    stack = [(pod, False) for pod in reversed(children.get(None, []))]
-    while stack:
-        pod, back = stack.pop()
-        below = children.get(pod, [])
-        if back:
-            place[pod] = float(np.mean([place[child] for child in below]))
-        elif below:
-            stack.append((pod, True))
-            stack += [(child, False) for child in reversed(below)]
-        else:
-            place[pod] = float(-row)
-            row += 1
-    for pod in known - set(place):  # a circle of parents, which no generator makes
-        place[pod] = float(-row)
-        row += 1
-    return place
 
 
 def hyper_table(pods: pd.DataFrame) -> pd.DataFrame:
@@ -322,7 +169,3 @@ def at_work(events: list[dict[str, Any]]) -> dict[str, float]:
         elif kind in {"applied", "lost", "drained"}:
             since.pop(pod, None)
     return since
-
-
-def colour(position: int) -> str:
-    return str(figures.PALETTE[position % len(figures.PALETTE)])

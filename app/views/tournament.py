@@ -7,14 +7,15 @@ import time
 import pandas as pd
 import streamlit as st
 
-from app import artifacts, charts, race
+from app import artifacts, charts, lineage, race, timeline
 from app.board import board_table
 from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import choose, go, guarded, page, pick_race, pick_run
 from app.summary import Summary, summary
-from app.wording import count, duration, human, plain, ratio, short_count
+from app.wording import count, duration, human, plain, ratio, short_count, without_secrets
 
 REFRESH_SECONDS = 2
+MOST_EVENTS = 200
 LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What it said"}
 
 
@@ -37,7 +38,8 @@ def render(runs: RunsFolder) -> None:
 
 def draw(run: Summary, folder: Folder, planned: int | None) -> None:
     """Everything below the header."""
-    pods = artifacts.pods(folder)
+    pods = artifacts.race(folder)
+    version = (str(folder.root), *artifacts.board_version(folder))
     alive = run.status == "running"
     try:
         events = artifacts.events(folder)
@@ -52,7 +54,7 @@ def draw(run: Summary, folder: Folder, planned: int | None) -> None:
     with left:
         st.subheader("Score over time", anchor=False)
         if pods["score"].notna().any():
-            charts.show(race.score_figure(pods), "race_score")
+            charts.show(lambda: race.score_figure(pods), "race_score", version=version)
         else:
             st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
     with right:
@@ -66,16 +68,15 @@ def draw(run: Summary, folder: Folder, planned: int | None) -> None:
             if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
                 go("pod.py", pod=pod)
     st.subheader("Pods on the time line", anchor=False)
-    if pods["started"].notna().any() or launched:
-        charts.show(race.timeline_figure(pods, launched, now=time.time()), "race_timeline")
-    lost_pods(pods, events)
+    time_line(pods, events, launched, version)
+    lost_pods(events)
     left, right = st.columns([3, 2])
     with left:
         st.subheader("Lineage", anchor=False)
-        charts.show(race.lineage_figure(pods), "race_lineage")
+        charts.show(lambda: lineage.lineage_figure(pods), "race_lineage", version=version)
     with right:
         st.subheader("Drift of the searched settings", anchor=False)
-        drift(pods)
+        drift(pods, version)
     with st.expander(f"Event log ({count(len(events))} events)", icon=":material/history:"):
         event_table(events)
 
@@ -103,28 +104,41 @@ def numbers(pace: race.Pace, alive: bool) -> None:
         st.progress(min(1.0, pace.done / pace.planned))
 
 
-def lost_pods(pods: pd.DataFrame, events: list[dict[str, object]]) -> None:
+def time_line(
+    pods: pd.DataFrame, events: list[dict[str, object]], launched: dict[str, float], version: tuple[object, ...]
+) -> None:
+    """Who ran when; of a race that has ended, drawn once."""
+    found, total = timeline.attempts(pods, launched, timeline.lost_attempts(events), now=time.time())
+    if not found:
+        return
+    moving = time.time() if launched else len(events)
+    charts.show(lambda: timeline.timeline_figure(found, total), "race_timeline", version=(*version, moving))
+
+
+def lost_pods(events: list[dict[str, object]]) -> None:
     """Who died and why."""
+    lost = [event for event in events if event.get("event") == "lost"]
     rows = [
-        {title: str(event.get(key, "")) for key, title in LOST.items()}
-        for event in events
-        if event.get("event") == "lost"
+        {title: without_secrets(str(event.get(key, ""))) for key, title in LOST.items()}
+        for event in lost[-MOST_EVENTS:]
     ]
     if rows:
-        st.caption(f"{len(rows)} time(s) a pod was lost; lost pods are started again within the limit of retries")
+        st.caption(
+            f"{count(len(lost))} time(s) a pod was lost; lost pods are started again within the limit of retries"
+        )
         st.dataframe(
             pd.DataFrame(rows).astype(str), hide_index=True, width="stretch", key="race_lost", height="content"
         )
 
 
-def drift(pods: pd.DataFrame) -> None:
+def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
     values = race.hyper_table(pods)
     if values.empty or not len(values.columns):
         st.info("This tournament searches no numeric setting.", icon=":material/tune:")
         return
     name = choose("Setting", list(values.columns), "setting", label_visibility="collapsed", format_func=human)
     if pods["score"].notna().any():
-        charts.show(race.drift_figure(pods, values[name], name), "race_drift")
+        charts.show(lambda: race.drift_figure(pods, values[name], name), "race_drift", version=(*version, name))
     else:
         st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
 
@@ -135,7 +149,7 @@ def event_table(events: list[dict[str, object]]) -> None:
         st.caption("No event yet.")
         return
     rows = []
-    for event in reversed(events[-200:]):
+    for event in reversed(events[-MOST_EVENTS:]):
         rest = {
             key: value
             for key, value in event.items()
@@ -148,7 +162,7 @@ def event_table(events: list[dict[str, object]]) -> None:
                 "Time (UTC)": pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None,
                 "Event": str(event.get("event", "")),
                 "Pod": str(event.get("pod") or ""),
-                "Details": told[:300],
+                "Details": without_secrets(told)[:300],
             }
         )
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from app import charts, race
+from app import charts, lineage, race, timeline
 from app.wording import chance, count, duration, human, moment, percent, ratio, short_count, usd, when
 
 
@@ -57,7 +57,9 @@ def test_pace_before_the_first_result() -> None:
 
 
 def test_lanes_do_not_overlap() -> None:
-    figure = race.timeline_figure(table(*RACE), {"d": 120.0}, now=150.0)
+    found, total = timeline.attempts(table(*RACE), {"d": 120.0}, [], now=150.0)
+    assert len(found) == total == 4
+    figure = timeline.timeline_figure(found, total)
     spans: dict[int, list[tuple[float, float]]] = {}
     for trace in figure.data:
         for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
@@ -70,17 +72,17 @@ def test_lanes_do_not_overlap() -> None:
 
 def test_tree_places_everyone_once() -> None:
     pods = table(*RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"})  # a circle no generator makes
-    rows = race._tree_rows(pods)
+    rows = lineage.tree_rows(pods)
     assert set(rows) == set(pods["pod"])
     assert rows["b"] == (rows["d"] + rows["e"]) / 2
     leaves = [rows[name] for name in "acde"]
     assert len(set(leaves)) == 4
-    race.lineage_figure(pods)
+    lineage.lineage_figure(pods)
 
 
 def test_a_deep_line_of_descent() -> None:
     chain = [{"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)]
-    assert len(race._tree_rows(table(*chain))) == 3000
+    assert len(lineage.tree_rows(table(*chain))) == 3000
 
 
 def test_at_work() -> None:
