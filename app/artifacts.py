@@ -187,7 +187,8 @@ _PODS = (
 
 _RACE = (
     "SELECT p.pod, p.idx, p.origin, p.parent, p.generation, p.state, p.reason, p.device, p.hyper, e.score, "
-    f"e.env_steps, e.started, e.finished FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx LIMIT {MAX_PODS}"
+    "e.env_steps, e.started, e.finished "
+    f"FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx LIMIT {MAX_PODS}"
 )
 
 

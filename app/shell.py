@@ -14,7 +14,7 @@ import streamlit as st
 from app.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
 from app.summary import Summary, summaries
-from app.wording import plain, when
+from app.wording import plain, when, without_secrets
 from fintrader.errors import FintraderError
 
 log = logging.getLogger("fintrader.app")
@@ -119,7 +119,7 @@ class guarded:
 
 def sentence(error: Exception) -> str:
     """An error's message as escaped text that begins with a capital."""
-    text = plain(error)
+    text = plain(without_secrets(str(error)))
     return text[:1].upper() + text[1:]
 
 
@@ -155,11 +155,37 @@ def remember(key: str, value: str | None) -> None:
         st.query_params[key] = value
 
 
-def choose(label: str, options: Sequence[str], key: str, **kwargs: Any) -> str:
+def choose(label: str, options: Sequence[str], key: str, *, default: str | None = None, **kwargs: Any) -> str:
     """A selectbox whose choice is part of the page's address and is kept from page to page."""
-    value: str = st.selectbox(label, options, key=linked(key, options), **kwargs)
+    value: str = st.selectbox(label, options, key=linked(key, options, default), **kwargs)
     remember(key, value)
     return value
+
+
+def linked_several(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
+    """As `linked`, for a choice of several: in the address with commas between them."""
+    widget, kept, seen = f"widget_{key}", f"kept_{key}", f"url_{key}"
+    state = st.session_state
+    asked = st.query_params.get(key)
+    told = asked if asked is not None and asked != state.get(seen) else None
+    if told is None and widget not in state:
+        told = state.get(kept)
+    if isinstance(told, str):
+        named = [name for name in dict.fromkeys(told.split(",")) if name]
+        wanted = [name for name in named if name in options][:most]
+        if len(wanted) < len(named) and told == asked:
+            st.warning(f"Not everything the link asks for is here: “{plain(told, 120)}”.")
+        state[widget] = wanted or ([] if told == "" else list(default))
+    elif widget not in state:
+        state[widget] = list(default)
+    else:
+        state[widget] = [name for name in state[widget] if name in options]
+    return widget
+
+
+def remember_several(key: str, chosen: Sequence[str]) -> None:
+    """Keep a choice of several for other pages, and in the URL; none at all is a choice too."""
+    remember(key, ",".join(chosen))
 
 
 def parts(titles: dict[str, str], key: str) -> str:

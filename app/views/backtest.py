@@ -8,7 +8,17 @@ import streamlit as st
 from app import analysis, artifacts, charts, markets, metric_table
 from app.artifacts import Backtest
 from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import choose, guarded, market_folders, page, parts, pick_run, runs_folder
+from app.shell import (
+    choose,
+    guarded,
+    linked_several,
+    market_folders,
+    page,
+    parts,
+    pick_run,
+    remember_several,
+    runs_folder,
+)
 from app.summary import Summary
 from app.wording import count, human, number, percent, plain, usd, window_words
 
@@ -62,15 +72,11 @@ def pick_strategies(stored: Backtest) -> tuple[str, list[str]]:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
     with right:
-        others = st.pills(
-            "Beside it",
-            rest,
-            selection_mode="multi",
-            default=[name for name in rest if name in FIRST] or rest[:3],
-            format_func=human,
-            key=f"backtest_others_{main}",
-        )
-    return main, [name for name in rest if name in (others or [])]
+        key = linked_several("beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest))
+        chosen = st.pills("Beside it", rest, selection_mode="multi", format_func=human, key=key)
+    others = [name for name in rest if name in (chosen or [])]
+    remember_several("beside", others)
+    return main, others
 
 
 def context_line(stored: Backtest, folder: Folder) -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 from app import artifacts, charts, metric_table
 from app.artifacts import Backtest
 from app.folders import NotThereError, RunsFolder
-from app.shell import guarded, page
+from app.shell import guarded, linked_several, page, remember_several
 from app.summary import summaries
 from app.wording import label, number, plain
 from fintrader.errors import FintraderError
@@ -57,27 +57,10 @@ def render(runs: RunsFolder) -> None:
 
 
 def pick(options: list[str], key: str, title: str, default: list[str]) -> list[str]:
-    """A multiselect that is part of the page's address (comma-separated)."""
-    widget, seen, kept = f"widget_{key}", f"url_{key}", f"kept_{key}"
-    state = st.session_state
-    asked = st.query_params.get(key)
-    told = asked if asked is not None and asked != state.get(seen) else None
-    if told is None and widget not in state:
-        told = state.get(kept)
-    if isinstance(told, str):
-        wanted = [name for name in dict.fromkeys(told.split(",")) if name in options][:MOST]
-        if len(wanted) < len(told.split(",")):
-            st.warning(f"Not everything the link asks for is here: “{plain(told, 120)}”.")
-        state[widget] = wanted or default
-    elif widget not in state:
-        state[widget] = default
-    else:
-        state[widget] = [name for name in state[widget] if name in options]
+    """A multiselect that is part of the page's address."""
+    widget = linked_several(key, options, default, MOST)
     value: list[str] = st.multiselect(title, options, max_selections=MOST, key=widget)
-    text = ",".join(value)
-    state[seen] = state[kept] = text
-    if text and st.query_params.get(key) != text:
-        st.query_params[key] = text
+    remember_several(key, value)
     return value
 
 

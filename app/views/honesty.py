@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
@@ -22,6 +23,7 @@ NOTES = {
     "(Bailey and López de Prado 2014); 0.95 is convincing",
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
+MOST_BARS, BINS = 300, 60
 LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
 
 
@@ -288,19 +290,30 @@ def selection(folder: Folder) -> None:
     if scores.empty:
         return
     st.subheader("The trials it was chosen from", anchor=False)
-    figure = go.Figure(
-        go.Bar(
-            x=[label(pod) for pod in pods.loc[scores.index, "pod"]],
-            y=scores,
-            showlegend=False,
-            marker={"color": ["#0b4f9e" if k == 0 else "#a0a8b0" for k in range(len(scores))]},
-            hovertemplate="%{x}: %{y:.3f}<extra></extra>",
+    told = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
+    if len(scores) <= MOST_BARS:
+        figure = go.Figure(
+            go.Bar(
+                x=[label(pod) for pod in pods.loc[scores.index, "pod"]],
+                y=scores,
+                showlegend=False,
+                marker={"color": ["#0b4f9e" if k == 0 else "#a0a8b0" for k in range(len(scores))]},
+                hovertemplate="%{x}: %{y:.3f}<extra></extra>",
+            )
         )
-    )
-    charts.framed(figure, y_title="validation score", hover="closest", height=240)
-    figure.update_xaxes(type="category", showticklabels=len(scores) <= 40)
+        charts.framed(figure, y_title="validation score", hover="closest", height=240)
+        figure.update_xaxes(type="category", showticklabels=len(scores) <= 40)
+    else:
+        counts, edges = np.histogram(scores, bins=BINS)
+        binned = charts.stored_histogram(counts.tolist(), edges.tolist(), "validation score", "#a0a8b0")
+        assert binned is not None
+        figure = binned
+        figure.update_yaxes(title={"text": "trials"})
+        figure.add_vline(x=scores.iloc[0], line={"width": 2, "color": "#0b4f9e"})
+        best = label(pods.loc[scores.index[0], "pod"])
+        told += f" Put together in {BINS} bins; the line marks the best, {best} with {ratio(scores.iloc[0], 3)}."
     charts.show(figure, "honesty_trials")
-    st.caption(f"{count(len(scores))} trials with a score, of {count(len(pods))} pods.")
+    st.caption(told)
 
 
 def provenance(run: Summary, stored: Backtest) -> None:

@@ -14,7 +14,7 @@ import streamlit as st
 from app import forms, jobs
 from app.folders import Folder, NotThereError, RunsFolder
 from app.launch import STORE_VARIABLE
-from app.shell import config_folders, go, guarded, page, parts, sentence
+from app.shell import choose, config_folders, go, guarded, page, parts, sentence
 from app.summary import summaries
 from app.wording import duration, plain, without_secrets
 from fintrader.errors import FintraderError
@@ -66,8 +66,7 @@ def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
 def compose(runs: RunsFolder) -> None:
     options = sources(runs)
     names = list(options)
-    first = next((k for k, name in enumerate(names) if "quickstart" in name), 0)
-    source = st.selectbox("Start from", names, index=first, key="new_source")
+    source = choose("Start from", names, "source", default=next((name for name in names if "quickstart" in name), None))
     draft = drafted(runs, source, options[source])
     top = st.container()  # filled last: whether the form is valid, and the button that needs it to be
     section = parts(SECTIONS, "section")

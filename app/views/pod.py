@@ -10,7 +10,7 @@ import streamlit as st
 
 from app import artifacts, charts, metric_table
 from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import choose, guarded, page, pick_race, pick_run
+from app.shell import choose, guarded, linked_several, page, pick_race, pick_run, remember_several
 from app.wording import DASH, count, duration, human, plain, ratio
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
@@ -31,9 +31,10 @@ def render(runs: RunsFolder) -> None:
     with left:
         name = choose("Pod, the best first", order, "pod", format_func=lambda pod: titled(by_name.loc[pod]))
     with right:
-        others = st.multiselect(
-            "Beside it", [pod for pod in order if pod != name], max_selections=MOST - 1, key=f"pod_others_{run.name}"
-        )
+        rest = [pod for pod in order if pod != name]
+        key = linked_several("pods", rest, [], MOST - 1)
+        others: list[str] = st.multiselect("Beside it", rest, max_selections=MOST - 1, key=key)
+        remember_several("pods", others)
     chosen = by_name.loc[name]
     cards(chosen)
     live = run.status == "running"

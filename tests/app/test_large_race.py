@@ -59,7 +59,8 @@ def points(trace: Any) -> list[tuple[Any, ...]]:
         return list(value)
 
     marker = trace.marker
-    return list(zip(each(trace.x), each(trace.y), each(marker.color), each(marker.symbol), each(trace.customdata)))
+    columns = (trace.x, trace.y, marker.color, marker.symbol, trace.customdata)
+    return list(zip(*map(each, columns), strict=True))
 
 
 def plain(value: Any) -> Any:
@@ -82,7 +83,10 @@ def test_drift_points_are_pods(count: int) -> None:
     pods = large(count)
     values = race.hyper_table(pods)["learning_rate"]
     figure = dressed(race.drift_figure(pods, values, "learning_rate"))
-    true = {pod: (idx, value, score) for pod, idx, value, score in zip(pods["pod"], pods["idx"], values, pods["score"])}
+    true = {
+        pod: (idx, value, score)
+        for pod, idx, value, score in zip(pods["pod"], pods["idx"], values, pods["score"], strict=True)
+    }
     drawn = points(figure.data[0])
     for x, y, colour, _, told in drawn:
         assert (x, y, colour) == true[told]
