@@ -12,6 +12,7 @@ from typing import Any
 DASH = "–"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:])")
 _SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key)")
+_SECRET_QUERY = re.compile(r"(?i)([?&][\w-]*(?:sig|token|key|secret|passw|credential)[\w-]*=)[^&\s'\"]+")
 
 
 def number(value: Any) -> float | None:
@@ -125,8 +126,14 @@ def without_secrets(text: str) -> str:
         key, colon, value = line.partition(":")
         if colon and _SECRET.search(key) and value.strip() not in {"", "null", "''", '""'}:
             line = f"{key}: (hidden)"
-        lines.append(re.sub(r"(?i)(\w+://)[^/\s:@]+:[^/\s@]+@", r"\1(hidden)@", line))
+        line = re.sub(r"(\w+://)[^/\s:@]*:[^/\s@]+@", r"\1(hidden)@", line)
+        lines.append(_SECRET_QUERY.sub(r"\1(hidden)", line))
     return "\n".join(lines)
+
+
+def is_secret(name: str) -> bool:
+    """Whether something so called is nobody's business."""
+    return _SECRET.search(name) is not None
 
 
 def human(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -20,6 +21,10 @@ from pydantic.fields import FieldInfo
 from fintrader.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+_SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
+"""URLs with more than a place in them: a message goes to logs and screens, so of these it names the scheme only."""
 
 
 class Settings(BaseModel):
@@ -58,7 +63,7 @@ def first_problem(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = _SECRET_URL.sub(r"\1…", repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -12,7 +12,7 @@ from app.board import board_table
 from app.folders import Folder, NotThereError, RunsFolder
 from app.shell import choose, go, guarded, page, pick_race, pick_run
 from app.summary import Summary, summary
-from app.wording import count, duration, human, plain, ratio, short_count, without_secrets
+from app.wording import count, duration, human, is_secret, plain, ratio, short_count, without_secrets
 
 REFRESH_SECONDS = 2
 MOST_EVENTS = 200
@@ -153,7 +153,7 @@ def event_table(events: list[dict[str, object]]) -> None:
         rest = {
             key: value
             for key, value in event.items()
-            if key not in {"time", "event", "pod"} and value not in (None, "")
+            if key not in {"time", "event", "pod"} and value not in (None, "") and not is_secret(key)
         }
         told = ", ".join(f"{human(key)} {value}" for key, value in rest.items())
         stamp = event.get("time")

@@ -16,14 +16,26 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
-from fintrader.errors import DataError
+from fintrader.errors import ConfigError, DataError
 from fintrader.runs import write_bytes
-from fintrader.storage.objects import is_url
+from fintrader.storage.objects import check_no_secret, is_url
 
-PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
-"""A local path or an fsspec URL; a `pathlib.Path` is taken too."""
+
+def _without_secret(path: str) -> str:
+    try:
+        return check_no_secret(path)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+PathText = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value),
+    AfterValidator(_without_secret),
+]
+"""A local path or an fsspec URL without credentials; a `pathlib.Path` is taken too."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two; C:/ is a drive
 

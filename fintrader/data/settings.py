@@ -44,7 +44,7 @@ class DataSettings(Settings):
     features: FeatureSettings = FeatureSettings()
     windows: WindowSettings = WindowSettings()
     adjust: AdjustSettings = AdjustSettings()
-    store: str | None = None
+    store: PathText | None = None
     """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -61,6 +62,22 @@ def check_url(url: str) -> str:
             "into the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS)"
         )
     return url.rstrip("/")
+
+
+_SECRET_QUERY = re.compile(r"[?&][\w-]*(sig|token|key|secret|passw|credential)[\w-]*=", re.I)
+
+
+def check_no_secret(path: str) -> str:
+    """A path or URL of data as it is. Raises ConfigError for a URL that holds a password or a signed query.
+
+    Less strict than `check_url`: `container@account` and `user@host` are names, and `?` may stand in a pattern.
+    """
+    if is_url(path) and (re.search(r"://[^/\s]*:[^/\s]*@", path) or _SECRET_QUERY.search(path)):
+        raise ConfigError(
+            f"the URL of {path.partition('://')[0]}://… holds a password or a key; settings are stored and shown, so "
+            "credentials belong into the environment or into fsspec's configuration"
+        )
+    return path
 
 
 class Objects:

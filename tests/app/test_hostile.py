@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app import artifacts, jobs, markets
+from app import artifacts, jobs, launch, markets
 from app.folders import Folder, RunsFolder, component
 from app.summary import summaries
 from app.wording import label, plain, without_secrets
@@ -249,6 +249,86 @@ def test_secrets_are_hidden(open_page: Open, site: Path) -> None:
     assert "name: demo" in said(test)
     assert "s3cr3t" not in said(test)
     assert "s3cr3t" not in without_secrets("password: s3cr3t")
+
+
+def test_secrets_in_events_are_hidden(open_page: Open, site: Path) -> None:
+    detail = "OSError at https://user:s3cr3t-a@example.com/x and s3://b/x?X-Amz-Signature=s3cr3t-b"
+    with (site / "runs" / "demo" / "events.jsonl").open("a") as log:
+        for kind in ("lost", "damaged"):
+            event = {
+                "time": 1.8e9,
+                "event": kind,
+                "pod": "p0001",
+                "reason": "died",
+                "detail": detail,
+                "token": "s3cr3t",
+            }
+            log.write(json.dumps(event) + "\n")
+    test = open_page(site, "tournament", run="demo")
+    healthy(test)
+    shown = said(test) + "".join(frame.value.to_csv() for frame in test.dataframe)
+    shown += "".join(chart.proto.spec for chart in test.get("plotly_chart"))
+    assert "example.com" in shown
+    assert "s3cr3t" not in shown
+
+
+DATA_URLS = (
+    "https://user:s3cr3t@host/x.parquet",
+    "s3://key:s3cr3t@bucket/bars",
+    "simplecache::https://user:s3cr3t@host/x.csv",
+    "https://host/x.parquet?sv=1&sig=s3cr3t",
+    "https://host/x.parquet?X-Amz-Signature=s3cr3t",
+)
+
+
+@pytest.mark.parametrize("url", DATA_URLS)
+@pytest.mark.parametrize("place", ["source", "path", "store"])
+def test_credentials_in_data_urls_are_refused(url: str, place: str) -> None:
+    from fintrader.config import validate
+    from fintrader.data.settings import DataSettings
+
+    values = {"source": {"kind": "files", "path": url}} if place == "source" else {place: url}
+    with pytest.raises(FintraderError, match="password or a key") as caught:
+        validate(DataSettings, values, "settings")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_urls_without_credentials_are_taken() -> None:
+    from fintrader.config import validate
+    from fintrader.data.settings import DataSettings
+
+    for url in (
+        "s3://b/2016-0?.parquet",
+        "abfs://c@account.dfs.core.windows.net/x",
+        "data/bars",
+        "sftp://me@host:22/x",
+    ):
+        assert validate(DataSettings, {"path": url}, "settings").path == url
+
+
+def test_a_refused_store_does_not_tell_its_secret() -> None:
+    from fintrader.config import validate
+    from fintrader.pipeline import RunConfig
+
+    with pytest.raises(FintraderError) as caught:
+        validate(RunConfig, {"store": "s3://key:s3cr3t@bucket/runs"}, "settings")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_configuration_with_credentials_is_refused_unseen(
+    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "secret.yaml").write_text(f"data: {{source: {{kind: files, path: '{DATA_URLS[0]}'}}}}\n")
+    test = open_page(tmp_path, "new_run")
+    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(configs))
+    test.query_params["section"] = "data"
+    test.query_params["source"] = "configs/secret.yaml"
+    test.run()
+    healthy(test)
+    assert "password or a key" in said(test)
+    assert "s3cr3t" not in said(test) + "".join(str(box.value) for box in test.text_input)
 
 
 def test_folder_refuses_what_is_too_large(tmp_path: Path) -> None:
