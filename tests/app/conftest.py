@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 import app
 from app import launch
+from fintrader.runs import RunFolder
 from tests.app import fakes
 
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
@@ -26,10 +27,30 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`, `racing`, `raced`."""
     root = tmp_path_factory.mktemp("site")
     market = fakes.save_market(root / "data" / "tensors")
-    fakes.make_run(root / "runs", "demo", market=market)
+    fakes.make_run(root / "runs", "demo", market=market, checked=True)
     fakes.make_run(root / "runs", "second", market=market, seed=2)
     for stage in ("started", "racing", "raced"):
         fakes.make_run(root / "runs", stage, market=market, stage=stage, seed=1)
+    return root
+
+
+@pytest.fixture(scope="session")
+def crowd(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A thousand runs. Nobody may change them."""
+    root = tmp_path_factory.mktemp("crowd")
+    fakes.many_runs(RunFolder.named("demo", template / "runs"), root / "runs", 1000)
+    (root / "data").symlink_to(template / "data")
+    return root
+
+
+@pytest.fixture(scope="session")
+def long(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`demo` with a backtest of a million rows, and a race of 2,000 pods. Nobody may change it."""
+    root = tmp_path_factory.mktemp("long") / "site"
+    shutil.copytree(template, root)
+    demo = RunFolder.named("demo", root / "runs")
+    assert fakes.long_backtest(demo, bars=500_000) >= 1_000_000
+    fakes.long_race(demo, pods=2_000)
     return root
 
 

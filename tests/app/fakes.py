@@ -6,16 +6,18 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fintrader.backtest import BacktestResult, simulate, simulate_baselines, write_backtest
 from fintrader.backtest.result import empty_trades
+from fintrader.backtest.sensitivity import sensitivity
 from fintrader.config import Settings, dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
-from fintrader.runs import Manifest, RunFolder, append_jsonl, write_text
+from fintrader.runs import Manifest, RunFolder, append_jsonl, write_json, write_text
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod import PodResult, PodSpec
@@ -49,8 +51,12 @@ def make_run(
     seed: int = 0,
     stage: str = "finished",
     policies: int = 2,
+    checked: bool = False,
 ) -> RunFolder:
-    """A run as it looks when `stage` has been reached: `started`, `racing`, `raced` or `finished`."""
+    """A run as it looks when `stage` has been reached: `started`, `racing`, `raced` or `finished`.
+
+    `checked`: with everything that tells skill from luck, which is left out where a run did not ask for it.
+    """
     folder = RunFolder.named(name, runs)
     config = dump_yaml(_Config(name=name, seed=seed))
     write_text(folder.config, config)
@@ -78,12 +84,15 @@ def make_run(
     if stage == "raced":
         return folder
     with manifest.stage("backtest"):
-        make_backtest(folder, MarketTensors.load(market).split().test, seed=seed, trials=pods - 1, policies=policies)
+        window = MarketTensors.load(market).split().test
+        make_backtest(folder, window, seed=seed, trials=pods - 1, policies=policies, checked=checked)
     manifest.finish()
     return folder
 
 
-def make_backtest(folder: RunFolder, market: MarketTensors, *, seed: int, trials: int, policies: int = 2) -> None:
+def make_backtest(
+    folder: RunFolder, market: MarketTensors, *, seed: int, trials: int, policies: int = 2, checked: bool = False
+) -> None:
     """Random but fixed policies and all baselines over `market`, at 2 bps, written as a real backtest."""
     settings = EnvSettings(cost_bps=2.0, initial_cash_usd=1e6)
     results = {}
@@ -93,7 +102,25 @@ def make_backtest(folder: RunFolder, market: MarketTensors, *, seed: int, trials
     results |= simulate_baselines(market, settings)
     context = {"run": folder.root.name, "window": "test", "trials": trials, "seed": seed, "command": "fintrader run"}
     context |= {"looks": 2, "cost_bps": settings.cost_bps}
-    write_backtest(folder.backtest, results, context=context)
+    checks: dict[str, Any] = {}
+    if checked:
+        rng = np.random.default_rng(seed)
+        free = {name: value / 2 for name, value in results["best"].metrics.items() if isinstance(value, float)}
+        checks = {
+            "market": market,
+            "settings": settings,
+            "trial_returns": rng.normal(0, 0.01, (16, trials)),
+            "control": {"metrics": free, "best_selection_score": 0.1, "real_best_selection_score": 0.7},
+            "sensitivity": sensitivity(
+                lambda obs: torch.full((len(obs), market.num_assets), 0.3),
+                market,
+                settings,
+                costs_bps=(0.0, 10.0, 20.0),
+                stocks=False,
+            ),
+        }
+        write_json(folder.root / "lookahead.json", {"leaks": [], "cuts": [100], "modes": ["scrambled"]})
+    write_backtest(folder.backtest, results, context=context, **checks)
 
 
 def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str = "", racing: bool = False) -> None:
@@ -132,7 +159,9 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
         state = "waiting" if racing and index == pods - 1 else "running" if racing and index == pods - 2 else "done"
         if state == "waiting":
             continue
-        log.append({"event": "launched", "pod": spec.pod, "attempt": 1})
+        begin = START + 12.0 * (index // 2)
+        clock = {} if state == "running" else {"time": begin}
+        log.append({"event": "launched", "pod": spec.pod, "attempt": 1, **clock})
         for update in range(5 if state == "running" else 20):
             append_jsonl(
                 folder.pod(spec.pod) / "metrics.jsonl",
@@ -150,10 +179,8 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
             continue
         failed = index == 3
         if failed:
-            log.append(
-                {"event": "lost", "pod": spec.pod, "attempt": 1, "reason": "nan", "detail": "loss is not finite"}
-            )
-        begin = START + 12.0 * (index // 2)
+            lost = {"event": "lost", "pod": spec.pod, "attempt": 1, "reason": "nan", "detail": "loss is not finite"}
+            log.append({**lost, "time": begin + 10.0})
         result = store.write_result(
             PodResult(
                 pod=spec.pod,
@@ -235,3 +262,47 @@ def long_backtest(folder: RunFolder, *, bars: int) -> int:
             has_positions=name != "benchmark",
         )
     return len(write_backtest(folder.backtest, results, context={"trials": 7}).equity)
+
+
+def long_race(folder: RunFolder, *, pods: int) -> None:
+    """Put a leaderboard of so many pods in the place of the run's, as the real one writes it."""
+    rng = np.random.default_rng(5)
+    for path in folder.root.glob("leaderboard.sqlite*"):
+        path.unlink()
+    specs, entries = [], []
+    for index in range(pods):
+        parent = specs[int(rng.integers(max(0, index - 200), index))] if index > 20 and index % 4 else None
+        rate = float(10 ** rng.uniform(-4, -3))
+        spec = PodSpec(
+            pod=f"p{index:04d}",
+            index=index,
+            seed=index,
+            origin="exploit" if parent else "fresh",
+            parent=parent.pod if parent else None,
+            generation=parent.generation + 1 if parent else 0,
+            seen=index,
+            agent={"algo": "ppo", "learning_rate": rate},
+            hyper={"learning_rate": rate},
+            budget={"env_steps": 1000, "seconds": None},
+            data_hash="",
+        )
+        begin = START + 12.0 * (index // 4)
+        failed = index % 17 == 3
+        result = PodResult(
+            pod=spec.pod,
+            status="failed" if failed else "done",
+            reason="nan" if failed else "",
+            spec=spec.digest,
+            score=None if failed else float(rng.normal()),
+            env_steps=1000,
+            updates=1,
+            started=begin,
+            finished=begin + 10.0,
+            seconds=10.0,
+            device="cpu",
+        )
+        specs.append(spec)
+        entries.append(Entry(spec, result))
+    board = Leaderboard(folder.leaderboard)
+    board.rebuild(16, specs, entries)
+    board.close()

@@ -114,6 +114,8 @@ ARTIFACTS = (
     "backtest/trades.parquet",
     "backtest/context.json",
     "backtest/honesty.json",
+    "backtest/sensitivity.json",
+    "lookahead.json",
     "pods/p0001/metrics.jsonl",
 )
 DAMAGE = {
@@ -128,16 +130,10 @@ DAMAGE = {
 @pytest.mark.parametrize("artifact", ARTIFACTS)
 def test_corrupt_file(open_page: Open, site: Path, artifact: str, damage: str) -> None:
     DAMAGE[damage](site / "runs" / "demo" / artifact)
-    readers = {
-        "manifest.json": ("runs", "tournament", "market"),
-        "config.yaml": ("runs", "tournament"),
-        "leaderboard.sqlite": ("runs", "tournament", "pod", "honesty"),
-        "events.jsonl": ("tournament",),
-        "pods/p0001/metrics.jsonl": ("pod",),
-    }.get(artifact, ("runs", "backtest", "honesty", "compare"))
-    for page in readers:
+    for page in PAGES:
         test = open_page(site, page, run="demo", pod="p0001", part="trades" if "trades" in artifact else "curves")
         healthy(test)
+        assert test.metric or test.get("plotly_chart") or test.dataframe or test.info or test.error or page == "new_run"
 
 
 def test_a_damaged_file_is_named_and_shows_no_number(open_page: Open, site: Path) -> None:
@@ -189,24 +185,31 @@ def test_corrupt_market(open_page: Open, site: Path, damage: str) -> None:
         assert "market file" in said(test)
 
 
-def test_a_thousand_runs(open_page: Open, site: Path, tmp_path: Path) -> None:
-    fakes.many_runs(RunFolder.named("demo", site / "runs"), tmp_path / "many" / "runs", 1000)
-    for page in ("runs", "tournament", "compare"):
-        test = open_page(tmp_path / "many", page, run="run-0500")
-        healthy(test)
-    test = open_page(tmp_path / "many", "runs")
-    assert len(test.dataframe[0].value) == 1000
+@pytest.mark.parametrize("page", PAGES)
+def test_a_thousand_runs(open_page: Open, crowd: Path, page: str) -> None:
+    test = open_page(crowd, page, run="run-0500")
+    healthy(test)
+    assert not test.error
+    if page == "runs":
+        assert len(test.dataframe[0].value) == 1000
 
 
-def test_a_million_rows(open_page: Open, site: Path) -> None:
-    rows = fakes.long_backtest(RunFolder.named("demo", site / "runs"), bars=500_000)
-    assert rows >= 1_000_000
-    for page in ("backtest", "runs", "compare"):
-        test = open_page(site, page, run="demo", runs="demo")
-        healthy(test)
-        assert not test.error
-        for chart in test.get("plotly_chart"):
-            assert len(chart.proto.spec.encode()) <= 300_000
+@pytest.mark.parametrize("page", PAGES)
+def test_a_million_rows(open_page: Open, long: Path, page: str) -> None:
+    query = {"runs": "demo"} if page == "compare" else {"run": "demo", "pod": "p0001"}
+    test = open_page(long, page, **query)
+    healthy(test)
+    assert not test.error
+    assert "it is left out" not in said(test)
+    if page in NEEDS_RUN:
+        assert test.get("plotly_chart")
+    for chart in test.get("plotly_chart"):
+        assert len(chart.proto.spec.encode()) <= 300_000
+    if page == "tournament":
+        assert "of 2,000 pods shown" in said(test)
+        assert "The last 1,000 of 2,00" in said(test)
+    if page == "honesty":
+        assert "Put together in 60 bins" in said(test)
 
 
 def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Path) -> None:
