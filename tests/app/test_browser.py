@@ -1,0 +1,165 @@
+"""A real browser walks through every page, at two widths and in both themes. Skips where there is none.
+
+    pip install playwright      # and a Chromium on the PATH
+    python -m pytest tests/app/test_browser.py
+
+`FINTRADER_SCREENSHOTS=FOLDER` keeps what it saw.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import launch
+from app.shell import PAGES
+from fintrader.runs import RunFolder
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+
+WIDTHS = (1440, 390)
+THEMES = ("light", "dark")
+FAULTS = ("Page not found", "Traceback", "could not be drawn", "it is left out", "Connection error")
+PROBES = ("/_stcore/health", "/_stcore/host-config")
+"""What the browser asks below a page's path before it finds the server's root: answered 404, by streamlit's design."""
+PARTS = {
+    "backtest": [f"part={part}" for part in ("curves", "risk", "calendar", "weights", "trades", "metrics")],
+    "market": [f"view={view}" for view in ("bars", "features", "coverage", "quality", "ties")],
+    "new": [f"section={section}" for section in ("run", "data", "agent", "yaml")],
+    "compare": ["runs=demo,second"],
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """The app over the runs of `site`, as `fintrader app` serves it; its address."""
+    port = free_port()
+    variables = launch.environment(site / "runs", site / "data" / "tensors")
+    server = subprocess.Popen(launch.command(port, headless=True), env=variables, stdout=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        until = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/_stcore/health", timeout=1).read()
+                break
+            except OSError:
+                assert server.poll() is None
+                assert time.monotonic() < until, "the server does not answer"
+                time.sleep(0.1)
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def addresses(template: Path, long: Path) -> Iterator[dict[str, str]]:
+    """Two servers: over the small runs, one of which is at work, and over the long ones."""
+    with RunFolder.named("racing", template / "runs").lock(), served(template) as small, served(long) as large:
+        yield {"small": small, "large": large}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+def links() -> list[tuple[str, str, str]]:
+    """Name, server and address of every page, with its parts."""
+    found = []
+    for page in PAGES:
+        for part in PARTS.get(page.path, [""]):
+            found.append((f"{page.path} {part}".strip(), "small", f"{page.path}?run=demo&{part}".rstrip("&")))
+    found += [(f"live {path}", "small", f"{path}?run=racing") for path in ("tournament", "pod")]
+    found += [(f"large {path}", "large", f"{path}?run=demo") for path in ("tournament", "honesty", "backtest")]
+    return found
+
+
+def settled(page: Any) -> None:
+    """Wait until the script has ended and charts stand; of a page that redraws itself, once is enough."""
+    page.wait_for_selector("h1", timeout=60_000)
+    page.wait_for_function(
+        '() => !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')', timeout=60_000
+    )
+    page.wait_for_timeout(400)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) -> None:
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+    page = context.new_page()
+    trouble: list[str] = []
+    name = ""
+
+    def heard(line: Any) -> None:
+        if line.type == "error" and not line.location["url"].endswith(PROBES):
+            trouble.append(f"{name}: console: {line.text} {line.location['url']}")
+
+    page.on("console", heard)
+    page.on("pageerror", lambda error: trouble.append(f"{name}: script: {error}"))
+
+    def seen(request: Any) -> None:
+        if not request.url.startswith((*addresses.values(), "data:", "blob:", *(ws(a) for a in addresses.values()))):
+            trouble.append(f"{name}: asks {request.url[:80]}")
+
+    page.on("request", seen)
+    page.on("websocket", seen)
+    for name, server, path in links():
+        page.goto(f"{addresses[server]}/{path}")
+        settled(page)
+        text = page.inner_text("body")
+        trouble += [f"{name}: says {words!r}" for words in FAULTS if words in text]
+        over = page.evaluate("() => document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth")
+        inner = page.evaluate(
+            "() => { const m = document.querySelector('[data-testid=\"stMain\"]');"
+            " return m ? m.scrollWidth - m.clientWidth : 0; }"
+        )
+        if over > 0 or inner > 0:
+            trouble.append(f"{name}: {max(over, inner)} px too wide")
+        keep(page, f"{name} {width} {theme}")
+    context.close()
+    assert not trouble, "\n".join(trouble)
+
+
+def ws(address: str) -> str:
+    return address.replace("http://", "ws://")
+
+
+def keep(page: Any, name: str) -> None:
+    """A picture of the whole page, where somebody asked for it."""
+    folder = os.environ.get("FINTRADER_SCREENSHOTS")
+    if folder is None:
+        return
+    height = page.evaluate("() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
+    size = page.viewport_size
+    page.set_viewport_size({"width": size["width"], "height": min(6000, height + 80)})
+    page.wait_for_timeout(500)
+    page.screenshot(path=str(Path(folder) / f"{name.replace(' ', '-').replace('=', '-').replace(',', '-')}.png"))
+    page.set_viewport_size(size)
