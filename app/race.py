@@ -16,6 +16,8 @@ from app.timeline import since_start
 from app.wording import human, label, number
 from fintrader.errors import FintraderError
 
+MANY = 500
+"""Beyond so many pods their marks are small."""
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
 
 
@@ -112,7 +114,7 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
                     y=rows["score"],
                     mode="markers",
                     name=human(origin),
-                    marker={"size": 9, "color": colour},
+                    marker={"size": 9 if len(shown) <= MANY else 5, "color": colour},
                     customdata=[label(pod) for pod in rows["pod"]],
                     hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
                 )
@@ -137,7 +139,7 @@ def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.
             mode="markers",
             showlegend=False,
             marker={
-                "size": 10,
+                "size": 10 if shown.sum() <= MANY else 6,
                 "color": scores[shown],
                 "colorscale": "Viridis",
                 "showscale": True,

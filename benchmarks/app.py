@@ -1,12 +1,13 @@
 """The app: is it quick with 1,000 runs, are its charts light, and does it stay quick beside a tournament?
 
-    python benchmarks/app.py [--runs 1000] [--browser PATH] [--save]
+    python benchmarks/app.py [--runs 1000] [--pods N] [--browser PATH] [--save]
 
 `cold_first_page_s` is the first drawing of the Runs page in a fresh process, from the first import of the app's own
 modules (the server has imported streamlit before it answers at all); with `--browser` (a Chromium), also from opening
 the address of a freshly started server until the run list stands in the browser. `rerun_ms` are medians of 20 reruns,
 on the cores as they are (`load` says how busy; the `cpu` figures do not depend on it) and while two processes burn
-both cores at the niceness that the New run page gives its runs. `largest_chart_bytes` is over all pages, with a
+both cores at the niceness that the New run page gives its runs. `live_rerun_ms` are the Tournament and Pod pages of the
+quickstart's race while it runs, started as the New run page does. `largest_chart_bytes` is over all pages, with a
 backtest of a million rows. Prints one JSON object as its last line.
 """
 
@@ -71,18 +72,37 @@ for page in sys.argv[2].split(","):
     found[page] = {"times": times, "largest": largest}
 print(json.dumps(found))
 """
+LIVE = """
+import json, sys, time
+from streamlit.testing.v1 import AppTest
+test = AppTest.from_file(sys.argv[1], default_timeout=120).run()
+found = {}
+for page in ("tournament", "pod"):
+    test.query_params["run"] = "quickstart"
+    test.switch_page(f"views/{page}.py").run()
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        test.run()
+        times.append(time.perf_counter() - start)
+        time.sleep(0.2)  # as a reader's page would, it sees the race move on
+    assert not test.exception
+    found[page] = {"times": times, "running": any("running" in str(badge.value) for badge in test.markdown)}
+print(json.dumps(found))
+"""
 BURN = "import os\nos.nice(5)\nwhile True: sum(range(100_000))"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--runs", type=int, default=1000)
+    arguments.add_argument("--pods", type=int, help="of the live race; the quickstart's own number by default")
     arguments.add_argument("--browser", help="path of a Chromium, for the time until the page stands in it")
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = Path(tempfile.mkdtemp(prefix="app-"))
     try:
-        figures = measure(home, options.runs, options.browser)
+        figures = measure(home, options.runs, options.pods, options.browser)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     from benchmarks.common import finish
@@ -90,7 +110,7 @@ def main() -> None:
     finish("app", figures, seed=0, save=options.save)
 
 
-def measure(home: Path, count: int, browser: str | None) -> dict[str, Any]:
+def measure(home: Path, count: int, pods: int | None, browser: str | None) -> dict[str, Any]:
     from fintrader.runs import RunFolder
     from tests.app import fakes
 
@@ -121,9 +141,46 @@ def measure(home: Path, count: int, browser: str | None) -> dict[str, Any]:
     long = drawn(EACH, home / "one", "runs,backtest,compare")
     figures["million_rows_rerun_ms"] = {page: milliseconds(found["times"]) for page, found in long.items()}
     figures["largest_chart_bytes"] = max(largest, *(found["largest"] for found in long.values()))
+    figures |= live(home / "live", pods)
     if browser:
         figures["browser_first_page_s"] = in_browser(home / "many", browser)
     return figures
+
+
+def live(site: Path, pods: int | None) -> dict[str, Any]:
+    """Reruns of the pages that watch a race, beside the quickstart's own race."""
+    import yaml
+
+    from app import artifacts, jobs
+    from app.folders import RunsFolder
+    from app.race import at_work
+    from fintrader.errors import FintraderError
+
+    values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    values |= {"name": "quickstart", "runs_dir": str(site / "runs"), "cache": str(site / "data" / "tensors")}
+    if pods is not None:
+        values["tournament"]["pods"] = pods
+    runs = RunsFolder.at(site / "runs")
+    job = jobs.start(runs, "quickstart", yaml.safe_dump(values), working=ROOT)
+    try:
+        until = time.monotonic() + 600
+        while True:  # the pages are timed while pods are at work, not while the market is built
+            try:
+                if at_work(artifacts.events(runs.run("quickstart"))):
+                    break
+            except FintraderError:
+                pass
+            if not job.alive or time.monotonic() > until:
+                raise SystemExit(f"the live race did not start:\n{jobs.last_words(runs, 'quickstart')}")
+            time.sleep(0.2)
+        found = drawn(LIVE, site)
+    finally:
+        jobs.kill(job)
+    return {
+        "live_rerun_ms": {page: milliseconds(one["times"]) for page, one in found.items()},
+        "live_rerun_max_ms": {page: round(1000 * max(one["times"]), 1) for page, one in found.items()},
+        "live_was_running": {page: one["running"] for page, one in found.items()},
+    }
 
 
 def milliseconds(times: list[float]) -> float:

@@ -92,10 +92,11 @@ def chromium() -> Iterator[Any]:
 
 def links() -> list[tuple[str, str, str]]:
     """Name, server and address of every page, with its parts."""
-    found = []
-    for page in PAGES:
-        for part in PARTS.get(page.path, [""]):
-            found.append((f"{page.path} {part}".strip(), "small", f"{page.path}?run=demo&{part}".rstrip("&")))
+    found = [
+        (f"{page.path} {part}".strip(), "small", f"{page.path}?run=demo&{part}".rstrip("&"))
+        for page in PAGES
+        for part in PARTS.get(page.path, [""])
+    ]
     found += [(f"live {path}", "small", f"{path}?run=racing") for path in ("tournament", "pod")]
     found += [(f"large {path}", "large", f"{path}?run=demo") for path in ("tournament", "honesty", "backtest")]
     return found

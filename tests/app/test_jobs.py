@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app import jobs
 from app.folders import RunsFolder
+from app.summary import summary
 from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder
 
@@ -109,6 +113,61 @@ time.sleep(60)
         wait(lambda: not job.alive)
     finally:
         jobs.kill(job)
+
+
+STARTS_AND_SERVES = """
+import os, sys
+from pathlib import Path
+from app import jobs, launch
+from app.folders import RunsFolder
+runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+jobs.start(runs, "tiny", config.read_text())
+served = launch.command(port, headless=True)
+os.execve(served[0], served, launch.environment(runs.root))
+"""
+
+
+def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
+    """The very process that started a run becomes the server; both its group and it are told to end at once."""
+    root = Path(__file__).parents[2]
+    values = yaml.safe_load((root / "configs" / "quickstart.yaml").read_text())
+    values |= {"name": "tiny", "runs_dir": str(tmp_path / "runs"), "cache": str(tmp_path / "cache"), "device": "cpu"}
+    values["data"]["source"] |= {"num_sessions": 25}
+    values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
+    values["tournament"] |= {"pods": 2, "workers": 1, "budget": {"env_steps": 1000}, "ensemble_size": 2}
+    values["backtest"] = {**values.get("backtest", {}), "control": False}
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(values))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = [sys.executable, "-c", STARTS_AND_SERVES, str(tmp_path / "runs"), str(config), str(port)]
+    server = subprocess.Popen(arguments, cwd=root, start_new_session=True, stdout=subprocess.DEVNULL)
+    runs = RunsFolder.at(tmp_path / "runs")
+
+    def answers() -> bool:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1).read()
+        except OSError:
+            return False
+        return True
+
+    try:
+        wait(answers, 120)
+        job = jobs.job(runs, "tiny")
+        assert job.alive
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=30)
+        assert not answers()
+        assert job.alive, jobs.last_words(runs, "tiny")
+        wait(lambda: not jobs.job(runs, "tiny").alive, 300)
+        assert summary(runs, "tiny").status == "finished", jobs.last_words(runs, "tiny")
+        assert summary(runs, "tiny").metrics
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+        jobs.kill(jobs.job(runs, "tiny"))
 
 
 def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
