@@ -111,8 +111,11 @@ def time_line(
     found, total = timeline.attempts(pods, launched, timeline.lost_attempts(events), now=time.time())
     if not found:
         return
-    moving = time.time() if launched else len(events)
-    charts.show(lambda: timeline.timeline_figure(found, total), "race_timeline", version=(*version, moving))
+    if launched:  # its bars grow with the clock
+        charts.show(timeline.timeline_figure(found, total), "race_timeline")
+    else:
+        told = (*version, len(events))
+        charts.show(lambda: timeline.timeline_figure(found, total), "race_timeline", version=told)
 
 
 def lost_pods(events: list[dict[str, object]]) -> None:

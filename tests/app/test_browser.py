@@ -161,6 +161,6 @@ def keep(page: Any, name: str) -> None:
     height = page.evaluate("() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
     size = page.viewport_size
     page.set_viewport_size({"width": size["width"], "height": min(6000, height + 80)})
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(1500)  # charts below the fold are drawn when they come into view
     page.screenshot(path=str(Path(folder) / f"{name.replace(' ', '-').replace('=', '-').replace(',', '-')}.png"))
     page.set_viewport_size(size)
