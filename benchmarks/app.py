@@ -5,8 +5,9 @@
 `cold_first_page_s` is the first drawing of the Runs page in a fresh process, from the first import of the app's own
 modules (the server has imported streamlit before it answers at all); `browser_first_page_s`, where there is a Chromium
 (`--browser`) and playwright, is what a reader waits: from opening the address of a freshly started server until the run
-list stands in the browser. `rerun_ms` are medians of 20 reruns, on the cores as they are (`load` says how busy; the `cpu` figures do not depend on it) and while two processes burn
-both cores at the niceness that the New run page gives its runs. `live_rerun_ms` are the Tournament and Pod pages of the
+list stands in the browser. `rerun_ms` are medians of 20 reruns, on the cores as they are (`load` says how busy; the
+`cpu` figures do not depend on it) and while two processes burn both cores at the niceness that the New run page gives
+its runs. `live_rerun_ms` are the Tournament and Pod pages of the
 quickstart's race while it runs, started as the New run page does. `largest_chart_bytes` is over all pages, with a
 backtest of a million rows. Prints one JSON object as its last line.
 """

@@ -269,7 +269,7 @@ def _excursions(level: Array, session: Array, far: Array) -> Array:
     step = np.diff(level)
     away = np.zeros(len(level), dtype=bool)
     done = 0
-    for before in np.flatnonzero(np.abs(step) > far[session[1:]]):
+    for before in np.flatnonzero(np.abs(step) > far[session[1:]]).tolist():
         if before < done:  # the way back of the last one
             continue
         move, stop = step[before], min(before + 1 + _EXCURSION_BARS, len(step))
@@ -374,7 +374,7 @@ def _dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
         chance[code, listed] = _silence(_usual(share[code, listed]))
     joint, listed_now = chance.sum(axis=0), np.count_nonzero(chance, axis=0)
     halted = np.isin(grid.dates, np.array(MARKET_HALTS, dtype="datetime64[D]"))
-    quiet = ~traded.any(axis=0)
+    quiet: Array = np.asarray(~traded.any(axis=0))
     # a run ends with its session
     ends = np.flatnonzero(np.diff(np.where(quiet, grid.session, -1), prepend=-1, append=-1))
     for start, stop in itertools.pairwise(ends):

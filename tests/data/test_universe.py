@@ -26,8 +26,6 @@ PLAIN = {
 
 # Why the list of index-constitution and the one beside the bars differ, ticker by ticker.
 ONE_COMPANY_TWO_TICKERS = {
-    *("FI", "HANS", "KFT", "META", "PCLN", "SYMC", "TCFCA", "TCFCB", "TCOM", "CTRP", "WFMI", "WTW", "WLTW"),
-}
     "SYMC",
     "FI",
     "HANS",
