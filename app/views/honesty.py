@@ -319,8 +319,9 @@ def selection(folder: Folder) -> None:
 def provenance(run: Summary, stored: Backtest) -> None:
     """Everything needed to get the numbers again."""
     st.subheader("To get these numbers again", anchor=False)
-    if run.command:
-        st.code(without_secrets(run.command), language="bash")
+    command = stored.context.get("command") or run.command  # a backtest made again has one of its own
+    if isinstance(command, str) and command:
+        st.code(without_secrets(command), language="bash")
     rows = {
         "Market (data hash)": run.data_hash,
         "Settings (config hash)": run.config_hash,
