@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.follow import follow
 from fintrader.errors import ConfigError
-from fintrader.storage.objects import is_url
+from fintrader.storage.urls import is_url
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
 CACHE_VARIABLE = "FINTRADER_CACHE"

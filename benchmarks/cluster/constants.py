@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from fintrader.runs import RunFolder
-from fintrader.tournament.pod import BODY, PodContext, PodResult, PodSpec, worker_environment
+from fintrader.tournament.places import worker_environment
+from fintrader.tournament.pod import BODY, PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 
 Samples = list[float]

@@ -16,7 +16,7 @@ from fintrader.cli.parsing import parse, positional
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.storage.objects import is_url
+from fintrader.storage.urls import is_url
 
 
 class ScaleOptions(Settings):

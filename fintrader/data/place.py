@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from fintrader.errors import ConfigError, DataError
 from fintrader.runs import write_bytes
-from fintrader.storage.objects import check_no_secret, is_url
+from fintrader.storage.urls import check_no_secret, is_url
 
 
 def _without_secret(path: str) -> str:

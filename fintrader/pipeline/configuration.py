@@ -19,7 +19,7 @@ from fintrader.data.build import DataSettings
 from fintrader.data.place import refuse_url
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
-from fintrader.storage.objects import check_url
+from fintrader.storage.urls import check_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 

@@ -19,7 +19,8 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold, is_held
 from fintrader.storage.markets import Markets
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
-from fintrader.storage.objects import Objects, check_url, is_url
+from fintrader.storage.objects import Objects
+from fintrader.storage.urls import check_url, is_url
 from fintrader.tournament.status import make_index
 
 PATIENCE_SECONDS = 30.0

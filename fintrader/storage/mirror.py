@@ -31,7 +31,8 @@ from fintrader.errors import RunError, StorageDamagedError, StorageError
 from fintrader.runs import dump_json, file_sha256, publish, read_json, write_bytes, write_json
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import StoreLease
-from fintrader.storage.objects import Objects, check_url, seal, unseal
+from fintrader.storage.objects import Objects, seal, unseal
+from fintrader.storage.urls import check_url
 
 MARKER = ".store.json"
 """In a run's folder: says of which run in a store it is the working copy."""

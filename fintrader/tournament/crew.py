@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fintrader.tournament.pod import PodContext, PodSpec, RankLost, Reason, worker_environment
+from fintrader.tournament.places import worker_environment
+from fintrader.tournament.pod import PodContext, PodSpec, RankLost, Reason
 
 GRACE_SECONDS = 2.0
 """The rank that is heard of first may only have lost its partner: so long the others are listened to as well."""

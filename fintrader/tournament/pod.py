@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -398,9 +397,3 @@ def failure_reason(error: BaseException) -> Reason:
     if name == "SafetensorError" and f"os error {errno.ENOSPC}" in text:
         return "disk_full"
     return "error"
-
-
-def worker_environment() -> dict[str, str]:
-    """This process's environment with one thread a pod: pods share the cores, libraries must not fight over them."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}

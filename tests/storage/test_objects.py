@@ -22,7 +22,8 @@ from fintrader.errors import (
     StorageOfflineError,
 )
 from fintrader.storage import objects as module
-from fintrader.storage.objects import Objects, check_url, seal, unseal
+from fintrader.storage.objects import Objects, seal, unseal
+from fintrader.storage.urls import check_url
 from tests.storage.servers import SECRET, forget
 
 

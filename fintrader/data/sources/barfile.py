@@ -15,7 +15,7 @@ import pyarrow as pa
 from fintrader.data.place import base_name, file_system
 from fintrader.errors import BarError, DataError
 from fintrader.runs import file_sha256
-from fintrader.storage.objects import is_url
+from fintrader.storage.urls import is_url
 
 
 def find_files(path: str) -> list[BarFile]:

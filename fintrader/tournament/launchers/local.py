@@ -19,8 +19,8 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress, settle
+from fintrader.tournament.places import worker_environment as _environment
 from fintrader.tournament.pod import BODY, PodResult, PodSpec, Reason
-from fintrader.tournament.pod import worker_environment as _environment
 
 # --- slots -----------------------------------------------------------------------------------------------------
 
