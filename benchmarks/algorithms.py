@@ -305,10 +305,12 @@ def compare(ours: list[list[dict[str, float]]], theirs: list[list[dict[str, floa
     for clock in ("wall_s", "cpu_s"):
         a, b = ([seconds_to(level, curve, clock) for curve in side] for side in (ours, theirs))
         figures |= {f"{clock}_to_level_ours": a, f"{clock}_to_level_theirs": b}
+        figures["seeds_that_got_there"] = {
+            who: sum(value is not None for value in side) for who, side in (("ours", a), ("theirs", b))
+        }
         # A seed that never got there counts with infinity: the median stays honest while most did.
         medians = [float(np.median([np.inf if value is None else value for value in side])) for side in (a, b)]
-        ratio = medians[0] / medians[1]
-        figures[f"{clock}_ratio"] = round(ratio, 3) if np.isfinite(ratio) else None
+        figures[f"{clock}_ratio"] = round(medians[0] / medians[1], 3) if np.isfinite(medians).all() else None
         total = [np.mean([curve[-1][clock] for curve in side]) for side in (ours, theirs)]
         figures |= {f"{clock}_of_budget_ours": round(total[0], 1), f"{clock}_of_budget_theirs": round(total[1], 1)}
     return figures
