@@ -46,8 +46,6 @@ class World:
     """Training with evaluation: uniform between the two."""
     start: tuple[float, ...] = (0.0,)
     """Samples of what a pod takes before it trains, drawn with replacement."""
-    cold: tuple[float, ...] = (0.0,)
-    """Samples of what comes on top where no pod has ended well before: a new process."""
     end: tuple[float, ...] = (0.0,)
     """Samples of what a pod takes to store what came out."""
     failure_rate: float = 0.0
@@ -131,7 +129,6 @@ class SimulatedCluster:
         self.random = np.random.default_rng(world.seed)
         self.free = set(range(world.gpus))
         self.gone: set[int] = set()
-        self.warm: set[int] = set()
         self.work: dict[str, _Work] = {}
         self.left: dict[str, float] = {}
         """Seconds of training that a lost pod still has before it."""
@@ -170,8 +167,6 @@ class SimulatedCluster:
         if self.store.has_result(spec.pod):  # of an attempt that was given up: `run_pod` returns it at once
             training = 0.0
         starting = world.start[int(random.integers(len(world.start)))]
-        if place not in self.warm:
-            starting += world.cold[int(random.integers(len(world.cold)))]
         seconds = starting + training + world.end[int(random.integers(len(world.end)))]
         future: Future[PodResult] = Future()
         work = _Work(spec, attempt, place, future, self.clock.time, self.clock.time + seconds)
@@ -208,14 +203,12 @@ class SimulatedCluster:
         result = self._publish(work)
         self.ended[work.spec.pod] = self.clock.time
         self._leave(work)
-        self.warm.add(work.place)
         work.future.set_result(result)
 
     def _lose(self, work: _Work, reason: Any, zombie: bool) -> None:
         if not work.alive:
             return
         self.losses[reason] += 1
-        self.warm.discard(work.place)
         self._leave(work)
         work.future.set_exception(PodFailure(reason, "simulated"))
         if zombie:  # given up, but its last write was under way
