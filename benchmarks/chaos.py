@@ -30,9 +30,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.common import ROOT, commit, finish
 from fintrader.runs import RunFolder
-from tests.tournament import chaos
-from tests.tournament.apart import Plan
-from tests.tournament.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
+from tests.engines import chaos
+from tests.engines.apart import Plan
+from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 
 PARTS = (
     "kill",
@@ -78,7 +78,7 @@ def main() -> None:
 
 def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[str, Any]:
     """Each part's counts, problems and slowest recovery."""
-    import tests.tournament.conftest  # noqa: F401 - forks then find everything imported
+    import tests.engines.races  # noqa: F401 - forks then find everything imported
 
     reference = RunFolder(home / "undisturbed")
     assert forked(reference, pods).status == DONE

@@ -36,8 +36,8 @@ from fintrader.tournament.pod import PodSpec
 from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.settings import Range
 from fintrader.tournament.store import RunStore
-from tests.tournament.simulation import World, simulate
-from tests.tournament.simulation_checks import settings
+from tests.engines.simulation import World, simulate
+from tests.engines.simulation_checks import settings
 
 TARGETS = (0.80, 0.90, 0.95)
 """Shares of the optimal utility; fixed before the first full run."""

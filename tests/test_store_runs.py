@@ -22,8 +22,8 @@ from fintrader.runs import read_jsonl
 from fintrader.storage import lease
 from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
-from tests.storage import servers
-from tests.tournament.emptied import results_in
+from tests.engines import object_stores
+from tests.engines.emptied import results_in
 
 TINY: dict[str, Any] = {
     "seed": 1,
@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
     },
     "backtest": {"control": False, "sensitivity": False},
 }
-URL = f"s3://{servers.BUCKET}/runs"
+URL = f"s3://{object_stores.BUCKET}/runs"
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with servers.s3(monkeypatch) as client:
+    with object_stores.s3(monkeypatch) as client:
         yield client
 
 
@@ -185,7 +185,7 @@ def test_mistakes_are_one_line(tmp_path: Path, s3: Any, capsys: pytest.CaptureFi
         assert ended.value.code == 2
         assert said.count("\n") == 1
         assert message in said
-        assert servers.SECRET not in said
+        assert object_stores.SECRET not in said
 
 
 def test_two_machines_do_not_drive_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

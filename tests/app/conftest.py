@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 import app
 from app import launch
 from fintrader.runs import RunFolder
-from tests.app import fakes
+from tests.engines import fakes
 
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market", "new_run")

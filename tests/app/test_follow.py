@@ -19,7 +19,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach
 from fintrader.storage.objects import Objects
-from tests.tournament.chaos import race
+from tests.engines.chaos import race
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from app import artifacts
 from app.folders import Folder
 from fintrader.runs import RunFolder
-from tests.app import fakes
 from tests.app.conftest import PAGES, Open, healthy, said
+from tests.engines import fakes
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
 

@@ -1,4 +1,4 @@
-"""The container recipe: linted, its context minimal, its packages pinned, its source enough to install from."""
+"""The container recipe: no root, no secrets, a minimal context, pinned packages, and source enough to install from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.dockerfile import complaints, copied, parse
+from tests.engines.dockerfile import copied, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "Dockerfile").read_text()
@@ -23,42 +23,37 @@ def context() -> set[str]:
     return copied(ROOT, IGNORE)
 
 
-def test_the_recipe_is_well(context: set[str]) -> None:
-    assert list(complaints(parse(TEXT), context)) == []
+def test_every_image_runs_the_command_as_a_numbered_user() -> None:
+    """A number, so that Kubernetes can see that it is not root; JSON, so that the program receives signals."""
+    file = parse(TEXT)
+    for name in ("cpu", "cuda"):
+        chain = file.chain(name)
+        assert [user for stage in chain for user in stage.all("USER")] == ["10001:10001"]
+        assert [entry for stage in chain for entry in stage.all("ENTRYPOINT")] == ['["fintrader"]']
+        assert {folder for stage in chain for folder in stage.all("WORKDIR")} == {"/srv"}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ("USER 10001:10001", "USER root", "runs as root"),
-        ("USER 10001:10001", "USER fintrader", "is no number"),
-        ("USER 10001:10001\n", "", "runs as root"),
-        ("3.11.13-slim-bookworm", "latest", "names no version"),
-        ("3.11.13-slim-bookworm", "3.11-slim", "names no exact version"),
-        ("COPY configs configs", "COPY . .", "takes whatever lies around"),
-        ("COPY configs configs", "ADD configs configs", "ADD"),
-        ("COPY configs configs", "COPY data data", "left out by .dockerignore"),
-        ("COPY configs configs", "COPY nothing configs", "not there"),
-        ("PIP_NO_CACHE_DIR=1", "PIP_NO_CACHE_DIR=0", "keeps its cache"),
-        ("pip install -c constraints.txt torch", "pip install torch", "not pinned"),
-        ("--from=build-cuda", "--from=built", "no earlier stage"),
-        ('ENTRYPOINT ["fintrader"]', "ENTRYPOINT fintrader", "through a shell"),
-        ("WORKDIR /srv", "WORKDIR srv", "is relative"),
-        ("OMP_NUM_THREADS=1", "AWS_SECRET_ACCESS_KEY=x", "a secret would stay"),
-        ("RUN groupadd", "RUN curl https://example.com/x | sh && groupadd", "runs what it downloads"),
-        ("RUN groupadd", "RUN apt-get update && apt-get install wget && groupadd", "--no-install-recommends"),
-        ("RUN groupadd", "RUN sudo groupadd", "sudo"),
-    ],
-)  # fmt: skip
-def test_a_worse_recipe_is_caught(before: str, after: str, expected: str, context: set[str]) -> None:
-    assert before in TEXT
-    changed = TEXT.replace(before, after)
-    if expected == "through a shell":
-        with pytest.raises(ValueError, match="Expecting value"):  # JSON form is what makes it receive signals
-            list(complaints(parse(changed), context))
-        return
-    found = list(complaints(parse(changed), context))
-    assert any(expected in problem for problem in found), found
+def test_nothing_is_taken_that_is_not_named_or_pinned(context: set[str]) -> None:
+    file = parse(TEXT)
+    assert re.fullmatch(r"\d+\.\d+\.\d+-slim-\w+", file.arguments["PYTHON"])
+    for stage in file.stages:
+        assert stage.base == "python:${PYTHON}" or stage.base in {one.name for one in file.stages}
+        assert not stage.all("ADD")
+        for text in stage.all("COPY"):
+            *sources, _target = [word for word in text.split() if not word.startswith("--")]
+            for source in sources if "--from=" not in text else []:
+                assert any(path == source or path.startswith(f"{source}/") for path in context), f"COPY {source}"
+        for text in stage.all("RUN"):
+            assert not re.search(r"\b(curl|wget|sudo)\b", text)
+            for install in re.findall(r"pip install[^&|;]*", text):
+                assert "-c constraints.txt" in install or "--no-deps" in install, install
+    assert "PIP_NO_CACHE_DIR=1" in " ".join(file.stage("build").all("ENV"))
+
+
+def test_no_secret_stays_in_the_image() -> None:
+    for stage in parse(TEXT).stages:
+        for text in [*stage.all("ENV"), *stage.all("ARG")]:
+            assert not re.search(r"(?i)(secret|token|passw|credential|api[-_]?key|access[-_]?key)", text), text
 
 
 def test_the_context_holds_what_is_named_and_nothing_else(context: set[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.dockerfile import copied, parse
+from tests.engines.dockerfile import copied, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = 10001

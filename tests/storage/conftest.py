@@ -8,18 +8,18 @@ from uuid import uuid4
 import pytest
 
 from fintrader.storage import lease
-from tests.storage import servers
+from tests.engines import object_stores
 
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with servers.s3(monkeypatch) as client:
+    with object_stores.s3(monkeypatch) as client:
         yield client
 
 
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with servers.gcs(monkeypatch) as address:
+    with object_stores.gcs(monkeypatch) as address:
         yield address
 
 
@@ -28,10 +28,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty place in each kind of store."""
     if request.param == "s3":
         request.getfixturevalue("s3")
-        return f"s3://{servers.BUCKET}/place"
+        return f"s3://{object_stores.BUCKET}/place"
     if request.param == "gs":
         request.getfixturevalue("gcs")
-        return f"gs://{servers.BUCKET}/place"
+        return f"gs://{object_stores.BUCKET}/place"
     return f"memory://{uuid4().hex}/place" if request.param == "memory" else f"file://{tmp_path}/place"
 
 

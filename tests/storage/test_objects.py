@@ -24,7 +24,7 @@ from fintrader.errors import (
 from fintrader.storage import objects as module
 from fintrader.storage.objects import Objects, seal, unseal
 from fintrader.storage.urls import check_url
-from tests.storage.servers import SECRET, forget
+from tests.engines.object_stores import SECRET, forget
 
 
 def test_whole_objects(url: str, tmp_path: Path) -> None:

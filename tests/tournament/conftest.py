@@ -9,18 +9,10 @@ import pytest
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.orchestrator import TournamentResult, run_tournament
-from fintrader.tournament.settings import Range, TournamentSettings
-from tests.tournament import stubs
+from tests.engines import stubs
+from tests.engines.races import settings
 
 Race = Callable[..., TournamentResult]
-ORDER = TournamentSettings().order
-SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True), "width": Range(choices=(4, 8, 16), structural=True)}
-
-
-def settings(**changes: Any) -> TournamentSettings:
-    """Small, and the same on every run; tests of the default order ask for it (`order=ORDER`)."""
-    values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, "order": "submission"}
-    return TournamentSettings(**{**values, **changes})
 
 
 @pytest.fixture
@@ -47,7 +39,7 @@ def race(tmp_path: Path) -> Race:
             market=stubs.market(tmp_path),
             agent=stubs.StubAgent(),
             seed=seed,
-            body="tests.tournament.stubs:body",
+            body="tests.engines.stubs:body",
             launcher=launcher,
             ensemble=stubs.ensemble,
             **how,

@@ -14,9 +14,9 @@ from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
-from tests.tournament import chaos
-from tests.tournament.apart import NOBODY, Plan
-from tests.tournament.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
+from tests.engines import chaos
+from tests.engines.apart import NOBODY, Plan
+from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 
 PODS = 5
 

@@ -22,12 +22,11 @@ from fintrader.tournament.checkpoint import Checkpoint
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
 from fintrader.tournament.pod import PodContext, run_pod
 from fintrader.tournament.store import RunStore
-from tests.storage import servers
-from tests.tournament import stubs
+from tests.engines import object_stores, stubs
+from tests.engines.races import market_file
 from tests.tournament.conftest import Race
 from tests.tournament.test_fusion import fused_spec
 from tests.tournament.test_launchers import spec as stub_spec
-from tests.tournament.test_real_pods import market_file
 
 STEPS = 1280  # forty updates of one learner
 
@@ -82,7 +81,7 @@ def test_another_machine_goes_on_in_the_middle(
 
     undisturbed = run_pod(spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report))
     begin = told[0][0]
-    with servers.s3(monkeypatch):
+    with object_stores.s3(monkeypatch):
         url = "s3://bucket/runs/run" if kind == "s3" else f"file://{tmp_path}/store/run"
         first = RunFolder(working_copy(url, tmp_path / "first"))
         RunStore(first).write_spec(spec)
@@ -185,7 +184,7 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
     local = LocalLauncher(
         run,
         run.root / "market",
-        body="tests.tournament.stubs:body",
+        body="tests.engines.stubs:body",
         slots=lambda: [Slot("a")],
         store_seconds=3600.0,
     )

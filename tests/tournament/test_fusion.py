@@ -17,7 +17,7 @@ from fintrader.tournament.generator import Breeder
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import Board
-from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
+from tests.engines.races import AGENT, ENV, SETTINGS, market_file
 
 
 def fused_spec(**changes: object) -> PodSpec:

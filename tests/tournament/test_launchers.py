@@ -18,7 +18,7 @@ from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda
 from fintrader.tournament.launchers.local import _cause, _oom_kills
 from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from tests.tournament import stubs
+from tests.engines import stubs
 
 
 def which(spec: PodSpec, context: PodContext) -> PodOutput:

@@ -19,9 +19,8 @@ from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.pod import Fenced, PodContext, run_pod
 from fintrader.tournament.status import compare, lineage, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
-from tests.storage import servers
-from tests.tournament import chaos, emptied, stubs
-from tests.tournament.chaos import DONE, REFUSED, Faults, everything, forked
+from tests.engines import chaos, emptied, object_stores, stubs
+from tests.engines.chaos import DONE, REFUSED, Faults, everything, forked
 from tests.tournament.conftest import Race
 
 PODS = 5
@@ -45,7 +44,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
 ) -> None:
     plain = race("plain", **how)
     local = {"memory": f"memory://{uuid4().hex}", "file": f"file://{tmp_path}/store"}
-    with servers.gcs(monkeypatch) if kind == "gs" else servers.s3(monkeypatch):
+    with object_stores.gcs(monkeypatch) if kind == "gs" else object_stores.s3(monkeypatch):
         url = local.get(kind, f"{kind}://bucket/runs")
         run = RunFolder(tmp_path / "stored")
         attach(run.root, f"{url}/stored")
@@ -306,7 +305,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "device": "cpu",
         "token": leases.newest(Objects(url)),
         "attempt": 1,
-        "body": "tests.tournament.stubs:body",
+        "body": "tests.engines.stubs:body",
         "apart": False,
         "draft": None,
         "inside": "control/",

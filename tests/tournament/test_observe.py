@@ -19,8 +19,9 @@ from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
 from fintrader.tournament.observe import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
 from fintrader.tournament.settings import TournamentSettings
-from tests.tournament import stubs
-from tests.tournament.conftest import Race, settings
+from tests.engines import stubs
+from tests.engines.races import settings
+from tests.tournament.conftest import Race
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'")
 ROOT = Path(__file__).resolve().parents[2]

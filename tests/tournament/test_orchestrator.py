@@ -13,9 +13,10 @@ from fintrader.tournament.leaderboard import canonical, read_leaderboard, read_p
 from fintrader.tournament.pod import PodResult, PodSpec
 from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.store import RunStore
-from tests.tournament import stubs
-from tests.tournament.conftest import ORDER, Race
-from tests.tournament.stubs import plant
+from tests.engines import stubs
+from tests.engines.races import ORDER
+from tests.engines.stubs import plant
+from tests.tournament.conftest import Race
 
 
 def everything(run: RunFolder) -> tuple[str, dict[str, object], bytes]:

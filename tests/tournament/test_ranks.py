@@ -32,8 +32,8 @@ from fintrader.tournament.pod import PodContext, PodSpec, RankLost, failure_reas
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import Board
+from tests.engines.races import AGENT, ENV, SETTINGS, market_file
 from tests.tournament.test_fusion import fused_spec, run
-from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ from fintrader.tournament.launchers import RaySettings, ThreadLauncher
 from fintrader.tournament.launchers.cluster import connect, fits, is_loopback, knock
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
-from tests.tournament import chaos, stubs
-from tests.tournament.ray_cluster import Nodes
-from tests.tournament.ray_race import REFUSED, Racer, generational
+from tests.engines import chaos, stubs
+from tests.engines.ray_cluster import Nodes
+from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.tournament.test_checkpoint import stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]

@@ -19,12 +19,11 @@ from fintrader.tournament.launchers.cluster import groups
 from fintrader.tournament.launchers.ray import devices
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
-from tests.tournament.conftest import settings
-from tests.tournament.ray_cluster import Nodes
-from tests.tournament.ray_race import REFUSED, Racer, generational
+from tests.engines.races import market_file, settings
+from tests.engines.ray_cluster import Nodes
+from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.tournament.test_ranks import rank_process
 from tests.tournament.test_ray import _files, until
-from tests.tournament.test_real_pods import market_file
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fintrader.agents import A2CSettings, Budget, NetworkSettings, PPOSettings, load_policy, make_agent
-from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.agents import A2CSettings, Budget, load_policy, make_agent
+from fintrader.envs import TradingEnv
 from fintrader.errors import CheckpointError
 from fintrader.runs import RunFolder, read_json
 from fintrader.tournament import body as bodies
@@ -22,35 +22,9 @@ from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.leaderboard import canonical, read_leaderboard
 from fintrader.tournament.orchestrator import TournamentResult, run_tournament
 from fintrader.tournament.pod import PodContext, PodSpec, run_pod
-from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.store import RunStore
+from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race
 from tests.factories import make_market
-
-AGENT = PPOSettings(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)
-ENV = EnvSettings(num_envs=4)
-SETTINGS = TournamentSettings(
-    pods=4,
-    budget=Budget(env_steps=128),
-    devices=("cpu",),
-    workers=2,
-    order="submission",
-    founders=1,
-    fresh=0.0,
-    ensemble_size=2,
-    leaderboard_size=4,
-    search={"learning_rate": Range(low=1e-4, high=1e-2, log=True)},
-)
-
-
-def market_file(folder: Path) -> Path:
-    path = folder / "market.safetensors"
-    if not path.exists():
-        make_market(240, 3, session_bars=10).save(path)
-    return path
-
-
-def race(folder: Path, name: str, market: Path) -> TournamentResult:
-    return run_tournament(SETTINGS, folder=RunFolder(folder / name), market=market, env=ENV, agent=AGENT, seed=3)
 
 
 def in_this_process(folder: Path) -> ThreadLauncher:
@@ -61,7 +35,7 @@ def in_this_process(folder: Path) -> ThreadLauncher:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> TournamentResult:
     folder = tmp_path_factory.mktemp("real")
-    return race(folder, "run", market_file(folder))
+    return real_race(folder, "run", market_file(folder))
 
 
 def test_policies_and_ensemble_trade(finished: TournamentResult) -> None:
@@ -81,8 +55,8 @@ def test_same_seed_same_bytes_and_sigkill_of_the_orchestrator_changes_nothing(
 ) -> None:
     market = finished.folder.root.parent / "market.safetensors"
     script = (
-        "import sys; from pathlib import Path; from tests.tournament.test_real_pods import race;"
-        "race(Path(sys.argv[1]), 'killed', Path(sys.argv[2]))"
+        "import sys; from pathlib import Path; from tests.engines.races import real_race;"
+        "real_race(Path(sys.argv[1]), 'killed', Path(sys.argv[2]))"
     )
     for number in range(5):  # on a machine that is busy a kill may come too late
         folder = tmp_path / str(number)
@@ -98,7 +72,7 @@ def test_same_seed_same_bytes_and_sigkill_of_the_orchestrator_changes_nothing(
             break
     else:
         pytest.fail("never killed in the middle")
-    again = race(folder, "killed", market)
+    again = real_race(folder, "killed", market)
     assert canonical(again.folder.leaderboard) == canonical(finished.folder.leaderboard)
     assert again.ensemble_policy.read_bytes() == finished.ensemble_policy.read_bytes()
 

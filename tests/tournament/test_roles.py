@@ -27,9 +27,9 @@ from fintrader.tournament.places import place_of
 from fintrader.tournament.pod import PodContext, PodResult, PodSpec, run_pod
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.updater import Board, Entry, submit
-from tests.tournament import stubs
-from tests.tournament.conftest import settings
-from tests.tournament.stubs import OtherAgent, StubAgent
+from tests.engines import stubs
+from tests.engines.races import settings
+from tests.engines.stubs import OtherAgent, StubAgent
 
 
 def entry(index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any) -> Entry:

@@ -15,8 +15,8 @@ from fintrader.tournament.generator import MIN_PEERS, stop_rules
 from fintrader.tournament.leaderboard import canonical
 from fintrader.tournament.pod import PodResult, PodSpec
 from fintrader.tournament.updater import Board, Entry, submit
-from tests.tournament.simulation import Simulated, World, simulate
-from tests.tournament.simulation_checks import check, settings
+from tests.engines.simulation import Simulated, World, simulate
+from tests.engines.simulation_checks import check, settings
 
 ROUGH = World(
     gpus=48,
@@ -172,7 +172,7 @@ def test_arrivals_in_and_out_of_order() -> None:
 
 
 def test_halving_compares_with_the_same_scores_as_a_search_through_the_history() -> None:
-    from tests.tournament.conftest import settings as small
+    from tests.engines.races import settings as small
 
     asked = small(halving=0.5, halving_rungs=(0.25, 0.5))
     board = Board(4)

@@ -25,9 +25,10 @@ from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.status import compare, lineage, rebuild, replay, status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.view import describe
-from tests.tournament import stubs
-from tests.tournament.conftest import ORDER, Race, settings
-from tests.tournament.stubs import plant
+from tests.engines import stubs
+from tests.engines.races import ORDER, settings
+from tests.engines.stubs import plant
+from tests.tournament.conftest import Race
 
 
 def test_status_counts_and_is_json(race: Race, tmp_path: Path) -> None:

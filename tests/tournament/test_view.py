@@ -9,8 +9,8 @@ from fintrader.progress import LineProgress, TerminalProgress
 from fintrader.runs import RunFolder
 from fintrader.tournament import view
 from fintrader.tournament.reconcile import Orchestrator
+from tests.engines.stubs import plant
 from tests.tournament.conftest import Race
-from tests.tournament.stubs import plant
 
 
 def test_the_view_shows_board_pods_and_events(race: Race) -> None:

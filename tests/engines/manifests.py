@@ -1,12 +1,14 @@
-"""What `kubectl kustomize` makes of a folder, for the parts of kustomize that configs/kubernetes uses.
+"""What `kubectl kustomize` makes of a folder, and what the manifests then say.
 
-Resources, JSON patches (RFC 6902) with a target, images and namespace. Anything else is an error here, so that a
-manifest cannot quietly mean something that no test has seen. Where kubectl is at hand a test compares the two.
+Rendered are the parts of kustomize that configs/kubernetes uses: resources, JSON patches (RFC 6902) with a target,
+images and namespace. Anything else is an error, so that no manifest quietly means something that no test has seen.
+Where kubectl is at hand a test compares the two.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,6 @@ def render(folder: Path) -> list[Manifest]:
         if path.is_dir():
             found += render(path)
         else:
-            if folder.resolve() not in path.parents:
-                raise ValueError(f"{path} lies outside {folder}: kustomize refuses that")
             found += [one for one in yaml.safe_load_all(path.read_text()) if one]
     for rule in settings.get("patches", []):
         chosen = [one for one in found if _meant(one, rule["target"])]
@@ -90,3 +90,57 @@ def _rename(node: Any, name: str, new: str) -> None:
                     if repository == name:
                         container["image"] = new + colon + tag
             _rename(below, name, new)
+
+
+def cluster_spec(manifest: Manifest) -> Manifest:
+    """The Ray cluster of a RayCluster or a RayJob."""
+    spec: Manifest = manifest["spec"]
+    return spec if manifest["kind"] == "RayCluster" else spec["rayClusterSpec"]
+
+
+def templates(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """Every pod template of a manifest, by where it stands."""
+    if manifest["kind"] in ("RayCluster", "RayJob"):
+        spec = cluster_spec(manifest)
+        yield "head", spec["headGroupSpec"]["template"]
+        for group in spec["workerGroupSpecs"]:
+            yield group["groupName"], group["template"]
+    elif manifest["kind"] in ("Deployment", "Job"):
+        yield "pod", manifest["spec"]["template"]
+
+
+# --- labels and networks ---------------------------------------------------------------------------------------
+
+
+def matches(selector: Manifest, labels: dict[str, str]) -> bool:
+    """Does a label selector choose these labels?"""
+    for key, value in selector.get("matchLabels", {}).items():
+        if labels.get(key) != value:
+            return False
+    for rule in selector.get("matchExpressions", []):
+        inside = labels.get(rule["key"]) in rule.get("values", [])
+        if {"In": inside, "NotIn": not inside, "Exists": rule["key"] in labels}[rule["operator"]] is False:
+            return False
+    return True
+
+
+def allowed(manifests: list[Manifest], source: dict[str, str], target: dict[str, str], port: int) -> bool:
+    """Do the network policies let pods with `source` labels reach `port` of those with `target` labels?"""
+    policies = [one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"]
+
+    def open_for(direction: str, pod: dict[str, str], peer: dict[str, str]) -> bool:
+        own = [p for p in policies if matches(p["podSelector"], pod) and direction.capitalize() in p["policyTypes"]]
+        if not own:
+            return True  # no policy means no rule
+        key = "from" if direction == "ingress" else "to"
+        return any(
+            any(
+                "podSelector" in one and "namespaceSelector" not in one and matches(one["podSelector"], peer)
+                for one in rule[key]
+            )
+            and any(p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
+            for policy in own
+            for rule in policy.get(direction, [])
+        )
+
+    return open_for("egress", source, target) and open_for("ingress", target, source)

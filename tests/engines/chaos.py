@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
-from tests.tournament import stubs
+from tests.engines import stubs
 
 if TYPE_CHECKING:
-    from tests.tournament.apart import Plan
+    from tests.engines.apart import Plan
 
 WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
 DONE, REFUSED, BROKEN = 0, 7, 9
@@ -157,11 +157,11 @@ def race(
     """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
     from fintrader.tournament.launchers import ThreadLauncher
     from fintrader.tournament.orchestrator import run_tournament
-    from tests.tournament.conftest import settings
+    from tests.engines.races import settings
 
     launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
     if evaluators is not None:
-        from tests.tournament.apart import ApartLauncher, Evaluators
+        from tests.engines.apart import ApartLauncher, Evaluators
 
         server = Evaluators(evaluators)  # forked before there are threads, and before the lease
 
@@ -174,7 +174,7 @@ def race(
         market=stubs.market(run.root.parent),
         agent=stubs.StubAgent(),
         seed=5,
-        body="tests.tournament.chaos:body",
+        body="tests.engines.chaos:body",
         launcher=launcher,
         ensemble=stubs.ensemble,
         data_hash="data",
@@ -364,7 +364,7 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
 
 def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float) -> Outcome:
     """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and tries again."""
-    from tests.tournament.apart import Plan
+    from tests.engines.apart import Plan
 
     chance = random.Random(seed)
     mark = run.root.parent / f"{run.root.name}.mark"

@@ -46,7 +46,7 @@ def leaving_body(spec: PodSpec, context: PodContext) -> PodOutput:
     """As `body`, but leaves the evaluation to others where it may; what comes out is the same."""
     trained = _trained(spec, context)
     if context.apart:
-        trained.rest = "tests.tournament.stubs:evaluated"
+        trained.rest = "tests.engines.stubs:evaluated"
         return trained
     return evaluated(spec, context, trained)
 

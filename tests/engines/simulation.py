@@ -30,7 +30,7 @@ from fintrader.tournament.pod import PodResult, PodSpec
 from fintrader.tournament.reconcile import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
-from tests.tournament import stubs
+from tests.engines import stubs
 
 Score = Callable[[PodSpec, RunStore], tuple[float | None, bytes, int]]
 """spec, store -> score, snapshot and env-steps: what the pod's training comes to."""

@@ -28,7 +28,7 @@ from fintrader.tournament.pod import (
     failure_reason,
 )
 from fintrader.tournament.store import RunStore
-from tests.tournament import chaos, stubs
+from tests.engines import chaos, stubs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on loopback, in a process of its own: `python -m tests.tournament.ray_cluster`.
+"""A Ray cluster of several nodes on loopback, in a process of its own: `python -m tests.engines.ray_cluster`.
 
 It reads commands as JSON lines and answers each with one, so that nothing of Ray stays in the process that asks. When
 its standard input closes, or it dies, everything it started goes too. `Nodes` is the asking half.
@@ -41,7 +41,7 @@ class Nodes:
             env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else every address becomes the machine's outward one
         env |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **variables}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tournament.ray_cluster", *flags],
+            [sys.executable, "-m", "tests.engines.ray_cluster", *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""One tournament on a Ray cluster, in a process of its own: `python -m tests.tournament.ray_race PLAN`.
+"""One tournament on a Ray cluster, in a process of its own: `python -m tests.engines.ray_race PLAN`.
 
 PLAN is JSON: `run`, `address`, `kind` (`stub` or `real`), and changes to the settings of both tournament and Ray. At
 every reconcile it notes what it does in `<run>.note`, for those who disturb it.
@@ -29,8 +29,8 @@ def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, ki
     watch = changes.pop("watch", None)
     small = {"scheduler": "generational", "population": 4, "survivors": 2, "retries": 50, "workers": None, **changes}
     if kind != "real":
-        from tests.tournament import stubs
-        from tests.tournament.conftest import settings
+        from tests.engines import stubs
+        from tests.engines.races import settings
 
         return run_tournament(
             settings(**small),
@@ -43,7 +43,7 @@ def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, ki
             data_hash="data",
             watch=watch,
         )
-    from tests.tournament import test_real_pods as real
+    from tests.engines import races as real
 
     return run_tournament(
         real.SETTINGS.model_copy(update=small),
@@ -82,7 +82,7 @@ class Racer:
             attach(run.root, store)
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tournament.ray_race", json.dumps(plan)],
+            [sys.executable, "-m", "tests.engines.ray_race", json.dumps(plan)],
             cwd=ROOT,
             env={**env, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
             stdout=subprocess.DEVNULL,
@@ -114,8 +114,8 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     run = RunFolder(Path(plan["run"]))
     bodies = {
-        "stub": "tests.tournament.stubs:body",
-        "leaving": "tests.tournament.stubs:leaving_body",
+        "stub": "tests.engines.stubs:body",
+        "leaving": "tests.engines.stubs:leaving_body",
         "real": "fintrader.tournament.body:train_and_evaluate",
     }
     settings = RaySettings(address=plan["address"], **plan["ray"])

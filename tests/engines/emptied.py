@@ -13,8 +13,8 @@ from fintrader.errors import StorageDamagedError
 from fintrader.runs import RunFolder, read_jsonl
 from fintrader.storage.mirror import attach, mirror_of
 from fintrader.storage.objects import Objects, unseal
-from tests.tournament import chaos
-from tests.tournament.chaos import DONE, everything
+from tests.engines import chaos
+from tests.engines.chaos import DONE, everything
 
 
 def results_in(url: str) -> dict[str, bytes]:
@@ -83,7 +83,7 @@ def place(home: Path, name: str) -> tuple[RunFolder, str]:
 
 
 def head() -> None:
-    """`python -m tests.tournament.emptied FOLDER URL PODS`: one tournament of stub pods in processes of their own."""
+    """`python -m tests.engines.emptied FOLDER URL PODS`: one tournament of stub pods in processes of their own."""
     root, url, pods = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     attach(root, url)
     chaos.race(RunFolder(root), pods, processes=True)

@@ -9,7 +9,7 @@ from fintrader.runs import read_jsonl
 from fintrader.tournament.leaderboard import read_leaderboard, read_pods
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.store import RunStore
-from tests.tournament.simulation import Simulated, World
+from tests.engines.simulation import Simulated, World
 
 
 def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
