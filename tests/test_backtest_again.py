@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_to
 from fintrader.pipeline.configuration import BacktestSettings
 from fintrader.pipeline.judgement import looks
 from fintrader.runs import Manifest
+from tests.engines.tiny import TINY, pods_in_a_thread, write_config
 from tests.test_cli import complaint
-from tests.test_pipeline import TINY, write_config
 
 OTHERWISE = [
     *("--env.fill", "close", "--env.decision-interval", "60", "--backtest.cost-bps", "5"),
@@ -26,11 +27,17 @@ OTHERWISE = [
 CONTROLLED = {"control": True, "sensitivity": False, "tear_sheet": "none"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _in_this_process() -> Iterator[None]:
+    with pods_in_a_thread():
+        yield
+
+
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose tournament is over, without control and without backtest."""
-    source = TINY["data"]["source"] | {"num_sessions": 30}  # type: ignore[index]
-    small = TINY["tournament"] | {"pods": 2, "workers": 1}  # type: ignore[operator]
+    source = TINY["data"]["source"] | {"num_sessions": 30}
+    small = TINY["tournament"] | {"pods": 2}
     place = tmp_path_factory.mktemp("raced")
     path = write_config(place, data={"source": source}, tournament=small, backtest=CONTROLLED)
     return run_tournament(path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,9 @@ import yaml
 from fintrader import load_policy
 from fintrader.backtest import read_backtest
 from fintrader.errors import ConfigError, RunError
-from fintrader.pipeline import load_config, run, train_one
+from fintrader.pipeline import load_config, run, train_one, walk_forward
+from tests.engines.tiny import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config
 
-TINY = {
-    "seed": 1,
-    "device": "cpu",
-    "data": {"source": {"kind": "synthetic", "num_symbols": 4, "num_sessions": 12}},
-    "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 5},
-    "agent": {"algo": "ppo", "num_steps": 16},
-    "tournament": {
-        "pods": 3,
-        "pool_size": 2,
-        "workers": 2,
-        "order": "submission",  # the same bytes whatever finishes first
-        "budget": {"env_steps": 1024},
-        "leaderboard_size": 3,
-    },
-    "backtest": {"control": False, "sensitivity": False},
-}
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
 
 
@@ -43,30 +27,25 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path)
 
 
-def write_config(folder: Path, **changes: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    values = TINY | {"runs_dir": str(folder / "runs"), "cache": str(folder / "tensors")} | changes
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-def command(config: Path) -> list[str]:
-    return [sys.executable, "-m", "fintrader", "run", str(config)]
-
-
 def metrics_bytes(config: Path) -> bytes:
     return (config.parent / "runs" / "tiny" / "backtest" / "metrics.json").read_bytes()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _in_this_process() -> Iterator[None]:
+    with pods_in_a_thread():
+        yield
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a finished run. Nobody may change what lies beside it."""
     path = write_config(tmp_path_factory.mktemp("undisturbed"))
-    done = subprocess.run(command(path), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = fintrader("run", str(path))
+    assert done.status == 0, done.err
     for column in ("Cumulative return", "Sharpe", "Calmar", "ensemble", "buy and hold"):
-        assert column.lower() in done.stdout.lower()
-    assert "report.html" in done.stdout
+        assert column.lower() in done.out.lower()
+    assert "report.html" in done.out
     return path
 
 
@@ -89,44 +68,70 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(undisturbe
     again = write_config(tmp_path / "again")
     other = write_config(tmp_path / "other", seed=2)
     for path in (again, other):
-        subprocess.run(command(path), capture_output=True, check=True)
+        run(load_config(path))
     assert metrics_bytes(again) == metrics_bytes(undisturbed)
     assert metrics_bytes(other) != metrics_bytes(undisturbed)
 
 
-def kill_when(config: Path, appears: str) -> bool:
-    """Start a run and SIGKILL it (its workers die with it) once a file that matches the pattern has appeared."""
-    process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if any(config.parent.glob(appears)):
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            return True
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
-    return False
+MOMENTS = (
+    "tensors/*/*",  # data building
+    "runs/tiny/manifest.json",
+    "pods/*/spec.json",  # training
+    "pods/*/result.json",
+    "backtest/*.parquet",  # backtesting
+    "backtest/metrics.json",
+)
 
 
-@pytest.mark.slow
-def test_killed_at_any_stage_the_same_command_completes_with_the_same_result(undisturbed: Path, tmp_path: Path):
+def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(undisturbed: Path, tmp_path: Path):
     config = write_config(tmp_path)
-    moments = [
-        "runs/tiny/manifest.json",  # data building
-        "tensors/**/*",
-        "runs/tiny/pods/*/spec.json",  # training
-        "runs/tiny/pods/*/metrics.jsonl",
-        "runs/tiny/pods/*/result.json",
-        "runs/tiny/backtest/*",  # backtesting
-    ]
-    killed = [kill_when(config, moment) for moment in moments]
-    assert sum(killed) >= 5, killed
-    done = subprocess.run(command(config), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    for moment in MOMENTS:
+        with pytest.raises(Struck), struck_when(moment):
+            run(load_config(config))
+    run(load_config(config))
     assert metrics_bytes(config) == metrics_bytes(undisturbed)
-    leftovers = [path.name for path in config.parent.rglob("*.tmp")]
-    assert len(leftovers) <= len(moments)
+    assert not list(config.parent.rglob("*.tmp"))
+
+
+def kill_when(command: str, config: Path, appears: str) -> bool:
+    """Start a command and SIGKILL it (its workers die with it) once a file that matches the pattern has appeared."""
+    words = [sys.executable, "-m", "fintrader", command, str(config)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = False
+    while process.poll() is None and not killed:
+        if any(config.parent.glob(appears)):
+            process.kill()
+            killed = True
+        time.sleep(0.002)
+    process.wait()
+    return killed
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        ["runs/tiny/pods/*/metrics.jsonl"],
+        pytest.param(
+            [
+                "runs/tiny/manifest.json",
+                "tensors/**/*",
+                "runs/tiny/pods/*/spec.json",
+                "runs/tiny/pods/*/result.json",
+                "runs/tiny/backtest/*",
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["in training", "everywhere else"],
+)
+def test_a_killed_process_is_completed_with_the_same_result(undisturbed: Path, tmp_path: Path, moments: list[str]):
+    """Pods are processes of their own here, as they are for a user, and the command is a real one."""
+    config = write_config(tmp_path)
+    killed = [kill_when("run", config, moment) for moment in moments]
+    assert sum(killed) >= len(moments) - 1, killed  # the backtest may be over before it is looked at
+    run(load_config(config))
+    assert metrics_bytes(config) == metrics_bytes(undisturbed)
+    assert len(list(config.parent.rglob("*.tmp"))) <= len(moments)
 
 
 def test_a_finished_run_is_printed_again_without_new_work(undisturbed: Path):
@@ -153,7 +158,7 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
 
 
 def test_the_search_is_repeated_without_information(tmp_path: Path):
-    source = TINY["data"]["source"] | {"num_sessions": 24}  # type: ignore[index]
+    source = TINY["data"]["source"] | {"num_sessions": 24}
     config = write_config(tmp_path, data={"source": source}, backtest={"control": True, "sensitivity": True})
     run(load_config(config))
     folder = tmp_path / "runs" / "tiny"
@@ -175,19 +180,14 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
     assert honesty["control"] is None
 
 
-def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_path: Path):
-    source = TINY["data"]["source"] | {"num_sessions": 17}  # type: ignore[index]
+def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path: Path):
+    source = TINY["data"]["source"] | {"num_sessions": 17}
     lengths = {"train_sessions": 6, "validation_sessions": 3, "test_sessions": 3, "embargo_sessions": 1}
     judged = {"control": False, "sensitivity": True}
     config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged)
-    words = [sys.executable, "-m", "fintrader", "walkforward", str(config)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not any(config.parent.glob("runs/tiny/folds/00/pods/*/result.json")):
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with pytest.raises(Struck), struck_when("folds/00/pods/*/result.json"):
+        walk_forward(load_config(config))
+    walk_forward(load_config(config))
     folder = tmp_path / "runs" / "tiny"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["trials"] == 6
@@ -211,7 +211,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_after_a_kill(tmp_p
     assert {row["kind"] for row in stored.sensitivity} == {"cost_bps", "fill", "delay_bars"}
     assert "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
     again = fintrader("backtest", str(folder), "--backtest.cost-bps", "0")
-    assert again.returncode == 0, again.stderr
+    assert again.status == 0, again.err
     cheaper = read_backtest(folder / "backtest")
     assert cheaper.context["looks"] == 2
     assert cheaper.metrics["ensemble"]["cost_usd"] == 0
@@ -224,8 +224,8 @@ def test_a_second_look_at_other_costs_is_counted_and_named(undisturbed: Path, tm
     before = read_backtest(folder / "backtest")
     words = ["--backtest.cost-bps", "0", "--cache", str(undisturbed.parent / "tensors")]
     done = fintrader("backtest", str(folder), *words)
-    assert done.returncode == 0, done.stderr
-    assert "net of 0 bps a trade" in done.stdout
+    assert done.status == 0, done.err
+    assert "net of 0 bps a trade" in done.out
     after = read_backtest(folder / "backtest")
     assert (before.context["looks"], after.context["looks"], after.context["cost_bps"]) == (1, 2, 0.0)
     assert after.metrics["ensemble"]["cost_usd"] == 0
@@ -237,15 +237,15 @@ def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")
     out = tmp_path / "comparison.html"
     done = fintrader("compare", str(folder), str(tmp_path / "other"), "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     assert "6 trials in all" in out.read_text()
     shutil.copytree(folder / "backtest", tmp_path / "elsewhere" / "tiny" / "backtest")
     places = (folder, tmp_path / "other", tmp_path / "elsewhere" / "tiny")
     done = fintrader("compare", *map(str, places), "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     assert "9 trials in all" in out.read_text()
     assert "elsewhere/tiny" in out.read_text()
-    assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).returncode == 2
+    assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).status == 2
 
 
 def test_choosing_another_union_member_keeps_what_both_share(config: Path):
@@ -254,30 +254,26 @@ def test_choosing_another_union_member_keeps_what_both_share(config: Path):
         load_config(config, {"agent.algo": "nonsense"})
 
 
-def fintrader(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "fintrader", *words], capture_output=True, text=True, check=False)
-
-
 def test_a_run_answers_questions(undisturbed: Path):
     folder = str(undisturbed.parent / "runs" / "tiny")
-    status = json.loads(fintrader("status", folder, "--json").stdout)
+    status = json.loads(fintrader("status", folder, "--json").out)
     assert status["finished"]
     assert status["trials"] == 3
-    assert "p0000" in fintrader("status", folder).stdout
+    assert "p0000" in fintrader("status", folder).out
     youngest = fintrader("lineage", folder, "p0002")
-    assert youngest.returncode == 0, youngest.stderr
-    assert "p0002" in youngest.stdout
+    assert youngest.status == 0, youngest.err
+    assert "p0002" in youngest.out
     rebuilt = fintrader("tournament", "rebuild", folder)
-    assert "made again from 3 results" in rebuilt.stdout, rebuilt.stderr
-    assert fintrader("lineage", folder, "p9999").returncode == 2
-    assert fintrader("scale", folder, "--pods", "0").returncode == 2
-    assert fintrader("status", str(undisturbed)).returncode == 2
+    assert "made again from 3 results" in rebuilt.out, rebuilt.err
+    assert fintrader("lineage", folder, "p9999").status == 2
+    assert fintrader("scale", folder, "--pods", "0").status == 2
+    assert fintrader("status", str(undisturbed)).status == 2
 
 
 def test_a_finished_run_can_be_replayed_byte_for_byte(undisturbed: Path):
     done = fintrader("replay", str(undisturbed.parent / "runs" / "tiny"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "equal, byte for byte" in done.stdout
+    assert done.status == 0, done.out + done.err
+    assert "equal, byte for byte" in done.out
 
 
 def test_one_agent_trains_without_a_tournament(tmp_path: Path):

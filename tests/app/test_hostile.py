@@ -21,86 +21,20 @@ SECRET = "the-secret-nobody-may-see"
 
 def payloads() -> list[str]:
     """Traversal, absolute paths, NUL, control characters, encodings, look-alikes, devices, overlong names."""
-    ups = [
-        "..",
-        "../",
-        "..\\",
-        "....//",
-        "..;/",
-        "%2e%2e",
-        "%2e%2e%2f",
-        "%252e%252e%252f",
-        "..%2f",
-        "..%5c",
-        "..%c0%af",
-    ]
-    ups += [
-        "\u2024\u2024/",
-        "\uff0e\uff0e/",
-        "..\u2215",
-        "..\u2044",
-        "..\uff0f",
-        "%uff0e%uff0e/",
-        "\u202e..",
-        ".\u200b./",
-    ]
+    ups = ["..", "../", "..\\", "....//", "..;/", "..%2f", "..%5c", "..%c0%af"]
+    ups += ["%2e%2e", "%2e%2e%2f", "%252e%252e%252f", "%uff0e%uff0e/"]
+    ups += ["\u2024\u2024/", "\uff0e\uff0e/", "..\u2215", "..\u2044", "..\uff0f", "\u202e..", ".\u200b./"]
     targets = ["", "secret", "secret/manifest.json", "etc/passwd", "demo", "demo/../../secret", "demo/manifest.json"]
     found = [up * depth + target for up in ups for depth in (1, 3) for target in targets]
-    found += [
-        "/etc/passwd",
-        "//etc/passwd",
-        "/",
-        "\\",
-        "C:\\secret",
-        "\\\\host\\share",
-        "file:///etc/passwd",
-        "~",
-        "~root",
-    ]
+    found += ["/etc/passwd", "//etc/passwd", "/", "\\", "C:\\secret", "\\\\host\\share", "~", "~root"]
+    found += ["file:///etc/passwd"]
     found += ["/proc/self/environ", "/dev/stdin", "/dev/zero", "$HOME", "${HOME}", "`id`", "$(id)", ";id", "|id", "&id"]
     found += ["demo\0", "demo\0.json", "\0", "demo\n", "demo\r", "demo\t", "demo ", " demo", "demo\x7f", "demo\x1b[31m"]
-    found += [
-        ".",
-        "...",
-        "",
-        "demo/",
-        "/demo",
-        "demo//",
-        "./demo",
-        "demo/.",
-        "demo/..",
-        ".lock",
-        ".launched",
-        "-rf",
-        "--help",
-    ]
-    found += [
-        "a" * 256,
-        "a" * 100_000,
-        "é" * 150,
-        "\ud800",
-        "demo\udcff",
-        "\U0001f4a9" * 80,
-        "демо",
-        "dеmo",
-        "ｄｅｍｏ",
-    ]
-    found += [
-        "<script>alert(1)</script>",
-        "<img src=x onerror=alert(1)>",
-        "![x](http://example.com/x)",
-        "[x](javascript:1)",
-    ]
-    found += [
-        "' OR 1=1 --",
-        '"; DROP TABLE pods; --',
-        "{{7*7}}",
-        "${7*7}",
-        "%s%n",
-        "{0.__class__}",
-        "demo?mode=rw",
-        "demo#x",
-    ]
+    found += [".", "...", "", "demo/", "/demo", "demo//", "./demo", "demo/.", "demo/..", ".lock", ".launched"]
+    found += ["-rf", "--help", "a" * 256, "a" * 100_000, "é" * 150, "\ud800", "demo\udcff", "\U0001f4a9" * 80]
+    found += ["демо", "dеmo", "ｄｅｍｏ", "{{7*7}}", "${7*7}", "%s%n", "{0.__class__}", "demo?mode=rw", "demo#x"]
+    found += ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "![x](http://example.com/x)"]
+    found += ["[x](javascript:1)", "' OR 1=1 --", '"; DROP TABLE pods; --']
     return list(dict.fromkeys(found))
 
 
@@ -146,7 +80,7 @@ def test_no_payload_opens_anything_outside(fortress: Path, monkeypatch: pytest.M
     assert all(os.path.realpath(path).startswith(inside) for path in opened), opened
 
 
-@pytest.mark.parametrize("payload", payloads()[::9])
+@pytest.mark.parametrize("payload", payloads()[::20])
 def test_links_with_payloads_show_a_message(open_page: Open, fortress: Path, payload: str) -> None:
     if any(0xD800 <= ord(char) < 0xE000 for char in payload):
         payload = urllib.parse.quote(payload, errors="surrogatepass")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from app import artifacts
-from app.folders import Folder
+from app import artifacts, race
+from app.folders import Folder, RunsFolder
+from app.summary import metric_table, summary
+from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder
 from tests.app.conftest import PAGES, Open, healthy, said
 from tests.engines import fakes
@@ -36,19 +39,18 @@ def test_no_runs(open_page: Open, tmp_path: Path, page: str) -> None:
         assert test.info
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["runs", "tournament", "pod", "market"])
 def test_running(open_page: Open, site: Path, page: str) -> None:
     with held(site, "racing"):
         test = open_page(site, page, run="racing")
         healthy(test)
-        if page in {"tournament", "pod", "market"}:
+        if page != "runs":
             assert any("running" in str(badge.value) for badge in test.markdown)
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("name", ["demo", "second"])
-def test_finished(open_page: Open, site: Path, page: str, name: str) -> None:
-    test = open_page(site, page, run=name, times=2)
+def test_finished(open_page: Open, template: Path, page: str) -> None:
+    test = open_page(template, page, run="demo", times=2)
     healthy(test)
     assert not test.error
     if page in NEEDS_RUN:
@@ -118,6 +120,14 @@ ARTIFACTS = (
     "lookahead.json",
     "pods/p0001/metrics.jsonl",
 )
+READERS = {
+    "backtest/metrics.json": "metric table",
+    "backtest/equity.parquet": "backtest",
+    "backtest/positions.parquet": "positions",
+    "backtest/trades.parquet": "trades",
+    "leaderboard.sqlite": "leaderboard",
+}
+"""Which of the functions below must complain when that file is damaged, however it is."""
 DAMAGE = {
     "empty": lambda path: path.write_bytes(b""),
     "noise": lambda path: path.write_bytes(bytes(range(256)) * 8),
@@ -126,12 +136,57 @@ DAMAGE = {
 }
 
 
+def read_everything(site: Path) -> dict[str, FintraderError | None]:
+    """Each function that reads a file of a run, and the typed error it came to; any other exception is a bug."""
+    runs = RunsFolder.at(site / "runs")
+    demo = runs.run("demo")
+    readers: dict[str, Callable[[], object]] = {
+        "summary": lambda: summary(runs, "demo"),
+        "metric table": lambda: metric_table(demo),
+        "backtest": lambda: artifacts.backtest(demo),
+        "positions": lambda: artifacts.table_of(demo, "positions"),
+        "trades": lambda: artifacts.table_of(demo, "trades"),
+        "leaderboard": lambda: artifacts.leaderboard(demo),
+        "pods": lambda: artifacts.pods(demo),
+        "race": lambda: artifacts.race(demo),
+        "events": lambda: race.at_work(artifacts.events(demo)),
+        "learning": lambda: artifacts.learning(demo, "p0001"),
+        "planned pods": lambda: race.planned_pods(demo),
+        "honesty": lambda: demo.json("backtest", "honesty.json"),
+    }
+    found: dict[str, FintraderError | None] = {}
+    for name, read in readers.items():
+        try:
+            read()
+            found[name] = None
+        except FintraderError as error:
+            found[name] = error
+    return found
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("artifact", ARTIFACTS)
-def test_corrupt_file(open_page: Open, site: Path, artifact: str, damage: str) -> None:
-    DAMAGE[damage](site / "runs" / "demo" / artifact)
-    for page in PAGES:
-        test = open_page(site, page, run="demo", pod="p0001", part="trades" if "trades" in artifact else "curves")
+def test_every_reader_survives_every_damaged_file(site: Path, damage: str) -> None:
+    assert not any(read_everything(site).values())
+    for artifact in ARTIFACTS:
+        path = site / "runs" / "demo" / artifact
+        whole = path.read_bytes()
+        DAMAGE[damage](path)
+        found = {name for name, error in read_everything(site).items() if error is not None}
+        reader = READERS.get(artifact)
+        assert reader is None or reader in found, f"{artifact} was read although it is damaged"
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "damage", ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in (*DAMAGE, "manifest"))]
+)
+def test_pages_of_a_run_with_everything_damaged(open_page: Open, site: Path, page: str, damage: str) -> None:
+    for artifact, kind in zip(ARTIFACTS, itertools.cycle(DAMAGE)):
+        if damage == "manifest" or artifact != "manifest.json":  # without it there is nothing to show of the rest
+            DAMAGE.get(damage, DAMAGE[kind])(site / "runs" / "demo" / artifact)
+    for part in ("curves", "trades") if page == "backtest" else ("",):
+        test = open_page(site, page, run="demo", pod="p0001", part=part)
         healthy(test)
         assert test.metric or test.get("plotly_chart") or test.dataframe or test.info or test.error or page == "new_run"
 
@@ -144,17 +199,17 @@ def test_a_damaged_file_is_named_and_shows_no_number(open_page: Open, site: Path
     assert not test.metric
 
 
-def test_parts_of_the_backtest(open_page: Open, site: Path) -> None:
+def test_parts_of_the_backtest(open_page: Open, template: Path) -> None:
     for part in ("curves", "risk", "calendar", "weights", "trades", "metrics"):
-        test = open_page(site, "backtest", run="demo", part=part)
+        test = open_page(template, "backtest", run="demo", part=part)
         healthy(test)
         assert not test.error, part
         assert test.get("plotly_chart") or test.dataframe, part
 
 
-def test_parts_of_the_market(open_page: Open, site: Path) -> None:
+def test_parts_of_the_market(open_page: Open, template: Path) -> None:
     for view in ("bars", "features", "coverage", "quality", "ties"):
-        test = open_page(site, "market", run="demo", view=view)
+        test = open_page(template, "market", run="demo", view=view)
         healthy(test)
         assert not test.error, view
 
