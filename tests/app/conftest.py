@@ -74,6 +74,8 @@ def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
         test = AppTest.from_file(str(SCRIPT), default_timeout=RENDER_SECONDS)
         for key, value in query.items():
             test.query_params[key] = value
+        if page == "new_run":  # its address is not its file's name, which is known once a script has run
+            test.run()
         test.switch_page(f"views/{page}.py")
         for _ in range(times):
             test.run()

@@ -20,7 +20,7 @@ SERIES = st.lists(st.floats(-1e12, 1e12) | st.just(float("nan")), min_size=1, ma
 
 
 @given(SERIES, st.integers(8, 200))
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_keeps_extremes_ends_and_order(values: list[float], points: int) -> None:
     array = np.array(values)
     kept = decimation.keep(array, points)
@@ -78,7 +78,7 @@ def test_stamps_are_as_short_as_they_can_be() -> None:
 
 
 @given(SERIES, st.integers(8, 200))
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_no_line_is_drawn_over_a_gap(values: list[float], points: int) -> None:
     array = np.array(values)
     kept = decimation.keep(array, points)

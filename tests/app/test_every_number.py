@@ -161,7 +161,7 @@ def test_what_was_not_asked_for_is_said(open_page: Open, template: Path) -> None
     assert "First-order" in words
 
 
-@pytest.mark.parametrize("pod", [f"p{k:04d}" for k in range(8)])
+@pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])
 def test_every_card_of_a_pod(open_page: Open, template: Path, pod: str) -> None:
     with sqlite3.connect(template / "runs/demo/leaderboard.sqlite") as connection:
         connection.row_factory = sqlite3.Row

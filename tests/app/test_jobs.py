@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +19,14 @@ from app.folders import RunsFolder
 from app.summary import summary
 from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder
+from tests.engines.waiting import until
 
 SLEEPER = """
 import sys, time, signal, fintrader.cli
 def run(arguments):
     print("at work on", arguments[-1], flush=True)
     try:
-        time.sleep(60)
+        time.sleep(3600)
     except KeyboardInterrupt:
         print("stored what there is", flush=True)
         sys.exit(130)
@@ -53,24 +52,17 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     return RunsFolder.at(tmp_path / "runs")
 
 
-def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
-
-
 def test_start_find_again_and_stop(quick: RunsFolder) -> None:
     job = jobs.start(quick, "one", "name: one\n")
     try:
         assert job.alive
-        wait(lambda: "at work on" in jobs.last_words(quick, "one"))
+        until(lambda: "at work on" in jobs.last_words(quick, "one"))
         assert (quick.root / ".launched" / "one.yaml").read_text() == "name: one\n"
         found = jobs.job(quick, "one")  # as another app would, from the record alone
         assert found == job
         assert os.getsid(job.pid) == job.pid, "it must not die with the app's terminal"
         assert jobs.stop(found)
-        wait(lambda: not jobs.job(quick, "one").alive)
+        until(lambda: not jobs.job(quick, "one").alive)
         assert "stored what there is" in jobs.last_words(quick, "one")
         assert not jobs.stop(found)
     finally:
@@ -80,7 +72,7 @@ def test_start_find_again_and_stop(quick: RunsFolder) -> None:
 def test_kill_ends_the_whole_session(quick: RunsFolder) -> None:
     job = jobs.start(quick, "one", "name: one\n")
     assert jobs.kill(job)
-    wait(lambda: not job.alive)
+    until(lambda: not job.alive)
     assert not jobs.kill(job)
 
 
@@ -96,7 +88,7 @@ real = subprocess.Popen
 jobs.subprocess.Popen = lambda arguments, **kw: real([sys.executable, {str(script)!r}, *arguments[2:]], **kw)
 jobs.start(RunsFolder.at({str(tmp_path / "runs")!r}), "one", "name: one")
 print("started", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
     starting = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     assert starting.stdout is not None
@@ -108,9 +100,9 @@ time.sleep(60)
         starting.wait()
         starting.stdout.close()
         assert job.alive
-        wait(lambda: "at work on" in jobs.last_words(runs, "one"))
+        until(lambda: "at work on" in jobs.last_words(runs, "one"))
         assert jobs.stop(job)
-        wait(lambda: not job.alive)
+        until(lambda: not job.alive)
     finally:
         jobs.kill(job)
 
@@ -127,6 +119,7 @@ os.execve(served[0], served, launch.environment(runs.root))
 """
 
 
+@pytest.mark.slow
 def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
     """The very process that started a run becomes the server; both its group and it are told to end at once."""
     root = Path(__file__).parents[2]
@@ -147,20 +140,20 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
 
     def answers() -> bool:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1).read()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=60).read()
         except OSError:
             return False
         return True
 
     try:
-        wait(answers, 120)
+        until(answers)
         job = jobs.job(runs, "tiny")
         assert job.alive
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=30)
+        server.wait(timeout=300)
         assert not answers()
         assert job.alive, jobs.last_words(runs, "tiny")
-        wait(lambda: not jobs.job(runs, "tiny").alive, 300)
+        until(lambda: not jobs.job(runs, "tiny").alive)
         assert summary(runs, "tiny").status == "finished", jobs.last_words(runs, "tiny")
         assert summary(runs, "tiny").metrics
     finally:

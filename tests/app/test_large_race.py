@@ -15,7 +15,7 @@ import pytest
 from app import charts, lineage, race, timeline
 from app.decimation import MAX_CHART_BYTES, figure_bytes
 
-SIZES = (40, 1_500, 5_000, 10_000)
+SIZES = (40, 1_500, 10_000)
 
 
 def large(count: int, seed: int = 0) -> pd.DataFrame:

@@ -86,17 +86,6 @@ def test_run_list(open_page: Open, template: Path) -> None:
         assert table.loc[name, ["return", "index", "sharpe", "drawdown"]].isna().all()
 
 
-def test_all_metrics_table(open_page: Open, template: Path) -> None:
-    test = open_page(template, "backtest", run="demo", part="metrics")
-    table = test.dataframe[0].value
-    metrics = json.loads((template / "runs" / "demo" / "backtest" / "metrics.json").read_text())["ensemble"]
-    assert len(table) == len(metrics)
-    row = table.set_index("Metric").loc["Max drawdown"]
-    assert row["Ensemble"] == percent(stored(template, "demo", "ensemble")["Max drawdown"])
-    undefined = sum(value is None for value in metrics.values())
-    assert (table["Ensemble"] == "–").sum() == undefined
-
-
 def chart(test: Any, position: int) -> dict[str, Any]:
     spec: dict[str, Any] = json.loads(test.get("plotly_chart")[position].proto.spec)
     return spec
@@ -148,25 +137,6 @@ def test_pod_numbers(open_page: Open, template: Path) -> None:
     lines = [json.loads(line) for line in (template / "runs/demo/pods/p0001/metrics.jsonl").read_text().splitlines()]
     faint = numbers(chart(test, 0)["data"][0]["y"])
     assert faint.tolist() == [line["value_loss"] for line in lines]
-
-
-def test_honesty_numbers(open_page: Open, template: Path) -> None:
-    test = open_page(template, "honesty", run="demo")
-    report = json.loads((template / "runs" / "demo" / "backtest" / "honesty.json").read_text())
-    shown = {metric.label: metric.value for metric in test.metric}
-    assert shown["Trials"] == "7"
-    assert shown["Sharpe"] == ratio(stored(template, "demo", "ensemble")["Sharpe"])
-    assert shown["Deflated Sharpe"] == ratio(report["sharpe"]["deflated"])
-    assert shown["Best by luck"] == ratio(report["sharpe"]["expected_best"])
-
-
-def test_compare_differences(open_page: Open, template: Path) -> None:
-    test = open_page(template, "compare", runs="demo,second", lines="demo / ensemble,second / ensemble")
-    table = test.dataframe[-1].value.set_index("Metric")
-    one, two = stored(template, "demo", "ensemble"), stored(template, "second", "ensemble")
-    row = table.loc["Sharpe ratio"]
-    assert row["demo / ensemble"] == ratio(one["Sharpe"])
-    assert row["second / ensemble"] == f"{ratio(two['Sharpe'])}  ({ratio(two['Sharpe'] - one['Sharpe'], signed=True)})"
 
 
 def test_market_numbers(open_page: Open, template: Path) -> None:

@@ -1,0 +1,17 @@
+"""Waiting for a condition, on a machine that may be busy with other things."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE_SECONDS = 300.0
+"""Whatever an idle machine does in a second, a busy one has done by then."""
+
+
+def until(condition: Callable[[], bool], what: str = "a condition") -> None:
+    """Return as soon as `condition` holds; fail, naming `what` was waited for, when it never does."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
