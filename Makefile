@@ -13,7 +13,7 @@ EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-adapters test-gcs test-triton lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-all test-adapters test-gcs test-triton test-image lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -34,7 +34,10 @@ $(DEV): $(READY)
 run: install ## Run the quickstart: a synthetic market, a small tournament, an honest backtest
 	$(BIN)/fintrader run $(CONFIG)
 
-test: lint types floors pytest ## Everything CI checks: format, lint, types, floors, tests
+test: lint types floors pytest ## Everything CI checks: format, lint, types, floors, and the quick tests
+
+test-all: lint types floors $(DEV) ## As test, with every test and more examples of each property; before a release
+	FINTRADER_SLOW=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=thorough
 
 lint: $(DEV) ## ruff: format and lint
 	$(BIN)/ruff format --check .
@@ -46,8 +49,8 @@ types: $(DEV) ## mypy strict on fintrader/
 floors: $(DEV) ## import-linter: imports run downward only
 	$(BIN)/lint-imports
 
-pytest: $(DEV) ## The tests alone
-	$(BIN)/python -m pytest -n auto --dist worksteal
+pytest: $(DEV) ## The quick tests alone
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-adapters: ## The adapters and their examples, JAX and RLlib included, in environments of their own
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters

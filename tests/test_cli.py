@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from fintrader.cli import main
 from fintrader.cli.parsing import parse_config
 from fintrader.errors import ConfigError
+from tests.engines.tiny import fintrader
 
 QUICKSTART = str(Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
 
@@ -75,11 +74,9 @@ def test_every_configuration_that_we_ship_is_valid(name: str):
 
 @pytest.mark.parametrize("command", [[], ["run"], ["tournament"], ["backtest"], ["data", "build"], ["app"], ["bench"]])
 def test_help_is_there_for_every_command(command: list[str]):
-    done = subprocess.run(
-        [sys.executable, "-m", "fintrader", *command, "--help"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout.lower()
+    done = fintrader(*command, "--help")
+    assert done.status == 0, done.err
+    assert "usage" in done.out.lower()
 
 
 def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ import pytest
 
 from fintrader import logs
 from fintrader.progress import LogProgress, reporter
+from tests.engines.tiny import fintrader
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -84,14 +85,12 @@ def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("how", [["--log-format", "json"], ["--log-format=json"], None])
-def test_mistakes_and_crashes_are_records_too(how: list[str] | None) -> None:
-    variables = {**os.environ, **({logs.FORMAT_VARIABLE: "json"} if how is None else {})}
-    words = ["run", "nowhere.yaml", *(how or [])]
-    done = subprocess.run(
-        [sys.executable, "-m", "fintrader", *words], capture_output=True, text=True, check=False, env=variables
-    )
-    assert done.returncode == 2
-    record = json.loads(done.stderr)
+def test_mistakes_and_crashes_are_records_too(how: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how is None:
+        monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+    done = fintrader("run", "nowhere.yaml", *(how or []))
+    assert done.status == 2
+    record = json.loads(done.err)
     assert record["level"] == "error"
     assert "nowhere.yaml: no such file" in record["message"]
 

@@ -15,8 +15,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NAMES = ("01_market", "02_env_in_your_own_rl", "03_tournament", "04_backtest")
-SECONDS = 180
-"""What one cell may take at most, on a busy machine; a whole notebook takes well under that on an idle core."""
+SECONDS = 1200
+"""What one cell may take at most; on an idle core a whole notebook takes a tenth of that."""
 nbformat = pytest.importorskip("nbformat", reason="nbformat is missing: pip install nbformat nbclient ipykernel")
 
 

@@ -23,10 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from tests.engines import stubs
+from tests.engines.waiting import until
 
 if TYPE_CHECKING:
     from tests.engines.apart import Plan
@@ -311,8 +314,6 @@ def count_points(folder: Path, pods: int, mode: str = "count") -> int:
 
 def _orphans(children: list[Any]) -> bool:
     """Whether one of them still does something."""
-    import psutil
-
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
@@ -325,21 +326,9 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
 
     That of a pod is counted from the start of the first pod's process.
     """
-    import psutil
-
     chance = random.Random(seed)
     begun = time.perf_counter()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            race(run, pods, processes=True)
-            os._exit(DONE)
-        except TournamentError:
-            os._exit(REFUSED)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(BROKEN)
+    pid = _fork_race(run, pods)
     children: list[Any] = []
     with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
         orchestrator = psutil.Process(pid)
@@ -353,13 +342,43 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
             chance.choice(children).kill()
     _, code = os.waitpid(pid, 0)
     status = os.waitstatus_to_exitcode(code)
-    deadline = time.monotonic() + 60
-    while target == "orchestrator" and _orphans(children) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    if target == "orchestrator" and _orphans(children):
-        status = BROKEN  # an orphan outlived it
+    if target == "orchestrator":
+        until(lambda: not _orphans(children), "orphans to follow it")
     hits = killed(run) if target == "pod" else int(status == -signal.SIGKILL)
     return Outcome(status, time.perf_counter() - begun, hits=hits)
+
+
+def kill_at_work(run: RunFolder, pods: int, *, target: str) -> Outcome:
+    """Start a tournament of spawned pods and SIGKILL the orchestrator, or a pod, while pod 2 is in the middle."""
+    stubs.plant(run, "p0002", "wait")
+    pid = _fork_race(run, pods)
+    until(lambda: stubs.waiting(run, "p0002") is not None, "the pod that waits")
+    worker = stubs.waiting(run, "p0002")
+    assert worker is not None
+    children = psutil.Process(pid).children(recursive=True)
+    os.kill(pid if target == "orchestrator" else worker, signal.SIGKILL)
+    if target == "orchestrator":
+        until(lambda: not _orphans(children), "orphans to follow it")
+    stubs.release(run, ["p0002"])
+    _, code = os.waitpid(pid, 0)
+    status = os.waitstatus_to_exitcode(code)
+    return Outcome(status, 0.0, hits=killed(run) if target == "pod" else int(status == -signal.SIGKILL))
+
+
+def _fork_race(run: RunFolder, pods: int) -> int:
+    """A tournament of spawned pods in a fork of this process; its number."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            race(run, pods, processes=True)
+            os._exit(DONE)
+        except TournamentError:
+            os._exit(REFUSED)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(BROKEN)
+    return pid
 
 
 def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float) -> Outcome:

@@ -17,14 +17,15 @@ from typing import Any
 
 import psutil
 
+from tests.engines.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
-ANSWER_SECONDS = 90.0
 MEMORY = 80 * 2**20
 """Object store of a node, in bytes: next to nothing is put there."""
 QUICK = {
     "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
+    "health_check_period_ms": 2000,
+    "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 4,
 }
 """How soon the head notices that a node is silent."""
@@ -34,7 +35,7 @@ class Nodes:
     """A cluster with a head that takes no pods, and `cpus` for each worker node."""
 
     def __init__(self, *cpus: int, loopback: bool = True, quick: bool = False, **variables: str) -> None:
-        """`quick`: a node that is silent for two seconds or so is given up, even if it was only slow."""
+        """`quick`: a node that is silent for ten seconds or so is given up."""
         flags = [name for name, wanted in {"loopback": loopback, "quick": quick}.items() if wanted]
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         if loopback:
@@ -100,14 +101,14 @@ class Nodes:
             assert self.process.stdin is not None
             self.process.stdin.close()
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         for child in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        psutil.wait_procs(below, timeout=5)
+        psutil.wait_procs(below, timeout=60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -133,7 +134,7 @@ def _kill(node: Any) -> None:
             victim.kill()
     for kind in node.all_processes.values():
         for info in kind:
-            info.process.wait(timeout=10)
+            info.process.wait(timeout=PATIENCE_SECONDS)
 
 
 def _drain(address: str, node: str, seconds: float) -> None:
@@ -172,7 +173,7 @@ def main() -> None:
                 node = nodes[task["node"]]
                 raylet = node.all_processes["raylet"][0].process
                 raylet.kill()
-                raylet.wait(timeout=10)
+                raylet.wait(timeout=PATIENCE_SECONDS)
             case "drain":
                 _drain(cluster.address, task["node"], task["seconds"])
             case "kill_head":

@@ -19,6 +19,7 @@ from fintrader.runs import RunFolder, read_json, write_json
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.orchestrator import run_tournament
+from tests.engines.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 REFUSED = 7
@@ -97,7 +98,7 @@ class Racer:
         found: dict[str, Any] = read_json(note_of(self.run))
         return found
 
-    def wait(self, timeout: float = 120.0) -> tuple[int, str]:
+    def wait(self, timeout: float = PATIENCE_SECONDS) -> tuple[int, str]:
         """Its exit status and what it complained about."""
         _, said = self.process.communicate(timeout=timeout)
         return self.process.returncode, said

@@ -102,6 +102,7 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
         return
     fault: dict[str, Any] = json.loads(path.read_text())
     if fault["kind"] == "wait":
+        write_json(path.with_suffix(".at"), os.getpid())
         while path.exists():
             time.sleep(0.01)
         return
@@ -144,6 +145,12 @@ def _linger(seconds: float) -> None:
 
 def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:
     write_json(run.root / "faults" / pod, {"kind": kind, "times": times})
+
+
+def waiting(run: RunFolder, pod: str) -> int | None:
+    """The process in which a pod waits, once it does."""
+    path = run.root / "faults" / f"{pod}.at"
+    return int(json.loads(path.read_text())) if path.exists() else None
 
 
 def release(run: RunFolder, pods: Iterable[str]) -> None:

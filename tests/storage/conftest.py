@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases that beat and lapse within seconds; a machine that is busy may keep a beat waiting for a while."""
+    """Leases that beat and lapse at once. Whoever relies on a living holder's beats raises `LAPSE_SECONDS`."""
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.8)
-    monkeypatch.setattr(lease, "LAPSE_SECONDS", 2.0)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.4)
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 0.6)

@@ -46,6 +46,7 @@ def test_held_once_and_again(url: str) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_living_holder_elsewhere_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Objects(f"file://{tmp_path}")
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 300.0)
     with hold(store) as held:
         elsewhere(monkeypatch)
         with pytest.raises(RunError, match="in use by process"), hold(store):
@@ -68,27 +69,28 @@ def test_a_holder_that_slept_finds_itself_superseded(url: str, monkeypatch: pyte
         awake.check()
 
 
-def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path: Path) -> None:
+def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 3600.0)  # nobody has to wait for that
     store = Objects(f"file://{tmp_path}")
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         with hold(store):
             os.write(tell, b"1")
-            time.sleep(60)
+            time.sleep(3600)
         os._exit(0)
     os.read(ready, 1)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    began = time.monotonic()
     with hold(store) as mine:
         assert mine.token == 2
-    assert time.monotonic() - began < lease.LAPSE_SECONDS / 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
-def test_never_two_at_once(tmp_path: Path) -> None:
+def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that all believe themselves on machines of their own take turns, and none is left out for ever."""
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 30.0)  # longer than a busy machine keeps a beat waiting
     store = Objects(f"file://{tmp_path}/store")
     diary = tmp_path / "diary"
     pids = []

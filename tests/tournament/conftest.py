@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher
@@ -13,6 +14,15 @@ from tests.engines import stubs
 from tests.engines.races import settings
 
 Race = Callable[..., TournamentResult]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker: sums over several threads would run in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

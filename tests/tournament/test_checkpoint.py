@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fintrader.agents import Budget
 from fintrader.runs import RunFolder, file_sha256, read_jsonl
@@ -24,6 +21,7 @@ from fintrader.tournament.pod import PodContext, run_pod
 from fintrader.tournament.store import RunStore
 from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
+from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
 from tests.tournament.test_fusion import fused_spec
 from tests.tournament.test_launchers import spec as stub_spec
@@ -36,29 +34,18 @@ class Struck(BaseException):
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Training leaves its state after every update, on one thread as in a worker."""
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training leaves its state after every update."""
     from fintrader.tournament import fusion
 
     for module in (bodies, fusion):
         monkeypatch.setattr(module, "train", partial(module.train, checkpoint_seconds=0.0))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def stored(url: str, pod: str) -> dict[str, str]:
     """The files of a pod's state in the store."""
     data = Objects(url).get(f"pods/{pod}/state.json")
     return {} if data is None else dict(json.loads(unseal(data, "state")["text"])["files"])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 @pytest.mark.usefixtures("often")
@@ -196,7 +183,7 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
         assert stored(url, "p0000") == {}
         local.cancel("p0000")
         with pytest.raises(PodFailure, match="drained"):
-            future.result(timeout=60)
+            future.result(timeout=PATIENCE_SECONDS)
         assert list(stored(url, "p0000")) == ["state.safetensors"]
     finally:
         local.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fintrader.tournament.launchers.local import _cause, _oom_kills
 from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
+from tests.engines.waiting import PATIENCE_SECONDS, until
 
 
 def which(spec: PodSpec, context: PodContext) -> PodOutput:
@@ -117,8 +117,8 @@ def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path)
     slots = [Slot("a", "cpu", (("CUDA_VISIBLE_DEVICES", "3"),))]
     local = launcher(run, slots)
     try:
-        first = local.submit(spec(0)).result(timeout=60)
-        second = local.submit(spec(1, print=1)).result(timeout=60)
+        first = local.submit(spec(0)).result(timeout=PATIENCE_SECONDS)
+        second = local.submit(spec(1, print=1)).result(timeout=PATIENCE_SECONDS)
     finally:
         local.close()
     assert first.metrics["pid"] == second.metrics["pid"] != os.getpid()
@@ -134,15 +134,15 @@ def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path) -> None:
     local = launcher(run)
     try:
         lost, kept = local.submit(spec(0)), local.submit(spec(1))
-        _until(lambda: bool(local.progress()["p0000"].note))
+        until(lambda: bool(local.progress()["p0000"].note))
         os.kill(local.processes()["p0000"], 9)
         with pytest.raises(PodFailure) as caught:
-            lost.result(timeout=60)
+            lost.result(timeout=PATIENCE_SECONDS)
         assert caught.value.reason == "killed"
         stubs.release(run, ["p0000", "p0001"])
         again = local.submit(spec(0), attempt=2)
-        assert kept.result(timeout=60).status == "done"
-        assert again.result(timeout=60).attempts == 2
+        assert kept.result(timeout=PATIENCE_SECONDS).status == "done"
+        assert again.result(timeout=PATIENCE_SECONDS).attempts == 2
     finally:
         local.close()
 
@@ -155,16 +155,16 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path)
     local = launcher(run, places)
     try:
         futures = [local.submit(spec(0)), local.submit(spec(1))]
-        _until(lambda: all(at.note for at in local.progress().values()))
+        until(lambda: all(at.note for at in local.progress().values()))
         places.pop()
         assert local.capacity() == 1
         local.tick()
         with pytest.raises(PodFailure, match="drained"):
-            futures[1].result(timeout=60)
+            futures[1].result(timeout=PATIENCE_SECONDS)
         with pytest.raises(TournamentError, match="no free slot"):
             local.submit(spec(2))
         stubs.release(run, ["p0000"])
-        assert futures[0].result(timeout=60).status == "done"
+        assert futures[0].result(timeout=PATIENCE_SECONDS).status == "done"
     finally:
         local.close()
 
@@ -182,7 +182,7 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
     code = (
         "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;"
         "from tests.tournament.test_launchers import launcher;"
-        "local = launcher(RunFolder(Path(sys.argv[1]))); local.warm(2); print('warm', flush=True); time.sleep(60)"
+        "local = launcher(RunFolder(Path(sys.argv[1]))); local.warm(2); print('warm', flush=True); time.sleep(3600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -196,7 +196,7 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    _until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
 
 
 def test_exit_statuses_in_words(tmp_path: Path) -> None:
@@ -216,14 +216,7 @@ def test_a_result_that_exists_is_not_made_again(tmp_path: Path) -> None:
         results: list[PodResult] = []
         for _ in range(2):
             future: Future[PodResult] = local.submit(spec(0))
-            results.append(future.result(timeout=60))
+            results.append(future.result(timeout=PATIENCE_SECONDS))
     finally:
         local.close()
     assert results[0] == results[1]  # times and all
-
-
-def _until(condition: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)

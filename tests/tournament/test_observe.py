@@ -21,6 +21,7 @@ from fintrader.tournament.observe import BUCKETS, CATALOGUE, STALE_SECONDS, Endp
 from fintrader.tournament.settings import TournamentSettings
 from tests.engines import stubs
 from tests.engines.races import settings
+from tests.engines.waiting import PATIENCE_SECONDS
 from tests.tournament.conftest import Race
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'")
@@ -31,7 +32,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def get(endpoint: Endpoint, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=PATIENCE_SECONDS) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -238,8 +239,8 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         records.append(json.loads(line))
         url = records[-1].get("metrics_url", url)
         if records[-1].get("event") == "applied" and not scraped:
-            scraped = parse(urllib.request.urlopen(url, timeout=10).read().decode())
-    assert process.wait(timeout=60) == 0
+            scraped = parse(urllib.request.urlopen(url, timeout=PATIENCE_SECONDS).read().decode())
+    assert process.wait(timeout=PATIENCE_SECONDS) == 0
     assert set(by_label(scraped, "fintrader_pods", "run")) == {"seen"}
     assert sum(by_label(scraped, "fintrader_pods", "state").values()) == 3
     assert all(record["run"] == "seen" for record in records if "event" in record)

@@ -122,7 +122,7 @@ def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: s
 
 def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> None:
     plant(RunFolder(tmp_path / "a"), "p0000", "hang", times=9)
-    result = race("a", pods=4, processes=True, retries=1, hang_seconds=2.0)
+    result = race("a", pods=4, processes=True, retries=0, hang_seconds=10.0)
     stored = RunStore(result.folder).read_result("p0000")
     assert (stored.status, stored.reason, stored.score) == ("failed", "hung", None)
     assert result.trials == 3
@@ -135,7 +135,7 @@ def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path
 
     def watch(orchestrator: Orchestrator) -> None:
         applied.append(len(orchestrator.board.applied))
-        if applied[-1] == 15 or orchestrator.reconciles > 400:  # twenty seconds: they do wait
+        if applied[-1] == 15 or orchestrator.reconciles > 4000:  # minutes: they do wait
             stubs.release(orchestrator.store.run, ["p0001"])
 
     race("a", pods=16, order=ORDER, how={"watch": watch})

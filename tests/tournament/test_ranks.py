@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,15 +33,6 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import Board
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file
 from tests.tournament.test_fusion import fused_spec, run
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a worker: sums over several threads would run in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:

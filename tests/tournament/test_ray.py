@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,10 @@ from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
+from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.test_checkpoint import stored
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +57,6 @@ def nodes() -> Iterator[Nodes]:
     cluster.stop()
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 100.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.05)
-
-
 # --- what it comes to ------------------------------------------------------------------------------------------
 
 
@@ -87,6 +80,7 @@ def _files(run: RunFolder) -> dict[str, bytes]:
     return {str(path.relative_to(run.root)): path.read_bytes() for path in paths}
 
 
+@pytest.mark.slow
 def test_kills_of_all_kinds_lose_and_double_nothing(
     nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
 ) -> None:
@@ -152,10 +146,13 @@ def wish(nodes: Nodes) -> list[dict[str, float]]:
     """What the cluster's autoscaler has been asked for."""
     from ray._raylet import GcsClient
 
-    stored = GcsClient(address=nodes.address).internal_kv_get(b"autoscaler_resource_request", None, timeout=10)
+    stored = GcsClient(address=nodes.address).internal_kv_get(
+        b"autoscaler_resource_request", None, timeout=PATIENCE_SECONDS
+    )
     return [one.get("resources", one) for one in json.loads(stored or b"[]")]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
     nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
 ) -> None:
@@ -175,7 +172,7 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
     assert wish(nodes) == []
     assert "Unhandled" not in said
 
-    again = started(Racer(run, nodes.address, "stub", pods=4, hang_seconds=6.0, retries=1))
+    again = started(Racer(run, nodes.address, "stub", pods=4, hang_seconds=30.0, retries=1))
     assert again.wait() == (0, "")
     lost = sorted((event["pod"], event["reason"]) for event in _lost(run))
     assert ("p0001", "hung") in lost
@@ -185,6 +182,7 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
     assert "no longer finite" in (run.root / "logs" / "ray-p0002.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_pod_on_a_node_that_goes_stores_its_state_first(
     nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
 ) -> None:
@@ -203,6 +201,7 @@ def test_a_pod_on_a_node_that_goes_stores_its_state_first(
     assert stored(url, "p0000") == {}
 
 
+@pytest.mark.slow
 def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
     nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
 ) -> None:
@@ -220,6 +219,7 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
     assert "at most 4 CPU, 4 GPU" in said
 
 
+@pytest.mark.slow
 def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]) -> None:
     """The next pod in the same process would stay on the GPU of the first."""
     nodes.add(1, gpus=1)
@@ -241,6 +241,7 @@ def _release_new(racer: Racer, run: RunFolder, processes: dict[str, int]) -> int
     return len(processes)
 
 
+@pytest.mark.slow
 def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
     nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
 ) -> None:
@@ -285,6 +286,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
     assert len(joined) == 2
 
 
+@pytest.mark.slow
 def test_a_cluster_with_a_token_wants_it(
     tmp_path: Path, started: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,9 @@ from fintrader.tournament.store import RunStore
 from tests.engines.races import market_file, settings
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
+from tests.engines.waiting import until
 from tests.tournament.test_ranks import rank_process
-from tests.tournament.test_ray import _files, until
+from tests.tournament.test_ray import _files
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
@@ -37,7 +38,7 @@ def cluster() -> Iterator[Nodes]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes, tmp_path: Path) -> None:
     """In the middle of a round the other node's raylet is killed, and then the pod's own process."""
     alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")

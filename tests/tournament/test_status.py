@@ -9,14 +9,17 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from fintrader import cli
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament import lease
+from fintrader.tournament import status as status_module
 from fintrader.tournament.control import Control, prospect, scale
 from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.leaderboard import canonical
@@ -28,6 +31,7 @@ from fintrader.tournament.view import describe
 from tests.engines import stubs
 from tests.engines.races import ORDER, settings
 from tests.engines.stubs import plant
+from tests.engines.waiting import PATIENCE_SECONDS
 from tests.tournament.conftest import Race
 
 
@@ -147,7 +151,7 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
             release.set()
 
     def waiting(spec: PodSpec, context: PodContext) -> PodOutput:
-        assert release.wait(60)
+        assert release.wait(PATIENCE_SECONDS)
         return stubs.body(spec, context)
 
     race(pods=90, workers=4, order=ORDER, body=waiting, how={"watch": control})
@@ -220,10 +224,13 @@ def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
     assert all(report["eta_seconds"] is None for report in seen if report["applied"] in (0, 6))
 
 
-def test_the_time_left_counts_this_sitting_only(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_counts_this_sitting_only(
+    race: Race, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A night between two sittings is no part of the rate, and neither are results that were there before."""
     run = race(pods=4).folder
-    began = time.time() - 10.0
+    began, now = time.time(), time.time() + 10.0
+    monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
     events = [{"event": "resumed", "time": began, "pods": 9}, {"event": "applied", "time": began + 5, "pod": "p0004"}]
     with run.events.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events[:1])
@@ -231,25 +238,24 @@ def test_the_time_left_counts_this_sitting_only(race: Race, capsys: pytest.Captu
         assert status(run)["eta_seconds"] is None, "no result yet"
         with run.events.open("a") as file:
             file.writelines(json.dumps(event) + "\n" for event in events[1:])
-        assert status(run)["eta_seconds"] == pytest.approx(40.0, abs=3.0)  # four to come, ten seconds each
+        assert status(run)["eta_seconds"] == pytest.approx(40.0)  # four to come, ten seconds each
         cli.main(["status", str(run.root)])
-    assert re.search(r"5 of 9 results; about 0:00:4\d left", capsys.readouterr().out)
+    assert re.search(r"5 of 9 results; about 0:00:40 left", capsys.readouterr().out)
     assert status(run)["eta_seconds"] is None, "nobody races it"
 
 
-def test_scaling_down_processes_drains_without_orphans_or_losses(
-    race: Race, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import psutil
-
-    monkeypatch.setenv("STUB_SECONDS", "1")
-    run = RunFolder(tmp_path / "b")
+def test_scaling_down_processes_drains_without_orphans_or_losses(race: Race, tmp_path: Path) -> None:
+    run, pods = RunFolder(tmp_path / "b"), [f"p{number:04d}" for number in range(3)]
+    for pod in pods:
+        plant(run, pod, "wait")
     wished: list[int] = []
 
     def control(orchestrator: Orchestrator) -> None:
         if len(orchestrator.running) == 3 and not wished:
             scale(run, 1)
             wished.append(orchestrator.reconciles)
+        if wished and len(orchestrator.running) == 1:
+            stubs.release(run, pods)
 
     result = race("b", pods=6, processes=True, workers=3, pool_size=3, how={"watch": control})
     assert wished
@@ -257,7 +263,6 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(
     assert not [event for event in read_jsonl(run.events) if event["event"] == "lost"]
     assert [event for event in read_jsonl(run.events) if event["event"] == "drained"]
     assert not [c for c in psutil.Process().children(recursive=True) if "tournament.worker" in " ".join(c.cmdline())]
-    monkeypatch.setenv("STUB_SECONDS", "0")
     undisturbed = race("a", pods=6, pool_size=3)
     assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)
 
