@@ -350,16 +350,20 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
 
 def kill_at_work(run: RunFolder, pods: int, *, target: str) -> Outcome:
     """Start a tournament of spawned pods and SIGKILL the orchestrator, or a pod, while pod 2 is in the middle."""
-    stubs.plant(run, "p0002", "wait")
+    gate = run.root.parent / f"{run.root.name}-gate" / "p0002"
+    gate.parent.mkdir()
+    gate.touch()
+    os.environ[stubs.GATE_VARIABLE] = str(gate)
     pid = _fork_race(run, pods)
-    until(lambda: stubs.waiting(run, "p0002") is not None, "the pod that waits")
-    worker = stubs.waiting(run, "p0002")
+    del os.environ[stubs.GATE_VARIABLE]
+    until(lambda: stubs.waiting(gate) is not None, "the pod that waits")
+    worker = stubs.waiting(gate)
     assert worker is not None
     children = psutil.Process(pid).children(recursive=True)
     os.kill(pid if target == "orchestrator" else worker, signal.SIGKILL)
     if target == "orchestrator":
         until(lambda: not _orphans(children), "orphans to follow it")
-    stubs.release(run, ["p0002"])
+    gate.unlink()
     _, code = os.waitpid(pid, 0)
     status = os.waitstatus_to_exitcode(code)
     return Outcome(status, 0.0, hits=killed(run) if target == "pod" else int(status == -signal.SIGKILL))

@@ -79,6 +79,7 @@ def strike_and_empty(run: RunFolder, url: str, pods: int, expected: Any, strike:
 
 def place(home: Path, name: str) -> tuple[RunFolder, str]:
     """A run's folder and its URL in a store on the same disk."""
+    (home / "machine").mkdir(exist_ok=True)
     return RunFolder(home / "machine" / name), f"file://{home}/store/{name}"
 
 

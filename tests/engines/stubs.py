@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
     from fintrader.tournament.settings import TournamentSettings
 
 
+GATE_VARIABLE = "STUB_GATE"
+"""Path of a file outside the run; the pod of that name waits in the middle while it is there."""
+
+
 class StubAgent(Settings):
     algo: Literal["stub"] = "stub"
     learning_rate: float = Field(1e-3, gt=0)
@@ -98,13 +102,14 @@ def _number(snapshot: bytes) -> float:
 
 def _fault(run: RunFolder, pod: str, step: int) -> None:
     path = run.root / "faults" / pod
+    gate = Path(os.environ.get(GATE_VARIABLE, ""))
+    if step == 2 and gate.name == pod:
+        _wait(gate)
     if step != 2 or not path.exists():
         return
     fault: dict[str, Any] = json.loads(path.read_text())
     if fault["kind"] == "wait":
-        write_json(path.with_suffix(".at"), os.getpid())
-        while path.exists():
-            time.sleep(0.01)
+        _wait(path)
         return
     if fault["times"] <= 0:
         return
@@ -147,9 +152,16 @@ def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:
     write_json(run.root / "faults" / pod, {"kind": kind, "times": times})
 
 
-def waiting(run: RunFolder, pod: str) -> int | None:
-    """The process in which a pod waits, once it does."""
-    path = run.root / "faults" / f"{pod}.at"
+def _wait(gate: Path) -> None:
+    """Until the file is gone; who waits is told beside it."""
+    write_json(gate.with_suffix(".at"), os.getpid())
+    while gate.exists():
+        time.sleep(0.01)
+
+
+def waiting(gate: Path) -> int | None:
+    """The process that waits for a file to go, once it does."""
+    path = gate.with_suffix(".at")
     return int(json.loads(path.read_text())) if path.exists() else None
 
 
