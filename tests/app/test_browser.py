@@ -1,6 +1,6 @@
 """A real browser walks through every page, at two widths and in both themes. Skips where there is none.
 
-    pip install playwright      # and a Chromium on the PATH
+    pip install '.[dev]'      # and a Chromium on the PATH
     python -m pytest tests/app/test_browser.py
 
 `FINTRADER_SCREENSHOTS=FOLDER` keeps what it saw.
@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,18 +23,20 @@ import pytest
 from app import launch
 from app.shell import PAGES
 from fintrader.runs import RunFolder
+from tests.engines.waiting import PATIENCE_SECONDS, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
 
 WIDTHS = (1440, 390)
 THEMES = ("light", "dark")
 FAULTS = ("Page not found", "Traceback", "could not be drawn", "it is left out", "Connection error")
-PROBES = ("/_stcore/health", "/_stcore/host-config")
-"""What the browser asks below a page's path before it finds the server's root: answered 404, by streamlit's design."""
+OWN = "/_stcore/"
+"""What streamlit's script asks of its server. Below a page's path, where it looks for the root first, it gets a 404."""
+PATIENCE_MS = 1000 * PATIENCE_SECONDS
 PARTS = {
     "backtest": [f"part={part}" for part in ("curves", "risk", "calendar", "weights", "trades", "metrics")],
     "market": [f"view={view}" for view in ("bars", "features", "coverage", "quality", "ties")],
@@ -58,15 +59,15 @@ def served(site: Path) -> Iterator[str]:
     server = subprocess.Popen(launch.command(port, headless=True), env=variables, stdout=subprocess.DEVNULL)
     try:
         address = f"http://127.0.0.1:{port}"
-        until = time.monotonic() + 60
-        while True:
+
+        def answers() -> bool:
+            assert server.poll() is None
             try:
-                urllib.request.urlopen(f"{address}/_stcore/health", timeout=1).read()
-                break
+                return bool(urllib.request.urlopen(f"{address}/_stcore/health", timeout=PATIENCE_SECONDS).read())
             except OSError:
-                assert server.poll() is None
-                assert time.monotonic() < until, "the server does not answer"
-                time.sleep(0.1)
+                return False
+
+        until(answers, "the server to answer")
         yield address
     finally:
         server.terminate()
@@ -104,9 +105,10 @@ def links() -> list[tuple[str, str, str]]:
 
 def settled(page: Any) -> None:
     """Wait until the script has ended and charts stand; of a page that redraws itself, once is enough."""
-    page.wait_for_selector("h1", timeout=60_000)
+    page.wait_for_selector("h1", timeout=PATIENCE_MS)
     page.wait_for_function(
-        '() => !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')', timeout=60_000
+        '() => !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')',
+        timeout=PATIENCE_MS,
     )
     page.wait_for_timeout(400)
 
@@ -120,10 +122,15 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     name = ""
 
     def heard(line: Any) -> None:
-        if line.type == "error" and not line.location["url"].endswith(PROBES):
+        if line.type == "error" and not line.text.startswith("Failed to load resource"):  # see `answered`
             trouble.append(f"{name}: console: {line.text} {line.location['url']}")
 
+    def answered(response: Any) -> None:
+        if response.status >= 400 and OWN not in response.url:
+            trouble.append(f"{name}: {response.status} for {response.url}")
+
     page.on("console", heard)
+    page.on("response", answered)
     page.on("pageerror", lambda error: trouble.append(f"{name}: script: {error}"))
 
     def seen(request: Any) -> None:
@@ -133,7 +140,7 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     page.on("request", seen)
     page.on("websocket", seen)
     for name, server, path in links():
-        page.goto(f"{addresses[server]}/{path}")
+        page.goto(f"{addresses[server]}/{path}", timeout=PATIENCE_MS)
         settled(page)
         text = page.inner_text("body")
         trouble += [f"{name}: says {words!r}" for words in FAULTS if words in text]

@@ -7,7 +7,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -181,16 +180,6 @@ def test_every_card_of_a_pod(open_page: Open, template: Path, pod: str) -> None:
         "With its line": count(row["lineage_env_steps"]),
         "Took": duration(result["seconds"]),
     }
-
-
-def test_market_cards(open_page: Open, template: Path) -> None:
-    from fintrader.data.tensors import MarketTensors
-
-    market = MarketTensors.load(template / "data" / "tensors" / "market-0.safetensors")
-    shown = cards(open_page(template, "market", run="demo"))
-    assert shown["Sessions"] == count(len(np.unique(market.session)))
-    assert shown["Features"] == f"{len(market.feature_names)} + {len(market.context_names)}"
-    assert shown["Index"].replace("\\", "") == market.benchmark_name
 
 
 CHOICES = {

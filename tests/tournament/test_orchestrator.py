@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, read_json, read_jsonl, write_json
+from fintrader.runs import RunFolder, read_jsonl
 from fintrader.tournament.control import scale
 from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
 from fintrader.tournament.leaderboard import canonical, read_leaderboard, read_pods
@@ -84,24 +84,6 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) ->
         race(pods=3, devices=("cpu",))
     run = race(pods=3, devices=("cpu",), replicas=2).folder
     assert {spec.replicas for spec in RunStore(run).specs().values()} == {2}
-
-
-def test_a_run_of_an_earlier_version_goes_on(race: Race) -> None:
-    """Settings and fields that did not exist then have their defaults; nothing is trained again."""
-    run = race(pods=4).folder
-    before = everything(run)
-    times = {pod: result.finished for pod, result in RunStore(run).results().items()}
-    identity = read_json(run.root / "tournament.json")
-    del identity["settings"]["fusions"], identity["settings"]["replicas"], identity["agents"][0]["width"]
-    write_json(run.root / "tournament.json", identity)
-    for spec in RunStore(run).specs().values():
-        old = read_json(RunStore(run).spec_path(spec.pod))
-        del old["replicas"], old["fusions"]
-        write_json(RunStore(run).spec_path(spec.pod), old)
-    assert everything(race(pods=4).folder) == before
-    assert {pod: result.finished for pod, result in RunStore(run).results().items()} == times
-    with pytest.raises(TournamentError, match="other settings"):
-        race(pods=4, fusions=3)
 
 
 def test_spawned_processes_give_the_same_as_threads(race: Race) -> None:

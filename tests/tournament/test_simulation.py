@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from fintrader.runs import read_jsonl
-from fintrader.tournament.arrivals import Arrivals
-from fintrader.tournament.generational import Asynchronous, Generational, Submission
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
 from fintrader.tournament.leaderboard import canonical
 from fintrader.tournament.pod import PodResult, PodSpec
@@ -138,37 +136,6 @@ def test_a_turn_does_not_read_the_history(tmp_path: Path) -> None:
     assert early
     assert late
     assert max(late) <= max(early) + 32
-
-
-def test_survivors_are_sorted_once_a_generation() -> None:
-    board = Board(4)
-    for index in range(10):
-        submit(board, Entry(spec(index), result(index, score=index / 10)))
-    counting = Counting()
-    counting.extend(board.applied)
-    board.applied = counting
-    scheduler = Generational(10, 3)
-    first = scheduler._best(board, 0)
-    assert [entry.spec.pod for entry in first] == ["p0009", "p0008", "p0007"]
-    before = counting.read
-    assert all(scheduler._best(board, 0) is first for _ in range(20))
-    assert counting.read == before
-    again = Board(4)  # another board is another race
-    for index in range(10):
-        submit(again, Entry(spec(index), result(index, score=-index / 10)))
-    assert scheduler._best(again, 0)[0].spec.pod == "p0000"
-
-
-def test_arrivals_in_and_out_of_order() -> None:
-    by_arrival = Arrivals(Asynchronous())
-    by_number = Arrivals(Submission(4))
-    for index in (3, 1, 0):
-        by_arrival.add(result(index))
-        by_number.add(result(index))
-    taken = [by_arrival.due(place) for place in range(4)]
-    assert [one.pod if one else None for one in taken] == ["p0003", "p0001", "p0000", None]
-    taken = [by_number.due(place) for place in range(4)]
-    assert [one.pod if one else None for one in taken] == ["p0000", "p0001", None, "p0003"]
 
 
 def test_halving_compares_with_the_same_scores_as_a_search_through_the_history() -> None:
