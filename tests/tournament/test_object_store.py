@@ -257,35 +257,6 @@ def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
             race(name, pods=4, body="tests.nowhere:body")
 
 
-def test_pods_without_the_heads_disk(tmp_path: Path, race: Race) -> None:
-    """On a machine that has nothing but the URL, a pod finds spec, market and parent's snapshot in the store."""
-    url = f"file://{tmp_path}/store/run"
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, url)
-    race("run", pods=3)
-    parent = RunStore(run).read_result("p0000")
-    node = RunFolder(working_copy(url, tmp_path / "node"))
-    seen: list[Any] = []
-
-    def body(spec: Any, context: PodContext) -> Any:
-        seen.append(context.market.read_bytes())
-        assert RunStore(context.run).get(str(spec.snapshot))
-        return stubs.body(spec, context)
-
-    spec = (
-        RunStore(run)
-        .read_spec("p0000")
-        .model_copy(update={"pod": "p0003", "index": 3, "parent": "p0000", "snapshot": parent.snapshot})
-    )
-    token = leases.newest(Objects(url))
-    result = run_pod(spec, PodContext(node, tmp_path / "nowhere" / "market.safetensors", token=token), body)
-    assert seen == [(tmp_path / "market.safetensors").read_bytes()]
-    assert RunStore(run).has_result("p0003")
-    assert RunStore(run).read_result("p0003") == result
-    with pytest.raises(CheckpointError, match="no market"):
-        RunStore(node).market("unknown", tmp_path / "nowhere")
-
-
 def test_a_cluster_node_that_does_not_see_the_folder(
     tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +312,8 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, race: 
     assert (run.ensemble / "policy.safetensors").read_bytes() == plain.ensemble_policy.read_bytes()
     assert not list(run.pods.glob("*/metrics.jsonl"))  # that is where the pods were
     assert list(node.pods.glob("*/metrics.jsonl"))
+    with pytest.raises(CheckpointError, match="no market"):
+        RunStore(node).market("unknown", tmp_path / "nowhere")
 
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:

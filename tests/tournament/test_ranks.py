@@ -52,6 +52,7 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert again.snapshot == alone.snapshot
 
 
+@pytest.mark.slow
 def test_joined_devices_alone_make_a_learner_for_each(tmp_path: Path) -> None:
     """`devices: [cpu/cpu]` without `replicas`: two ranks learn, and their average is what comes out."""
     spec = Breeder(
@@ -123,6 +124,7 @@ def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: 
     assert failure_reason(raised.value) == "error"
 
 
+@pytest.mark.slow
 def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second host is a thread that does what the task on another node does, on an empty disk."""
     ray = pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
