@@ -136,6 +136,7 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
     assert honesty[0]["metrics"] != honesty[1]["metrics"]  # traded on the window as the backtest trades
 
 
+@pytest.mark.slow
 def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Path) -> None:
     folder = copy_of(judged, tmp_path)
     home, own = folder / "backtest", (folder / "backtest" / "metrics.json").read_bytes()

@@ -270,6 +270,7 @@ def test_a_run_answers_questions(undisturbed: Path):
     assert fintrader("status", str(undisturbed)).status == 2
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_replayed_byte_for_byte(undisturbed: Path):
     done = fintrader("replay", str(undisturbed.parent / "runs" / "tiny"))
     assert done.status == 0, done.out + done.err

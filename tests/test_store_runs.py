@@ -85,6 +85,7 @@ def empty(machine: Path) -> None:
         shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,7 @@ def stored(url: str, pod: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "changes", "state"),
     [
-        ("s3", {"replicas": 1}, "state.safetensors"),
+        pytest.param("s3", {"replicas": 1}, "state.safetensors", marks=pytest.mark.slow),
         ("file", {"replicas": 2, "fusions": 4}, "round-2/replica-0/state.safetensors"),
     ],
 )

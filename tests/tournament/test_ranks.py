@@ -67,6 +67,7 @@ def test_joined_devices_alone_make_a_learner_for_each(tmp_path: Path) -> None:
     assert all((context.folder / "round-1" / f"replica-{k}" / "metrics.jsonl").exists() for k in range(2))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:
     spec_settings = SETTINGS.model_copy(
         update={"pods": 1, "replicas": 2, "fusions": 3, "budget": Budget(env_steps=3 * 256), "devices": ("cpu/cpu",)}

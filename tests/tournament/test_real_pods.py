@@ -49,6 +49,7 @@ def test_policies_and_ensemble_trade(finished: TournamentResult) -> None:
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes_and_sigkill_of_the_orchestrator_changes_nothing(
     finished: TournamentResult, tmp_path: Path
 ) -> None:
