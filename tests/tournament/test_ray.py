@@ -326,6 +326,7 @@ def test_how_often_a_pod_fits_into_a_node() -> None:
     assert not is_loopback("10.0.0.1")
 
 
+@pytest.mark.slow
 def test_ray_is_imported_by_those_who_use_it_only() -> None:
     import subprocess
 
