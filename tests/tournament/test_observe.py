@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,9 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
+from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.observe import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
+from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
 from fintrader.tournament.settings import TournamentSettings
 from tests.engines import stubs
 from tests.engines.races import settings
@@ -68,19 +71,28 @@ def endpoint() -> Any:
 def test_the_endpoint_tells_the_truth_at_every_turn(race: Race, tmp_path: Path, endpoint: Endpoint) -> None:
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0003", "nan")
-    stubs.plant(run, "p0005", "oom", times=9)
+    scraped = threading.Event()
     turns: list[Samples] = []
-    orchestrators: list[Any] = []
     wanted = settings(pods=8, workers=2, retries=1)
 
     with endpoint.watching("run", wanted) as watch:
 
-        def watched(orchestrator: Any) -> None:
-            watch(orchestrator)
-            orchestrators.append(orchestrator)
-            turns.append(scrape(endpoint))
+        def body(spec: PodSpec, context: PodContext) -> PodOutput:
+            if spec.pod != "p0005":
+                return stubs.body(spec, context)
+            context.report(0.5, 50, "half way")
+            assert scraped.wait(PATIENCE_SECONDS)
+            scraped.clear()
+            raise MemoryError("no memory left")
 
-        result = race("run", pods=8, workers=2, retries=1, how={"watch": watched})
+        def watched(orchestrator: Any) -> None:
+            at = orchestrator.launcher.progress().get("p0005", PodProgress())
+            watch(orchestrator)
+            turns.append(scrape(endpoint))
+            if at.env_steps == 50 and "p0005" in orchestrator.running:
+                scraped.set()
+
+        result = race("run", pods=8, workers=2, retries=1, body=body, how={"watch": watched})
 
     assert len(turns) > 2
     for number, samples in enumerate(turns, 1):
