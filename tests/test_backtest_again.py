@@ -17,7 +17,7 @@ from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_to
 from fintrader.pipeline.configuration import BacktestSettings
 from fintrader.pipeline.judgement import looks
 from fintrader.runs import Manifest
-from tests.engines.tiny import TINY, pods_in_a_thread, write_config
+from tests.engines.runs import TINY, pods_in_a_thread, write_config
 from tests.test_cli import complaint
 
 OTHERWISE = [

@@ -11,7 +11,7 @@ import pytest
 from fintrader.cli import main
 from fintrader.cli.parsing import parse_config
 from fintrader.errors import ConfigError
-from tests.engines.tiny import fintrader
+from tests.engines.runs import fintrader
 
 QUICKSTART = str(Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
 

@@ -14,7 +14,7 @@ import pytest
 
 from fintrader import logs
 from fintrader.progress import LogProgress, reporter
-from tests.engines.tiny import fintrader
+from tests.engines.runs import fintrader
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:

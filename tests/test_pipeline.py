@@ -17,7 +17,7 @@ from fintrader import load_policy
 from fintrader.backtest import read_backtest
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import load_config, run, train_one, walk_forward
-from tests.engines.tiny import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config
+from tests.engines.runs import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config
 
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
 

@@ -20,7 +20,7 @@ from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores
 from tests.engines.emptied import results_in
-from tests.engines.tiny import Struck, pods_in_a_thread, struck_when
+from tests.engines.runs import Struck, pods_in_a_thread, struck_when
 
 TINY: dict[str, Any] = {
     "seed": 1,
