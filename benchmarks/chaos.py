@@ -30,9 +30,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.common import ROOT, commit, finish
 from fintrader.runs import RunFolder
-from tests.engines import chaos
-from tests.engines.apart import Plan
-from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
+from tests.tournament import chaos
+from tests.tournament.apart import Plan
+from fintrader.envs.kernels.buffers import DONE
+from tests.tournament.chaos import REFUSED, Faults, Tally, forked
+from fintrader.envs.reward import Outcome
+from fintrader.tournament.orchestrator import everything
 
 PARTS = (
     "kill",
@@ -78,7 +81,7 @@ def main() -> None:
 
 def measure(home: Path, pods: int, moments: int, only: Sequence[str]) -> dict[str, Any]:
     """Each part's counts, problems and slowest recovery."""
-    import tests.engines.races  # noqa: F401 - forks then find everything imported
+    import tests.tournament.conftest  # noqa: F401 - forks then find everything imported
 
     reference = RunFolder(home / "undisturbed")
     assert forked(reference, pods).status == DONE

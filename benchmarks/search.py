@@ -32,12 +32,13 @@ from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, opti
 from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
 from fintrader.errors import TrainingError
 from fintrader.seeding import derive
-from fintrader.tournament.pod import PodSpec
-from fintrader.tournament.reconcile import Orchestrator
-from fintrader.tournament.settings import Range
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
-from tests.engines.simulation import World, simulate
-from tests.engines.simulation_checks import settings
+from tests.tournament.simulation import World
+from fintrader.backtesting.simulate import simulate
+from tests.tournament.simulation_checks import settings
 
 TARGETS = (0.80, 0.90, 0.95)
 """Shares of the optimal utility; fixed before the first full run."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.cli import main
-from fintrader.cli.parsing import parse_config
+from fintrader.cli.options import parse_config
 from fintrader.errors import ConfigError
 from tests.engines.runs import fintrader
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fintrader import load_policy
-from fintrader.backtest import read_backtest
+from fintrader.backtesting import read_backtest
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import load_config, run, train_one, walk_forward
 from tests.engines.runs import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from app import launch
-from app.shell import PAGES
 from fintrader.runs import RunFolder
+from fintrader_app import launch
+from fintrader_app.shell import PAGES
 from tests.engines.waiting import PATIENCE_SECONDS, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from app import artifacts, markets, race
-from app.folders import DamagedFileError, Folder, RunsFolder
-from app.summary import metric_table, summary
 from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder
+from fintrader_app import artifacts, markets, race
+from fintrader_app.folders import DamagedFileError, Folder, RunsFolder
+from fintrader_app.summary import metric_table, summary
 from tests.app.conftest import PAGES, Open, healthy, said
 from tests.engines import fakes
 

@@ -8,8 +8,9 @@ from typing import Any
 from fintrader.agents import Budget, NetworkSettings, PPOSettings
 from fintrader.envs import EnvSettings
 from fintrader.runs import RunFolder
-from fintrader.tournament.orchestrator import TournamentResult, run_tournament
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.run import TournamentResult, run_tournament
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.settings import TournamentSettings
 from tests.factories import make_market
 
 ORDER = TournamentSettings().order

@@ -18,8 +18,8 @@ import yaml
 from fintrader.cli import main
 from fintrader.pipeline import RunConfig
 from fintrader.runs import RunFolder
-from fintrader.tournament.body import train_and_evaluate
 from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.settings import TournamentSettings
 
 TINY: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher
-from fintrader.tournament.orchestrator import TournamentResult, run_tournament
+from fintrader.tournament.run import TournamentResult, run_tournament
 from tests.engines import stubs
 from tests.engines.races import settings
 

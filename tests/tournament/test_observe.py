@@ -19,9 +19,9 @@ import pytest
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
-from fintrader.tournament.observe import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
-from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from fintrader.tournament.prometheus import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.waiting import PATIENCE_SECONDS

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fintrader.runs import read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
-from fintrader.tournament.leaderboard import canonical
-from fintrader.tournament.pod import PodResult, PodSpec
-from fintrader.tournament.updater import Board, Entry, submit
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.leaderboard_index import Entry
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.updater import submit
 from tests.engines.simulation import Simulated, World, simulate
 from tests.engines.simulation_checks import check, settings
 
@@ -142,7 +144,7 @@ def test_halving_compares_with_the_same_scores_as_a_search_through_the_history()
     from tests.engines.races import settings as small
 
     asked = small(halving=0.5, halving_rungs=(0.25, 0.5))
-    board = Board(4)
+    board = Leaderboard(4)
     rng = np.random.default_rng(0)
     for index in range(60):
         reached = {"0.25": float(rng.normal()), "0.5": None if index % 7 == 0 else float(rng.normal())}
