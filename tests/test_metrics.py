@@ -15,6 +15,7 @@ from scipy import stats
 
 from fintrader import metrics
 from fintrader.metrics import batched, performance, relative
+from tests.factories import examples
 
 RETURN = st.one_of(
     st.floats(-0.9, 1.5).map(lambda value: round(value, 9)),  # smaller moves drown in the rounding of 1 + r
@@ -57,7 +58,7 @@ def agree(ours: float | None, theirs: float, what: str) -> None:
         assert math.isclose(ours, theirs, rel_tol=1e-10, abs_tol=1e-10), f"{what}: {ours} != {theirs}"
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000))
 @given(SERIES)
 def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
     if not performance.known(returns).size:  # empyrical calls a series of NaN a return of zero; we call it unknown
@@ -74,7 +75,7 @@ def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
         )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000))
 @given(st.lists(st.tuples(RETURN, RETURN), min_size=0, max_size=40))
 def test_two_series_agree_with_empyrical(pairs: list[tuple[float, float]]) -> None:
     returns, benchmark = (np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1))

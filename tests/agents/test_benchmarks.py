@@ -1,15 +1,12 @@
-"""How the benchmarks judge: curves with known answers, and what they keep between runs."""
+"""How the benchmarks judge, and that what they compare with is what it says it is."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import algorithms, known_optimum, resume, time_to_return
+from benchmarks import algorithms, known_optimum, time_to_return
 from fintrader.backtest.desk import make_desk
 
 
@@ -36,49 +33,6 @@ def test_sides_are_compared_at_the_level_of_theirs() -> None:
     never = algorithms.compare([curve([0.0] * 20)], [slow])
     assert never["wall_s_ratio"] is None
     assert not never["not_below"]
-
-
-def test_a_referee_plays_equal_episodes_and_stops_the_clock() -> None:
-    referee = algorithms.Referee("Pendulum-v1", 20)
-    still = lambda obs: np.zeros((len(obs), 1), dtype=np.float32)  # noqa: E731
-    assert referee.mean_return(still) == referee.mean_return(still)
-    assert referee.mean_return(still) < -500
-    for steps in (0, 1, 2, 20):
-        referee.look(steps, still)
-    assert [point["env_steps"] for point in referee.curve] == [1, 2, 20]
-    before = referee.wall
-    referee.look(20, still)  # nothing is left to judge
-    assert referee.wall == before
-
-
-def test_records_are_used_for_equal_settings_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "ROOT", tmp_path)
-    calls = []
-
-    def make() -> dict[str, Any]:
-        calls.append(1)
-        return {"share": len(calls)}
-
-    records = resume.Records("x")
-    assert records.get("ppo-0", {"lr": 1.0}, make)["share"] == 1
-    assert resume.Records("x").get("ppo-0", {"lr": 1.0}, make)["share"] == 1
-    assert records.get("ppo-1", {"lr": 1.0}, make)["share"] == 2
-    assert records.get("ppo-0", {"lr": 2.0}, make)["share"] == 3
-    assert resume.Records("x", fresh=True).get("ppo-0", {"lr": 2.0}, make)["share"] == 4
-    assert len(records.commits) == 1, "the commits of the records are told with them"
-
-
-def test_targets_are_judged_by_the_mean_over_the_seeds() -> None:
-    def run(share: float, rate: float) -> dict[str, Any]:
-        point = {"mark": 60.0, "cpu_seconds": 60.2, "env_steps": 10, "share": share, "rate_ratio": rate}
-        return {"algo": "ppo", "reward": "realised", "curve": [point]}
-
-    figures = known_optimum.summary([run(0.92, 0.7), run(0.96, 1.0)])
-    assert figures["ppo_realised"]["share_60s"] == {"mean": 0.94, "min": 0.92, "max": 0.96}
-    found = known_optimum.met(figures)["ppo_realised"]
-    assert found["met"]
-    assert found["rate_within_a_fifth"]
-    assert not known_optimum.met(known_optimum.summary([run(0.92, 0.7)]))["ppo_realised"]["met"]
 
 
 def test_cut_episodes_begin_anew_and_show_where_they_led() -> None:

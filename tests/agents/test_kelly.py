@@ -58,5 +58,5 @@ def test_analytic_gradients_find_the_weights() -> None:
     settings = TypeAdapter(AgentSettings).validate_python({"algo": "apg", **SETTINGS["apg"]})
     agent = make_agent(settings, env.layout, seed=0)
     assert evaluate(agent.policy)[0] < 0.9
-    train(agent, env, Budget(env_steps=256 * 16 * 100))
+    train(agent, env, Budget(env_steps=256 * 16 * 50))
     assert evaluate(agent.policy)[0] > 0.95

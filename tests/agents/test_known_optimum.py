@@ -5,20 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from benchmarks.known_optimum import (
     REVERSION,
     RISK_AVERSION,
+    SETTINGS,
     SIGMA,
     STRENGTH,
     TRUE_RATE,
     UNIT,
     QuadraticMarket,
     evaluate,
-    learn,
     optimal_aim,
     optimal_policy,
 )
+from fintrader.agents import AgentSettings, Budget, make_agent, train
 
 
 def test_the_trade_rate_solves_the_riccati_equation() -> None:
@@ -65,5 +67,10 @@ def test_the_market_pays_what_the_formula_says() -> None:
 
 
 def test_analytic_gradients_come_near_the_optimum() -> None:
-    run = learn("apg", realised=True, seed=0, seconds=3.0, num_envs=256, marks=[3.0])
-    assert run["curve"][-1]["share"] > 0.9
+    env = QuadraticMarket(256, realised=True, seed=0)
+    settings = TypeAdapter(AgentSettings).validate_python({"algo": "apg", **SETTINGS["apg"]})
+    agent = make_agent(settings, env.layout, seed=0)
+    best, _ = evaluate(optimal_policy)
+    assert evaluate(agent.policy)[0] < 0.2 * best
+    train(agent, env, Budget(env_steps=256 * settings.num_steps * 25))
+    assert evaluate(agent.policy)[0] > 0.9 * best

@@ -14,7 +14,7 @@ from fintrader.agents.buffers import RolloutBuffer
 from fintrader.agents.memory import HOST, available_memory
 from fintrader.agents.replay import ReplayRing
 from fintrader.errors import ConfigError
-from tests.agents.tiny import Identity, IdentityMarket
+from tests.engines.tiny import Identity, IdentityMarket
 
 MIB = 2**20
 

@@ -15,7 +15,7 @@ from fintrader.agents.networks import Actor, Critic, Mlp
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
-from tests.agents.planted import planted_market
+from tests.factories import planted_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
 
@@ -42,8 +42,7 @@ def test_columns_agree_with_the_environment() -> None:
     assert num_actions(FlatLayout(3, 2)) == 2
 
 
-@pytest.mark.parametrize("account", [True, False])
-@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize(("account", "layer_norm"), [(True, False), (False, True)])
 def test_permuting_assets_permutes_actions_and_leaves_the_value(account: bool, layer_norm: bool) -> None:
     network = NetworkSettings(hidden=(16, 16), account=account, layer_norm=layer_norm)
     agent = make_agent(PPOSettings(network=network), LAYOUT, seed=1)
@@ -72,24 +71,6 @@ def test_an_action_critic_sees_each_action_at_its_asset() -> None:
     cash = latent.clone()
     cash[:, 5] += 1
     assert not torch.allclose(critic(obs, cash), critic(obs, latent))
-
-
-@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
-def test_members_are_independent_networks(kind: str) -> None:
-    network = NetworkSettings(hidden=(8, 8), kind=kind)  # type: ignore[arg-type]
-    several = Critic(LAYOUT, network, latents=6, members=4)
-    single = Critic(LAYOUT, network, latents=6)
-    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
-    values = several(obs, latent)
-    assert values.shape == (4, 3)
-    for k in range(4):
-        state = {
-            name: tensor[k].squeeze(0) if name.endswith("bias") else tensor[k]
-            for name, tensor in several.state_dict().items()
-        }
-        single.load_state_dict(state)
-        torch.testing.assert_close(values[k], single(obs, latent))
-    assert not torch.allclose(values[0], values[1])
 
 
 def test_dense_starts_orthogonal() -> None:

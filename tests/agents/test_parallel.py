@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
+from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
 from fintrader.agents.batched import BatchedTeam
 from fintrader.agents.buffers import Transition
 from fintrader.agents.fusion import DistributedLearner, LearnerTeam, fuse
@@ -26,7 +26,8 @@ from fintrader.agents.pipelined import PipelinedAgent
 from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
 from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError, ConfigError, EnvError
-from tests.agents.tiny import Identity
+from tests.engines.resume import Killed, killed_after
+from tests.engines.tiny import Identity
 
 SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
 OFF: dict[str, Any] = {
@@ -77,6 +78,7 @@ def test_fusing_averages_parameters_moments_and_statistics() -> None:
     assert not torch.equal(a["generator"], b["generator"])
 
 
+@pytest.mark.slow
 def test_a_team_learns_and_stays_one() -> None:
     env = Identity(num_envs=16, seed=3)
     values = {"gamma": 0.0, "num_steps": 32, "update_epochs": 4, "noise": 0.3, "network": {"hidden": [32]}}
@@ -99,19 +101,12 @@ def test_learners_of_a_team_see_different_noise_and_their_own_accounts() -> None
 
 
 def test_a_team_resumes_bit_exactly(tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
-
     def run(folder: str, stop: int | None) -> dict[str, torch.Tensor]:
-        def on_progress(progress: TrainProgress) -> None:
-            if progress.updates == stop:
-                raise Killed
-
         env = Identity(seed=3)
         team = LearnerTeam(ppo(), env.layout, learners=2, seed=0)
-        train(
-            team, env, Budget(env_steps=1024), folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0
-        )
+        on_progress = killed_after(stop) if stop else None
+        budget = Budget(env_steps=1024)
+        train(team, env, budget, folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0)
         return team.state_dict()
 
     whole = run("whole", None)
@@ -135,6 +130,7 @@ def _distributed_worker(rank: int, port: int, folder: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_learners_of_two_processes_become_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -293,6 +289,7 @@ def test_simulators_are_given_no_nan() -> None:
         env.step(torch.tensor([[0.0], [torch.nan]]))
 
 
+@pytest.mark.slow
 def test_pendulum_in_processes() -> None:
     env = WorkerEnv.make(GymnasiumSettings(num_envs=2), seed=4)
     try:
@@ -363,8 +360,10 @@ def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:
     return Rollout(obs, latent, log_prob - 3.0, advantage, target)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
-@pytest.mark.parametrize("market", [True, False])
+@pytest.mark.parametrize(
+    ("algo", "market"),
+    [("ppo", True), *(pytest.param("a2c", market, marks=pytest.mark.slow) for market in (True, False))],
+)
 def test_learners_in_a_batch_are_the_learners_one_after_another(algo: str, market: bool) -> None:
     steps, accounts, learners = 4, 3, 3
     values: dict[str, Any] = {"num_steps": steps, "network": {"hidden": [8, 8]}, "learn_noise": True, "noise": 0.7}
@@ -393,6 +392,7 @@ def test_learners_in_a_batch_are_the_learners_one_after_another(algo: str, marke
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
 
 
+@pytest.mark.slow
 def test_a_batched_team_learns_and_resumes(tmp_path: Path) -> None:
     values = {"gamma": 0.0, "num_steps": 32, "update_epochs": 4, "noise": 0.3, "network": {"hidden": [32]}}
 

@@ -13,7 +13,7 @@ from fintrader.backtest.compare import growth_figure, labels, render_comparison,
 from fintrader.backtest.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 

@@ -23,8 +23,8 @@ from fintrader.backtest.sensitivity import without_each
 from fintrader.backtest.simulate import ask, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
-from tests.backtest.policies import crashing_market, noisy_policy
-from tests.factories import make_market
+from tests.engines.policies import crashing_market, noisy_policy
+from tests.factories import examples, make_market
 
 SETTINGS = st.fixed_dictionaries(
     {
@@ -60,7 +60,7 @@ def both(kind: str, values: dict[str, Any], seed: int, fractional: bool) -> tupl
 
 
 @pytest.mark.parametrize("kind", DESKS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(values=SETTINGS, seed=st.integers(0, 10**6))
 def test_whole_shares_are_bit_for_bit_the_environments(kind: str, values: dict[str, Any], seed: int) -> None:
     fast, slow = both(kind, values, seed, fractional=False)
@@ -78,7 +78,7 @@ def test_whole_shares_are_bit_for_bit_the_environments(kind: str, values: dict[s
 
 
 @pytest.mark.parametrize("kind", DESKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(values=SETTINGS.filter(lambda values: not values["rebalance_band"]), seed=st.integers(0, 10**6))
 def test_fractions_agree_to_rounding(kind: str, values: dict[str, Any], seed: int) -> None:
     fast, slow = both(kind, values, seed, fractional=True)

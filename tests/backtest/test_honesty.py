@@ -16,7 +16,7 @@ from fintrader.backtest.controls import information_free, random_portfolios
 from fintrader.backtest.honesty import assess, is_baseline, is_result, main_strategy, sentence
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 

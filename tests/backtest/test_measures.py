@@ -12,7 +12,7 @@ from fintrader.backtest import simulate
 from fintrader.backtest.measures import BY_KEY, CATALOGUE, round_trips
 from fintrader.backtest.result import TRADE_COLUMNS
 from fintrader.envs import EnvSettings
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 DESIGN = {

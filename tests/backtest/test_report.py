@@ -23,7 +23,7 @@ from fintrader.backtest.report import render_report, rolling_sessions
 from fintrader.backtest.sensitivity import sensitivity
 from fintrader.backtest.store import tabulate
 from fintrader.envs import EnvSettings
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 

@@ -11,7 +11,7 @@ from fintrader.backtest import simulate
 from fintrader.backtest.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
 from fintrader.backtest.walkforward import stitch
 from fintrader.envs import EnvSettings
-from tests.backtest.policies import crashing_market, noisy_policy
+from tests.engines.policies import crashing_market, noisy_policy
 from tests.factories import make_market
 
 

@@ -15,7 +15,7 @@ from fintrader.backtest.simulate import simulate_windows
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, MarketError
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 VARIANTS: dict[str, dict[str, Any]] = {

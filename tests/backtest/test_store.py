@@ -26,7 +26,7 @@ from fintrader.backtest import (
 )
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
-from tests.backtest.policies import idle_policy, noisy_policy
+from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
 CONTEXT = {"trials": 80, "run": "a </script> run", "seed": 3, "command": "fintrader run configs/quickstart.yaml"}

@@ -9,7 +9,7 @@ from fintrader.backtest import simulate, simulate_baselines, write_backtest
 from fintrader.backtest.walkforward import WalkForwardSettings, fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 SHORT = WalkForwardSettings(train_sessions=6, validation_sessions=3, test_sessions=4, embargo_sessions=1)

@@ -30,6 +30,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.data.windows import WindowSettings
 from fintrader.errors import BarError, ConfigError, DataError
 from tests.data.tables import REAL_2016, REAL_FOLDER, minute_table, no_windows, write_csv
+from tests.factories import examples
 
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
@@ -117,7 +118,7 @@ def eventful() -> pd.DataFrame:
     return table[~late & ~ended].assign(mood=np.random.default_rng(1).normal(0, 1, (~late & ~ended).sum()))
 
 
-@hypothesis_settings(max_examples=12, deadline=None)
+@hypothesis_settings(max_examples=examples(12))
 @given(cut=st.integers(0, 10 * 390 - 30), standardise=st.booleans(), seed=st.integers(0, 9))
 @example(cut=8 * 390 - 1, standardise=False, seed=0)  # the last minute of a session: turbulence, daily series, index
 @example(cut=8 * 390, standardise=False, seed=0)

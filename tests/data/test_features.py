@@ -16,6 +16,7 @@ from fintrader.data.clean import SymbolBars
 from fintrader.data.features import PAPER_FEATURES, FeatureSettings, context_features, symbol_features, turbulence
 from fintrader.data.rolling import moving, moving_deviation, moving_std
 from fintrader.errors import ConfigError, DataError
+from tests.factories import examples
 from tests.oracles.features_reference import reference_features
 
 ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "age_10")
@@ -80,7 +81,7 @@ def test_values_agree_with_stockstats() -> None:
         )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(cut=st.integers(1, 400), seed=st.integers(0, 50))
 def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
     bars = one_symbol(seed=seed)
@@ -88,7 +89,7 @@ def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
     np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(length=st.integers(1, 90), window=st.integers(1, 40), seed=st.integers(0, 99))
 def test_moving_windows_agree_with_pandas(length: int, window: int, seed: int) -> None:
     values = np.random.default_rng(seed).normal(3, 1, length)

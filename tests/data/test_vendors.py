@@ -25,8 +25,8 @@ from fintrader.data.sources.yahoo import Yahoo, YahooSettings
 from fintrader.data.store import verify_store
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
-from tests.data.servers import Fake, alpaca, serve, session_to, yahoo
 from tests.data.tables import minute_table, write_csv
+from tests.engines.servers import Fake, alpaca, serve, session_to, yahoo
 
 TODAY = dt.date(2016, 1, 29)
 KEY, SECRET = "PKTESTKEY123", "very-secret-value-456"

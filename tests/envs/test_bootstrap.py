@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from fintrader.envs import ENV_ID, TradingEnv
 from fintrader.envs.adapters.dlpack import DlpackEnv
 from fintrader.envs.adapters.rllib import NumpyVectorEnv
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 
 
 class Numpy:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, project_market
 from fintrader.envs import factored as factored_module
 from fintrader.errors import EnvError
-from tests.envs.strategies import random_actions
+from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 BARS, WIDTH, HIDDEN = 50, 17, 6

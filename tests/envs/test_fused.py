@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv, fused
 from fintrader.errors import EnvError
-from tests.envs.strategies import endowment, env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import endowment, env_settings, random_actions
+from tests.factories import examples, make_market
 
 numba = pytest.importorskip("numba")
 
 PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision_interval": 1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     config=env_settings(short=False, fractional=False),
     seed=st.integers(0, 10_000),

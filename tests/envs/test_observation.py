@@ -8,7 +8,7 @@ import torch
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs import observation as observation_module
 from fintrader.errors import CheckpointError
-from tests.envs.strategies import random_actions
+from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
-from tests.envs.strategies import env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import env_settings, random_actions
+from tests.factories import examples, make_market
 
 SEEDS = st.integers(0, 10_000)
 
@@ -34,7 +34,7 @@ def rollout(env: TradingEnv, actions: Tensor) -> dict[str, Tensor]:
     return {name: torch.stack(values) for name, values in rows.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(config=env_settings(short=False), seed=SEEDS, float64=st.booleans())
 def test_long_only_accounts_never_owe(config: EnvSettings, seed: int, float64: bool) -> None:
     dtype = torch.float64 if float64 else torch.float32
@@ -47,7 +47,7 @@ def test_long_only_accounts_never_owe(config: EnvSettings, seed: int, float64: b
         assert torch.equal(rows["shares"], rows["shares"].trunc())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(short=True), seed=SEEDS)
 def test_gross_exposure_stays_within_the_leverage_limit_after_fills(config: EnvSettings, seed: int) -> None:
     # At next_close the fill price is the mark, so the limit can be read off the account.
@@ -72,7 +72,7 @@ def permuted(market: MarketTensors, order: np.ndarray) -> MarketTensors:
     return replace(market, symbols=tuple(market.symbols[i] for i in order), **arrays)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(fractional=False), seed=SEEDS)
 def test_permuting_tickers_permutes_the_result(config: EnvSettings, seed: int) -> None:
     market = make_market(60, 5, seed=seed % 5)
@@ -89,7 +89,7 @@ def test_permuting_tickers_permutes_the_result(config: EnvSettings, seed: int) -
         torch.testing.assert_close(plain["equity"], mixed["equity"], rtol=1e-2, atol=0.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS)
 def test_batch_size_and_neighbours_change_nothing(config: EnvSettings, seed: int) -> None:
     market = make_market(60, 4, seed=seed % 5)
@@ -100,7 +100,7 @@ def test_batch_size_and_neighbours_change_nothing(config: EnvSettings, seed: int
         assert torch.equal(many[name][:, :3], value), name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS, order_seed=SEEDS)
 def test_permuting_accounts_permutes_the_result(config: EnvSettings, seed: int, order_seed: int) -> None:
     market = make_market(60, 4, seed=seed % 5)
@@ -152,7 +152,7 @@ def test_all_buy_differs_from_all_sell(action: str) -> None:
     assert bool((env.account.shares[1] == 0).all())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS, cut=st.integers(5, 45))
 def test_values_after_t_change_nothing_up_to_t(config: EnvSettings, seed: int, cut: int) -> None:
     market = make_market(60, 5, seed=seed % 5)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
-from tests.envs.strategies import env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import env_settings, random_actions
+from tests.factories import examples, make_market
 
 BARS, COUNT, ASSETS = 60, 4, 4
 State = dict[str, Tensor]
@@ -91,7 +91,7 @@ def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
     env.step(torch.zeros(COUNT, ASSETS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     config=env_settings(), mode=st.sampled_from(list(AutoresetMode)), steps=st.integers(0, 40), seed=st.integers(0, 99)
 )
@@ -104,7 +104,7 @@ def test_whatever_an_environment_says_of_itself_is_taken(
     assert all(torch.equal(value, env.state_dict()[name]) for name, value in other.state_dict().items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     field=st.sampled_from(["bar", "start_bar", "end_bar"]),
     move=st.integers(-(2**62), 2**62) | st.integers(-2 * BARS, 2 * BARS),

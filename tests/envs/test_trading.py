@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, EnvError
-from tests.envs.strategies import random_actions
+from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 

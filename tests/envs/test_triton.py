@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.triton_step import interpreted
 from fintrader.errors import EnvError
-from tests.envs.strategies import endowment, env_settings, random_actions
+from tests.engines.strategies import endowment, env_settings, random_actions
 from tests.factories import make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
@@ -101,7 +101,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
 
 def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
     market = make_market(60, 3, 600)  # rows of 1,805 numbers
-    config = EnvSettings(episode_bars=4, reward="tests.envs.oracle_mdp:bellman_reward")
+    config = EnvSettings(episode_bars=4, reward="tests.engines.oracle_mdp:bellman_reward")
     for copy in (True, False):
         slow, fast = (
             TradingEnv(market, config, num_envs=3, engine=engine, copy=copy, device=DEVICE)
