@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.constants import distribution
 from benchmarks.cluster.prediction import PAPER, amdahl, overhead, paper, throughput
 
 SAMPLES = {
@@ -47,12 +46,6 @@ def test_the_prediction_agrees_with_its_formula(tmp_path: Path) -> None:
     formula = 30 * 119.35
     assert formula - 30 <= row["seconds"] <= formula + 130
     assert row["efficiency"] == pytest.approx(3000 / row["seconds"], abs=1e-4)
-
-
-def test_percentiles_of_a_distribution() -> None:
-    found = distribution([k / 1000 for k in range(1, 101)])
-    assert (found["n"], found["p05_ms"], found["p50_ms"], found["p95_ms"], found["max_ms"]) == (100, 6, 51, 96, 100)
-    assert found["mean_ms"] == pytest.approx(50.5)
 
 
 def test_bytes_are_those_handed_to_the_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

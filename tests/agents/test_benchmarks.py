@@ -6,33 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import algorithms, known_optimum, time_to_return
+from benchmarks import known_optimum, time_to_return
 from fintrader.backtest.desk import make_desk
-
-
-def curve(returns: list[float], pace: float = 1.0) -> list[dict[str, float]]:
-    return [
-        {"env_steps": 10 * k, "wall_s": pace * k, "cpu_s": pace * k, "return": value}
-        for k, value in enumerate(returns, start=1)
-    ]
-
-
-def test_a_level_is_reached_when_three_points_hold_it() -> None:
-    lucky = curve([0, 9, 0, 0, 5, 6, 7, 8])
-    assert algorithms.seconds_to(5, lucky, "wall_s") == 5
-    assert algorithms.seconds_to(50, lucky, "wall_s") is None
-
-
-def test_sides_are_compared_at_the_level_of_theirs() -> None:
-    slow, fast = curve([float(k) for k in range(20)]), curve([float(k) for k in range(20)], pace=0.25)
-    figures = algorithms.compare([fast, fast], [slow, slow])
-    assert figures["return_ours"] == figures["return_theirs"] == [17.5, 17.5]
-    assert figures["level"] == pytest.approx(0.95 * 17.5, abs=0.05)
-    assert figures["wall_s_ratio"] == 0.25
-    assert figures["not_below"]
-    never = algorithms.compare([curve([0.0] * 20)], [slow])
-    assert never["wall_s_ratio"] is None
-    assert not never["not_below"]
 
 
 def test_cut_episodes_begin_anew_and_show_where_they_led() -> None:

@@ -73,17 +73,6 @@ def test_bars_are_stored_once() -> None:
     assert env.market_rows.untyped_storage().nbytes() == 4 * (60 + 19) * env.layout.row_width
 
 
-def test_factored_observations_and_other_engines_agree() -> None:
-    market = make_market(60, 4)
-    flat = seen(market)
-    env = TradingEnv(market, EnvSettings(random_start=False, lookback=BARS, observation="factored"), num_envs=1)
-    obs, _ = env.reset(seed=0)
-    for t in range(20):
-        assert torch.equal(env.layout.assemble(obs["private"], env.market_rows[obs["clock"]])[0], flat[t])
-        obs, *_ = env.step(torch.zeros(1, 4))
-    assert env._fused is None  # the kernel copies single rows
-
-
 @pytest.mark.parametrize("cut", [5, 17])
 def test_no_future(cut: int) -> None:
     market = make_market(60, 4, seed=1)

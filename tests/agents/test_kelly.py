@@ -38,14 +38,6 @@ def test_the_market_pays_the_growth_of_what_is_held() -> None:
     torch.testing.assert_close(growth(weights, gross), reward, rtol=1e-3, atol=1e-5)
 
 
-def test_too_much_is_scaled_down_to_all() -> None:
-    env = KellyMarket(4, seed=1)
-    env.reset(seed=1)
-    full = env.step(torch.full((4, ASSETS), 1.0))[1]
-    env.reset(seed=1)
-    assert torch.equal(env.step(torch.full((4, ASSETS), 0.2))[1], full)
-
-
 def test_shares_of_the_optimum_are_one_at_kelly_and_less_elsewhere() -> None:
     share, weights = evaluate(lambda obs: WEIGHTS.float().expand(len(obs), -1))
     assert share == pytest.approx(1.0, abs=1e-6)

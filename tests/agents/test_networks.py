@@ -11,7 +11,7 @@ from fintrader.agents import FlatLayout, HeadSettings, NetworkSettings, PPOSetti
 from fintrader.agents.heads import Head
 from fintrader.agents.layers import Dense
 from fintrader.agents.layout import holdings_of, num_actions, split_columns, statistic_groups
-from fintrader.agents.networks import Actor, Critic, Mlp
+from fintrader.agents.networks import Critic
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -76,13 +76,6 @@ def test_an_action_critic_sees_each_action_at_its_asset() -> None:
 def test_dense_starts_orthogonal() -> None:
     weight = Dense(6, 6, gain=2.0).weight.detach()
     torch.testing.assert_close(weight @ weight.T, 4 * torch.eye(6), atol=1e-5, rtol=0)
-
-
-def test_flat_layouts_take_the_mlp() -> None:
-    actor = Actor(FlatLayout(3, 2), NetworkSettings(), cash=False, outputs=2)
-    assert isinstance(actor.mlp, Mlp)
-    mean, other = actor(torch.randn(4, 3))
-    assert mean.shape == other.shape == (4, 2)
 
 
 def test_aim_goes_part_of_the_way() -> None:

@@ -58,6 +58,7 @@ def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBackt
         assert trace.y[-1] - 1 == pytest.approx(stored.metrics["ensemble"]["cumulative_return"])
 
 
+@pytest.mark.slow
 def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
     pytest.importorskip("pyfolio")
     stored = next(iter(runs.values()))

@@ -102,6 +102,7 @@ def test_noise_passes_undeflated_and_fails_the_verdicts_test(passing: dict[float
     assert passing[0.6]["deflated"] > 0.02  # why there is a floor: the luck that is shared is not in the variance
 
 
+@pytest.mark.slow
 def test_the_documented_shares_are_those_measured(passing: dict[float, dict[str, float]]) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "honesty.md").read_text()
     rows = re.findall(r"^\| (0\.\d) \|(.*)\|$", page, re.M)

@@ -38,15 +38,6 @@ def test_folds_roll_on_and_keep_their_distance() -> None:
         make_folds(market.window(0, 200), SHORT)
 
 
-def test_a_folds_market_has_the_folds_windows() -> None:
-    market = make_market(20 * 31, 3, session_bars=20)
-    fold = make_folds(market, SHORT)[2]
-    part = fold_market(market, fold)
-    assert (part.split().test.minutes == market.minutes[slice(*fold.test)]).all()
-    assert (part.split().train.minutes == market.minutes[slice(*fold.train)]).all()
-    assert part.meta["fold"]["number"] == 2
-
-
 @pytest.mark.parametrize("commission", [0.0, 5.0])
 def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tmp_path) -> None:
     market = make_market(20 * 31, 4, session_bars=20)

@@ -98,6 +98,7 @@ def test_a_dividend_above_the_price_is_refused(tmp_path: Path) -> None:
         adjust(bars, [Action(symbol="AAA", day=EX_DAY, dividend_usd=500.0)], "XNAS")
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
 def test_the_splits_of_august_2020(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from fintrader.config import dump_yaml, validate
 from fintrader.data import feeds as feeds_module
 from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.benchmark import BenchmarkSettings
-from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market, open_feed
-from fintrader.data.clean import clean, to_grid
+from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market
 from fintrader.data.dry_run import dry_run
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.quality import quality_report
@@ -28,8 +27,8 @@ from fintrader.data.sources.feed import MemoryFeed
 from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.windows import WindowSettings
-from fintrader.errors import BarError, ConfigError, DataError
-from tests.data.tables import REAL_2016, REAL_FOLDER, minute_table, no_windows, write_csv
+from fintrader.errors import ConfigError, DataError
+from tests.data.tables import REAL_2016, minute_table, no_windows, write_csv
 from tests.factories import examples
 
 PLAIN = {
@@ -341,14 +340,6 @@ def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> 
     assert len(hashes) == 1
 
 
-def test_settings_survive_yaml(tmp_path: Path) -> None:
-    wanted = settings(tmp_path / "x.csv", start="2016-01-04", windows={"fractions": [0.5, 0.25, 0.25]})
-    (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
-    from fintrader.data.build import read_settings
-
-    assert read_settings(tmp_path / "data.yaml") == wanted
-
-
 def test_range_limits_the_days(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
     market, report = make_market(settings(path, start="2016-01-06", end="2016-01-13"))
@@ -362,6 +353,7 @@ def test_range_limits_the_days(tmp_path: Path) -> None:
         make_market(settings(path, start=dt.date(2017, 1, 3), end=dt.date(2017, 2, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
 def test_the_real_file_of_2015() -> None:
@@ -379,47 +371,3 @@ def test_the_real_file_of_2015() -> None:
     assert found["early_closes"] == ["2015-11-27", "2015-12-24"]
     assert found["kinds"]["market_hole"] == 1
     assert found["kinds"]["missing_session"] == 1
-    with pytest.raises(BarError, match="no column 'symbol'"):
-        make_market(_renamed(real))
-
-
-def _renamed(real: DataSettings) -> DataSettings:
-    return validate(
-        DataSettings,
-        {"path": str(real.path), "source": {"kind": "files", "columns": {"symbol": "symbol"}}},
-        "test",
-    )
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_minute_bars_put_together_to_days_agree_with_the_daily_file() -> None:
-    values = {
-        "path": str(REAL_2016),
-        "bar_minutes": 1440,
-        "source": {"kind": "files", "decimals": 4},
-        "features": {"names": [], "context": []},
-    }
-    settings_ = validate(DataSettings, values, "test").effective()
-    feed = open_feed(settings_, None)
-    grid = session_grid("XNAS", dt.date(2015, 10, 12), dt.date(2016, 4, 1), 1440)
-    daily = pd.read_parquet(REAL_FOLDER / "daily_n100_20151001_20180215.parquet")
-    known = set(daily.ticker)
-    gaps: dict[str, list[np.ndarray]] = {"open": [], "high": [], "low": []}
-    compared = 0
-    for symbol in feed.symbols:
-        if symbol not in known:
-            continue
-        bars, _ = clean(feed.bars(symbol))
-        merged, _ = to_grid(bars, grid)
-        ours = pd.DataFrame(
-            {name: getattr(merged, name) for name in gaps}, index=pd.DatetimeIndex(grid.dates[merged.ts])
-        )
-        theirs = daily[daily.ticker == symbol].set_index("date")
-        both = ours.join(theirs, rsuffix="_daily", how="inner").dropna()
-        compared += len(both)
-        for name, differences in gaps.items():
-            differences.append((both[name] / both[f"{name}_daily"] - 1).abs().to_numpy() * 1e4)
-    assert compared > 7_900
-    for name, differences in gaps.items():
-        assert np.median(np.concatenate(differences)) < 0.1, name

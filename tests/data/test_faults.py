@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -291,15 +290,6 @@ def test_only_the_chosen_symbols_are_reported(tmp_path: Path, healthy: pd.DataFr
     assert report["rows"] == 2 * 12 * 390
 
 
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_three_of_the_real_symbols_have_the_markets_hole_and_no_other() -> None:
-    values = {"path": str(REAL_2016), "universe": {"symbols": ["AAPL", "MSFT", "BRCM"]}}
-    report = quality_report(validate(DataSettings, values, "test"))
-    holes = [(fault["day"], fault["count"]) for fault in report["faults"] if fault["kind"] == "market_hole"]
-    assert holes == [("2015-11-16", 20)]
-
-
 def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:
     bars = as_bars(spike(healthy.copy()).sample(frac=1, random_state=0))
     before = [getattr(bars, name).copy() for name in ("ts", "symbol", "open", "close")]
@@ -332,6 +322,7 @@ def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
 def test_the_holes_of_the_real_file_of_2015() -> None:
@@ -361,6 +352,7 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
         assert longest >= count >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
 def test_the_holes_of_the_real_file_of_2019() -> None:
@@ -376,8 +368,3 @@ def test_the_holes_of_the_real_file_of_2019() -> None:
         "2020-11-27",
         "2020-12-24",
     }
-
-
-def test_replaced_bars_keep_their_origin(healthy: pd.DataFrame) -> None:
-    bars = replace(as_bars(healthy), origin="x.csv", row=np.arange(len(healthy)))
-    assert bars.where(3).startswith("x.csv, row 3 (AAA at 2016-01-04T14:33:00")

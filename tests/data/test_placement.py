@@ -77,6 +77,7 @@ def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path: Path) -> 
     assert build(tmp_path, pd.concat([table, morning, evening]))["outside_session"] == 2 * 12 * 390
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
 def test_the_real_bars_stand_where_they_should(path: Path) -> None:

@@ -6,7 +6,6 @@ import datetime as dt
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -106,6 +105,7 @@ def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
     assert 100 <= count <= 125  # two tickers for some companies
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the membership list is not beside the checkout")
 def test_the_two_lists_differ_only_where_that_is_explained() -> None:
@@ -200,35 +200,6 @@ def test_members_without_bars_are_counted_by_company() -> None:
     found = missing_members(["AAA", "NEW", "ZZZ"], membership, {"OLD": "NEW"}, dates, {"ZZZ": "BBB"})
     assert found == {"GONE": pytest.approx(5 / 35)}
     assert missing_members(["AAA"], None, {}, dates, {}) == {}
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the real daily bars are not beside the checkout")
-def test_the_real_daily_file_is_one_of_survivors(tmp_path: Path) -> None:
-    pytest.importorskip("index_constitution")
-    daily = pd.read_parquet(REAL_FOLDER / "daily_n100_20151001_20180215.parquet").dropna()
-    daily = daily.assign(ts=pd.to_datetime(daily.date) + pd.Timedelta("9h30min"))
-    columns = ["ts", "ticker", "open", "high", "low", "close", "volume"]
-    daily[columns].to_parquet(tmp_path / "daily.parquet", index=False)
-    index = {"path": str(REAL_FOLDER / "daily_qqq_20151001_20201231.csv"), "name": "QQQ"}
-    for universe in ({}, {"index": "nasdaq100"}, {"membership": str(MEMBERSHIP)}):
-        values = {
-            "path": str(tmp_path / "daily.parquet"),
-            "bar_minutes": 1440,
-            "universe": universe,
-            "features": {"names": ["return_1"], "context": []},
-        }
-        _, report = make_market(validate(DataSettings, values, "test"))
-        found = report["survivorship"]
-        assert found["survivors_only"], universe
-        assert found["bias_per_year"] is None
-        assert ("BRCM" in found["members_without_bars"]) == bool(universe)
-        if universe:
-            assert 0.05 < found["member_days_without_bars"] < 0.4
-        start = {"start": "2015-10-12"}  # the index begins a few days before
-        _, report = make_market(validate(DataSettings, values | start | {"benchmark": index}, "test"))
-        assert report["survivorship"]["bias_against"] == "QQQ"
-        assert abs(report["survivorship"]["bias_per_year"]) < 0.1, universe  # of either sign: the weights differ too
 
 
 def test_survivors_are_reported_with_the_market(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, project_market
-from fintrader.envs import factored as factored_module
 from fintrader.errors import EnvError
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
@@ -148,20 +147,6 @@ def test_a_policy_decides_the_same_on_both_observations(dtype: str, lookback: in
     assert "rows" not in policy.state_dict()
 
 
-def test_any_leading_shape() -> None:
-    layer, obs = make_layer(), samples(24, 10)
-    shaped = {"private": obs["private"].view(4, 6, 8), "clock": obs["clock"].view(4, 6)}
-    torch.testing.assert_close(layer(shaped), layer(obs).view(4, 6, HIDDEN))
-
-
 def test_a_layer_that_is_too_narrow_is_refused() -> None:
     with pytest.raises(EnvError, match="flat observation"):
         FactoredLinear(nn.Linear(9, 3), torch.zeros(5, 9))
-
-
-def test_the_choice_is_made_by_the_ratio(monkeypatch: pytest.MonkeyPatch, projected: list[int]) -> None:
-    layer, obs = make_layer(), samples(40, 20)
-    for worth, rows in ((0.4, 40), (0.5, 20)):
-        monkeypatch.setattr(factored_module, "WORTH_SORTING", worth)
-        layer(obs)
-        assert projected[-1] == rows

@@ -96,21 +96,3 @@ def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None
             np.testing.assert_array_equal(np.stack(their_info["final_obs"][done]), our_info["final_obs"][done].numpy())
             assert set(their_info) <= set(our_info) | {"final_info", "_final_info"}
     assert ends > 3 or mode is AutoresetMode.NEXT_STEP
-
-
-def test_disabled_mode_agrees_with_gymnasium() -> None:
-    market, settings = make_market(40, 3), EnvSettings(episode_bars=4)
-    theirs = reference(AutoresetMode.DISABLED, market, settings, 2)
-    ours = TradingEnv(market, settings, num_envs=2, autoreset_mode=AutoresetMode.DISABLED)
-    theirs.reset(seed=[1, 2])
-    ours.reset(seed=[1, 2])
-    for step in range(12):
-        action = np.full((2, 3), 0.1 * step, dtype=np.float32)
-        a, *_, their_end, _ = theirs.step(action)
-        b, *_, our_end, _ = ours.step(action)
-        np.testing.assert_array_equal(a, b.numpy())
-        np.testing.assert_array_equal(their_end, our_end.numpy())
-        if their_end.any():
-            a, _ = theirs.reset(options={"reset_mask": their_end})
-            b, _ = ours.reset(options={"reset_mask": our_end})
-            np.testing.assert_array_equal(a, b.numpy())

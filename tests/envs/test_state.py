@@ -142,14 +142,6 @@ def test_finished_accounts_are_taken_where_they_may_be(mode: AutoresetMode) -> N
         late.load_state_dict(env.state_dict())
 
 
-def test_precision_of_shares_may_differ() -> None:
-    env = walked(EnvSettings(), AutoresetMode.SAME_STEP)
-    exact = TradingEnv(env.market, EnvSettings(), num_envs=COUNT, dtype=torch.float64)
-    exact.load_state_dict(env.state_dict())
-    assert exact.account.shares.dtype == torch.float64
-    assert torch.equal(exact.account.shares, env.account.shares.double())
-
-
 def test_a_state_of_a_longer_market_is_refused() -> None:
     long = walked(EnvSettings(), AutoresetMode.SAME_STEP, bars=2 * BARS)
     short = walked(EnvSettings(), AutoresetMode.SAME_STEP)

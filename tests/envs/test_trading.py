@@ -28,19 +28,6 @@ def plain_market(closes: list[list[float]], opens: list[list[float]] | None = No
 # --- exact numbers -----------------------------------------------------------------------------------------
 
 
-def test_target_weights_fill_at_the_next_open_and_mark_at_its_close() -> None:
-    market = plain_market([[100.0], [120.0], [120.0]], opens=[[100.0], [110.0], [120.0]])
-    settings = EnvSettings(cost_bps=0.0, initial_cash_usd=1000.0, random_start=False, reward="profit")
-    env = TradingEnv(market, settings, num_envs=1)
-    env.reset()
-    _, reward, *_ = env.step(torch.tensor([[1.0]]))
-    # 10 shares are wanted at the close of 100; at the open of 110 the cash pays for 9.
-    assert env.account.shares.tolist() == [[9.0]]
-    assert float(env.account.cash) == 10.0
-    assert float(env.equity) == 9 * 120 + 10
-    assert float(reward) == pytest.approx(0.09)
-
-
 @pytest.mark.parametrize(
     ("fill", "shares", "equity"), [("next_open", 9, 1090), ("next_close", 8, 1000), ("close", 10, 1200)]
 )
@@ -419,13 +406,6 @@ def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() ->
     env.reset(options=given | {"shares": late + 1.0})
     env.reset(options=given | {"cash_usd": 1.0})
     TradingEnv(market, num_envs=2, autoreset_mode=AutoresetMode.DISABLED).reset(options=given)
-
-
-def test_whole_numbers_may_come_as_floats() -> None:
-    env = TradingEnv(make_market(30, 3), num_envs=2)
-    env.reset(options={"start": 3.0, "episode_bars": np.array([4.0, 5.0])})
-    assert env.account.bar.tolist() == [3, 3]
-    assert env.account.end_bar.tolist() == [7, 8]
 
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
