@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks import known_optimum, time_to_return
+from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from fintrader.backtest.desk import make_desk
 
 
@@ -46,3 +47,16 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
     assert held.tolist() == [100.0] + [0.0] * (count - 1)
     assert second[3 + 2 * count : 3 + 3 * count].tolist() == [0.0] + [1.0] * (count - 1)
     assert second[0] == pytest.approx((1e6 - 100 * float(window.close[1, 0]) * 1.001) * 2**-12, rel=1e-5)
+
+
+def test_the_growth_of_kellys_weights_is_that_of_the_closed_form() -> None:
+    # g = μ'w − w'Σw / 2, which is w'Σw / 2 at w = Σ⁻¹ μ; a bar is not an instant, hence the tolerance
+    closed = float(WEIGHTS @ COVARIANCE @ WEIGHTS / 2)
+    assert float(expected_growth(WEIGHTS.unsqueeze(0))) == pytest.approx(closed, rel=0.02)
+
+
+def test_no_weights_near_kellys_grow_faster() -> None:
+    best = expected_growth(WEIGHTS.unsqueeze(0))
+    moved = WEIGHTS + 0.04 * torch.cat([torch.eye(ASSETS), -torch.eye(ASSETS)]).double()
+    assert bool((expected_growth(moved) < best).all())
+    assert float(expected_growth(2 * WEIGHTS.unsqueeze(0)) / best) == pytest.approx(0, abs=0.1)  # twice Kelly: nothing

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from fintrader.agents import AgentSettings, Budget, make_agent, train, training
 from fintrader.agents.checkpoint import read_tensors, write_tensors
-from fintrader.agents.training import _Training, pause_between
+from fintrader.agents.training import _Training
 from tests.engines.tiny import Identity
 
 KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -61,12 +61,6 @@ def test_a_ring_is_stored_without_a_copy(tmp_path: Path) -> None:
     risen = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert (tmp_path / "state").stat().st_size > 120 * 2**20
     assert risen < 30  # MiB
-
-
-def test_saving_never_takes_more_than_a_tenth_of_the_time() -> None:
-    assert pause_between(10.0, 0.1) == 10.0
-    assert pause_between(10.0, 30.0) == 300.0
-    assert pause_between(0.0, 30.0) == 0.0  # after every update
 
 
 def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,6 @@ def test_a_killed_process_leaves_no_trace_in_the_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("algo", sorted(AGENTS))
 def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
     assert kill_and_compare(tmp_path, algo, kills=50 if "FINTRADER_SLOW" in os.environ else 3, updates=400) > 0

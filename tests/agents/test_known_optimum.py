@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
 
 from benchmarks.known_optimum import (
-    REVERSION,
     RISK_AVERSION,
     SETTINGS,
-    SIGMA,
-    STRENGTH,
     TRUE_RATE,
-    UNIT,
     QuadraticMarket,
     evaluate,
-    optimal_aim,
     optimal_policy,
 )
 from fintrader.agents import AgentSettings, Budget, make_agent, train
@@ -49,21 +43,6 @@ def test_nothing_near_the_closed_form_is_better() -> None:
         assert evaluate(tilted, steps=300)[0] < best
     half = evaluate(lambda obs: optimal_policy(obs, TRUE_RATE / 2), steps=300)[0]
     assert half / best == pytest.approx(0.964, abs=0.01)
-
-
-def test_the_market_pays_what_the_formula_says() -> None:
-    env = QuadraticMarket(50_000, 1, realised=True, seed=1)
-    env.reset(seed=1)
-    env.factor = torch.ones(50_000, 1)
-    env.position = torch.full((50_000, 1), UNIT)
-    _, reward, *_ = env.step(torch.full((50_000, 1), 0.1))
-    position, trade = UNIT * 1.05, UNIT * 0.05
-    expected = STRENGTH * SIGMA * position - SIGMA**2 * (RISK_AVERSION * position**2 + 50 * trade**2) / 2
-    noise = position * SIGMA
-    assert float(reward.mean()) == pytest.approx(expected, abs=5 * noise / np.sqrt(50_000))
-    assert float(reward.std()) == pytest.approx(noise, rel=0.02)
-    assert float(env.factor.mean()) == pytest.approx(1 - REVERSION, abs=0.01)
-    assert float(optimal_aim(torch.ones(1))) < UNIT
 
 
 def test_analytic_gradients_come_near_the_optimum() -> None:

@@ -128,33 +128,3 @@ def test_more_minibatches_than_steps_is_refused() -> None:
     env = Identity(num_envs=1)
     with pytest.raises(ConfigError, match="num_minibatches"):
         train(make_agent(PPOSettings(num_steps=1), env.layout), env, Budget(env_steps=10))
-
-
-@pytest.mark.slow
-def test_learns_a_planted_drift_at_twenty_basis_points() -> None:
-    market = planted_market(9000, seed=0)
-    train_market, unseen = market.window(0, 6000), market.window(6000, 9000)
-    settings = EnvSettings(num_envs=64, episode_bars=390, decision_interval=5, cost_bps=20)
-    env = TradingEnv(train_market, settings, seed=1)
-    agent = make_agent(PPOSettings(), env.layout, seed=1)
-    train(agent, env, Budget(env_steps=100_000))
-
-    @torch.no_grad()
-    def log_return(policy: object) -> float:
-        account = TradingEnv.evaluation(unseen, settings, record=False)
-        obs, _ = account.reset()
-        over = False
-        while not over:
-            obs, _, terminated, truncated, _ = account.step(policy(obs))  # type: ignore[operator]
-            over = bool((terminated | truncated).all())
-        return float(torch.log(account.equity / settings.initial_cash_usd))
-
-    def greedy(obs: torch.Tensor) -> torch.Tensor:
-        return (env.layout.split(obs)["features"][..., 0] > 0).float()
-
-    equal = log_return(lambda obs: torch.full((1, 8), 0.125))
-    best = log_return(greedy)
-    reached = log_return(agent.policy)
-    assert best > 0.2
-    assert reached > equal
-    assert reached > 0.3 * best

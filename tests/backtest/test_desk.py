@@ -88,22 +88,6 @@ def test_fractions_agree_to_rounding(kind: str, values: dict[str, Any], seed: in
     assert fast.trade_list_profit() == pytest.approx(fast.equity[-1] - fast.equity[0], abs=1e-9 * fast.equity[0])
 
 
-def test_observations_are_the_environments() -> None:
-    market = make_market(60, 5)
-    chosen = EnvSettings(decision_interval=3)
-    fast, slow = make_desk(market, chosen), make_desk(market, chosen, exact=True)
-    assert isinstance(fast, FastDesk)
-    assert isinstance(slow, EnvDesk)
-    policy, over = noisy_policy(5), False
-    while not over:
-        seen = fast.observe()
-        assert torch.equal(seen, slow.observe())
-        assert fast.bar == slow.bar
-        assert fast.equity == slow.equity
-        over = fast.act(policy(seen))
-        assert over == slow.act(policy(seen))
-
-
 def networks(num_assets: int, members: int) -> EnsemblePolicy:
     """Members that trade: weights far from where training begins."""
     torch.manual_seed(0)

@@ -15,20 +15,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
-from fintrader.data import feeds as feeds_module
 from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.benchmark import BenchmarkSettings
 from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market
-from fintrader.data.dry_run import dry_run
 from fintrader.data.features import PAPER_FEATURES
-from fintrader.data.quality import quality_report
 from fintrader.data.sessions import SessionGrid, session_grid
 from fintrader.data.sources.feed import MemoryFeed
-from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.windows import WindowSettings
 from fintrader.errors import ConfigError, DataError
-from tests.data.tables import REAL_2016, minute_table, no_windows, write_csv
+from tests.data.tables import minute_table, no_windows, write_csv
 from tests.factories import examples
 
 PLAIN = {
@@ -307,17 +303,6 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     assert market.content_hash() == again.content_hash()
 
 
-def test_a_market_that_is_built_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = validate(DataSettings, {"source": {"kind": "synthetic", "num_sessions": 10, "num_symbols": 3}}, "test")
-    made = []
-    monkeypatch.setattr(feeds_module, "generate", lambda *args: made.append(1) or generate(*args))
-    first = build_market(wanted, cache=tmp_path)
-    assert made == [1]
-    assert build_market(wanted, cache=tmp_path) == first
-    assert dry_run(wanted, cache=tmp_path)["built"]
-    assert made == [1]
-
-
 def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
@@ -351,23 +336,3 @@ def test_range_limits_the_days(tmp_path: Path) -> None:
         make_market(settings(path, start="2016-01-09", end="2016-01-10"))
     with pytest.raises(DataError, match="choose other dates"):
         make_market(settings(path, start=dt.date(2017, 1, 3), end=dt.date(2017, 2, 3)))
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_the_real_file_of_2015() -> None:
-    names = ["AAPL", "BRCM", "GMCR", "CSX"]
-    real = validate(
-        DataSettings, {"path": str(REAL_2016), "universe": {"symbols": names}, "source": {"kind": "files"}}, "test"
-    )
-    market, report = make_market(real)
-    assert market.num_bars == 119 * 390 - 2 * 180
-    assert market.symbols == ("AAPL", "BRCM", "CSX", "GMCR")
-    assert report["ended"] == ["BRCM", "GMCR"]
-    last = [str(market.timestamps()[row])[:10] for row in market.last_bar]
-    assert last == ["2016-04-01", "2016-01-29", "2016-04-01", "2016-03-02"]
-    found = quality_report(real)
-    assert found["early_closes"] == ["2015-11-27", "2015-12-24"]
-    assert found["kinds"]["market_hole"] == 1
-    assert found["kinds"]["missing_session"] == 1

@@ -11,12 +11,11 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.bars import MINUTE_NS, Bars
+from fintrader.data.bars import Bars
 from fintrader.data.build import DataSettings, read_source
 from fintrader.data.faults import KINDS, find_faults
 from fintrader.data.quality import examine, quality_page, quality_report, write_quality
 from fintrader.data.sessions import session_grid
-from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.runs import read_json
 from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
 
@@ -338,18 +337,6 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
     # As far as we know a special dividend of 4 USD on 20; not checked against a source.
     assert found["split"] == {("SYMC", "2016-03-04", 1)}
     assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap", "split"}
-    # what is called a gap is one: a symbol that trades almost every minute has none of these
-    bars = read_files(FilesSettings(path=REAL_2016))
-    for name, day, count in found["gap"]:
-        mine = bars.ts[bars.symbol == bars.symbols.index(name)]
-        today = np.sort(mine[(mine.astype("datetime64[ns]").astype("datetime64[D]") == np.datetime64(day))])
-        start = np.datetime64(day).astype("datetime64[ns]").astype(np.int64) + (14 * 60 + 30) * MINUTE_NS
-        start -= 60 * MINUTE_NS * (np.datetime64(day) < np.datetime64("2015-11-01"))
-        start -= 60 * MINUTE_NS * (np.datetime64(day) >= np.datetime64("2016-03-13"))
-        longest = (
-            np.diff(np.concatenate([[start - MINUTE_NS], today, [start + 390 * MINUTE_NS]])).max() // MINUTE_NS - 1
-        )
-        assert longest >= count >= 5
 
 
 @pytest.mark.slow

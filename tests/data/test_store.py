@@ -313,52 +313,6 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
     fs.rm("/side", recursive=True)
 
 
-@pytest.mark.slow
-def test_bars_and_store_may_lie_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    import boto3
-
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ENDPOINT_URL_S3": endpoint,
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
-    }.items():
-        monkeypatch.setenv(name, value)
-    try:
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket="market")
-        table = minute_table(2, 3)
-        client.put_object(Bucket="market", Key="raw/a/bars.csv", Body=table.to_csv(index=False).encode())
-        wanted = settings("s3://market/raw", store="s3://market/store")
-        path = build_market(wanted, cache=tmp_path / "cache")
-        local, _ = make_market(settings(write_csv(tmp_path, table)))
-        np.testing.assert_array_equal(MarketTensors.load(path).close.numpy(), local.close.numpy())
-        keys = [item["Key"] for item in client.list_objects_v2(Bucket="market", Prefix="store/")["Contents"]]
-        assert sum(key.endswith(".parquet") for key in keys) == 2
-        assert sum(key.endswith("manifest.json") for key in keys) == 1
-        assert verify(wanted, cache=tmp_path / "cache") == []
-        chunk = next(key for key in keys if key.endswith(".parquet"))
-        client.put_object(Bucket="market", Key=chunk, Body=b"something else")
-        import s3fs
-
-        s3fs.S3FileSystem.clear_instance_cache()
-        assert "is damaged" in verify(wanted, cache=tmp_path / "cache")[0]
-        with pytest.raises(DataError) as caught:
-            build_market(settings("s3://no-such-bucket/raw"), cache=tmp_path / "cache")
-        assert "secret-of-the-test" not in str(caught.value)
-    finally:
-        server.stop()
-
-
 def test_symbols_may_have_any_name(tmp_path: Path) -> None:
     table = minute_table(2, 3).replace({"ticker": {"AAA": "../BRK/B", "BBB": ".."}})
     wanted = settings(write_csv(tmp_path, table), store=str(tmp_path / "deep" / "store"))

@@ -20,9 +20,9 @@ BARS, COUNT, ASSETS = 60, 4, 4
 State = dict[str, Tensor]
 
 
-def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1, bars: int = BARS) -> TradingEnv:
+def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1) -> TradingEnv:
     """An environment some steps on; in DISABLED mode up to the first account that finishes."""
-    env = TradingEnv(make_market(bars, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode)
+    env = TradingEnv(make_market(BARS, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode)
     env.reset()
     for action in random_actions(seed, steps, COUNT, ASSETS):
         _, _, terminated, truncated, _ = env.step(action)
@@ -128,22 +128,3 @@ def test_no_clock_leads_out_of_the_window(field: str, move: int, mode: Autoreset
     assert bool((account.end_bar < BARS).all())
     if not bool(account.finished.any()):
         env.step(torch.zeros(COUNT, ASSETS))
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_finished_accounts_are_taken_where_they_may_be(mode: AutoresetMode) -> None:
-    env = walked(EnvSettings(episode_bars=5), mode, steps=5)
-    assert bool(env.account.finished.any())
-    other = walked(EnvSettings(episode_bars=5), mode, steps=0)
-    other.load_state_dict(env.state_dict())
-    assert torch.equal(other.account.finished, env.account.finished)
-    late = walked(EnvSettings(episode_bars=5), AutoresetMode.SAME_STEP, steps=0)
-    with pytest.raises(CheckpointError, match="SAME_STEP"):
-        late.load_state_dict(env.state_dict())
-
-
-def test_a_state_of_a_longer_market_is_refused() -> None:
-    long = walked(EnvSettings(), AutoresetMode.SAME_STEP, bars=2 * BARS)
-    short = walked(EnvSettings(), AutoresetMode.SAME_STEP)
-    with pytest.raises(CheckpointError, match="longer market"):
-        short.load_state_dict(long.state_dict())

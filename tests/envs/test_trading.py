@@ -70,15 +70,6 @@ def test_costs_add_up() -> None:
     assert float(env.account.cash) == pytest.approx(1e6 - 10_000 - 17)
 
 
-def test_least_commission_is_paid_per_order() -> None:
-    market = plain_market([[100.0, 100.0, 100.0]] * 3)
-    settings = EnvSettings(action="trade", max_shares=10.0, cost_bps=10.0, min_commission_usd=5.0, random_start=False)
-    env = TradingEnv(market, settings, num_envs=1, record=True)
-    env.reset()
-    *_, info = env.step(torch.tensor([[1.0, 0.0, 1.0]]))
-    assert info["fill_cost"].tolist() == [[5.0, 0.0, 5.0]]
-
-
 def test_an_ended_symbol_is_sold_at_its_last_close_with_costs() -> None:
     market = plain_market([[100.0, 50.0], [100.0, 60.0], [100.0, float("nan")], [100.0, float("nan")]])
     env = TradingEnv(market, EnvSettings(cost_bps=100.0, action="trade", random_start=False), num_envs=1, record=True)
@@ -162,16 +153,6 @@ def test_short_sales_respect_the_leverage_limit() -> None:
     assert env.equity.item() == pytest.approx(gross / 2)
 
 
-def test_ruin_terminates() -> None:
-    closes = [[100.0], [100.0], [40.0], [40.0]]
-    settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, random_start=False)
-    env = TradingEnv(plain_market(closes), settings, num_envs=1, autoreset_mode=AutoresetMode.DISABLED)
-    env.reset()
-    assert not bool(env.step(torch.ones(1, 1))[2])
-    _, _, terminated, truncated, _ = env.step(torch.ones(1, 1))
-    assert (bool(terminated), bool(truncated)) == (True, False)
-
-
 def test_turbulence_sells_and_blocks() -> None:
     market = plain_market([[100.0]] * 4)
     context = torch.tensor([[0.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 0.0]])
@@ -189,40 +170,6 @@ def test_turbulence_sells_and_blocks() -> None:
 
 
 # --- gymnasium ---------------------------------------------------------------------------------------------
-
-
-def test_same_step_returns_the_true_final_observation() -> None:
-    market = make_market(30, 3)
-    settings = EnvSettings(episode_bars=4, num_envs=5)
-    same = TradingEnv(market, settings, seed=3)
-    still = TradingEnv(market, settings, seed=3, autoreset_mode=AutoresetMode.DISABLED)
-    same.reset()
-    still.reset()
-    for action in random_actions(0, 4, 5, 3):
-        obs, _, _, truncated, info = same.step(action)
-        last_obs, *_ = still.step(action)
-    assert bool(truncated.all())
-    assert torch.equal(info["_final_obs"], truncated)
-    assert torch.equal(info["final_obs"], last_obs)
-    assert not torch.equal(obs, last_obs)
-    assert torch.equal(same.account.bar, same.account.start_bar)
-    assert torch.equal(same.equity, torch.full((5,), 1e6, dtype=torch.float64))
-
-
-def test_next_step_ignores_the_action_after_the_end() -> None:
-    env = TradingEnv(
-        make_market(30, 3), EnvSettings(episode_bars=2), num_envs=2, autoreset_mode=AutoresetMode.NEXT_STEP
-    )
-    env.reset()
-    env.step(torch.ones(2, 3))
-    *_, truncated, info = env.step(torch.ones(2, 3))
-    assert bool(truncated.all())
-    assert info == {}
-    _, reward, terminated, truncated, _ = env.step(torch.ones(2, 3))
-    assert reward.tolist() == [0.0, 0.0]
-    assert not bool((terminated | truncated).any())
-    assert torch.equal(env.account.bar, env.account.start_bar)
-    assert float(env.account.shares.sum()) == 0.0
 
 
 def test_the_step_that_begins_an_episode_records_no_trades() -> None:
@@ -369,18 +316,10 @@ def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None
         ({"episode_bars": 0}, "episode_bars"),
         ({"reset_mask": torch.zeros(2, dtype=torch.bool)}, "no account"),
         ({"reset_mask": torch.ones(2)}, "booleans"),
-        ({"reset_mask": "a"}, "booleans"),
         ({"start": "a"}, r"options\['start'\] must be numbers, got 'a'"),
-        ({"start": True}, "must be numbers"),
         ({"start": 3.7}, "whole numbers"),
         ({"start": float("nan")}, "whole numbers"),
-        ({"start": [1.0, 2.5]}, "whole numbers"),
-        ({"start": 10**30}, "must be numbers"),
-        ({"episode_bars": 3.7}, "whole numbers"),
-        ({"episode_bars": float("inf")}, "whole numbers"),
         ({"episode_bars": None}, "must be numbers"),
-        ({"cash_usd": "a"}, "must be numbers"),
-        ({"cash_usd": 1j}, "must be numbers"),
         ({"shares": [["a"] * 3] * 2}, "must be numbers"),
         ({"shares": [[1.0], [1.0, 2.0]]}, "must be numbers"),
     ],

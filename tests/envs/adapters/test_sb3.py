@@ -29,14 +29,6 @@ def test_check_env_accepts_the_single_account() -> None:
         check_env(SingleTradingEnv(make_market(60, 4), EnvSettings(episode_bars=10)))
 
 
-def test_ppo_runs() -> None:
-    env = Sb3VecEnv(TradingEnv(make_market(200, 3), EnvSettings(episode_bars=20), num_envs=8))
-    model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=1, device="cpu")
-    before = [p.clone() for p in model.policy.parameters()]
-    model.learn(1024)
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.policy.parameters(), strict=True))
-
-
 def test_arrays_are_copies_and_ends_are_told() -> None:
     settings = EnvSettings(episode_bars=3)
     env = Sb3VecEnv(TradingEnv(make_market(60, 3), settings, num_envs=2, seed=4))
