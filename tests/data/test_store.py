@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import random
-import signal
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.data.verify import verify
 from fintrader.errors import DataError
 from tests.data.tables import minute_table, write_csv
+from tests.engines.killing import killed_at, writes_of
 
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
@@ -205,49 +205,24 @@ def test_a_place_without_rights_is_told(tmp_path: Path) -> None:
 
 # --- killed builds ---------------------------------------------------------------------------------------
 
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["fintrader.data.build", "exchange_calendars", "pyarrow.parquet", "pyarrow.csv"])
 
-
-def build_and_count(config: Path, cache: Path, kill_at: int | None, writes: Any) -> None:
-    """A build that is killed just before its `kill_at`-th file takes its place, or that counts how many do."""
-    real, done = os.replace, 0
-
-    def replace(source: Any, target: Any) -> None:
-        nonlocal done
-        if done == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        done += 1
-        real(source, target)
-
-    os.replace = replace
-    build_market(read_settings(config), cache=cache)
-    writes.value = done
-
-
-def in_child(*arguments: Any) -> int | None:
-    """The exit code of `build_and_count` in a process of its own."""
-    process = FORK.Process(target=build_and_count, args=arguments)
-    process.start()
-    process.join()
-    return process.exitcode
+def build(config: Path, cache: Path) -> Path:
+    return build_market(read_settings(config), cache=cache)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0, *(pytest.param(k / 40, marks=pytest.mark.slow) for k in range(41))])
 def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
     """Killed when so large a share of its files is written: the same call must arrive at the undisturbed hash."""
-    wanted = settings(write_csv(tmp_path, minute_table(4, 45, missing=0.02)))
     config = tmp_path / "data.yaml"
-    config.write_text(dump_yaml(wanted))
-    writes = FORK.Value("i", 0)
-    assert in_child(config, tmp_path / "undisturbed", None, writes) == 0
-    assert writes.value > 5
+    config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(4, 45, missing=0.02)))))
+    writes = writes_of(partial(build, config, tmp_path / "undisturbed"))
+    assert writes > 5
     cache = tmp_path / "killed"
-    assert in_child(config, cache, round(share * (writes.value - 1)), writes) == -signal.SIGKILL
-    finished = build_market(wanted, cache=cache)
-    undisturbed = build_market(wanted, cache=tmp_path / "undisturbed")
+    assert killed_at(partial(build, config, cache), round(share * (writes - 1)))
+    finished = build(config, cache)
+    undisturbed = build(config, tmp_path / "undisturbed")
     assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(undisturbed)
-    assert verify(wanted, cache=cache) == []
+    assert verify(read_settings(config), cache=cache) == []
     assert list(cache.rglob("*.tmp")) == []
 
 
