@@ -31,7 +31,7 @@ def configuration(folder: Path, algo: str, updates: int) -> Path:
         "cache": str(folder / "cache"),
         "device": "cpu",
         "checkpoint_seconds": 0,
-        "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 20}},
+        "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 12}},
         "env": {"num_envs": 16, "episode_bars": 100, "decision_interval": 5},
         "agent": AGENTS[algo],
         "tournament": {"budget": {"env_steps": steps}},
@@ -58,7 +58,7 @@ def kill_and_compare(folder: Path, algo: str, kills: int, updates: int) -> None:
 
 
 def test_a_killed_process_leaves_no_trace_in_the_result(tmp_path: Path) -> None:
-    kill_and_compare(tmp_path, "sac", kills=1, updates=40)
+    kill_and_compare(tmp_path, "sac", kills=1, updates=16)
 
 
 @pytest.mark.slow
