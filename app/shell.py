@@ -11,11 +11,12 @@ from typing import Any
 
 import streamlit as st
 
-from app.folders import DamagedFileError, Folder, NotThereError, RunsFolder
-from app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
-from app.summary import Summary, summaries
-from app.wording import plain, when, without_secrets
+from fintrader.config import shipped_configs
 from fintrader.errors import FintraderError
+from fintrader_app.folders import DamagedFileError, Folder, NotThereError, RunsFolder
+from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
+from fintrader_app.summary import Summary, summaries
+from fintrader_app.wording import plain, when, without_secrets
 
 log = logging.getLogger("fintrader.app")
 
@@ -80,7 +81,9 @@ def market_folders(runs: RunsFolder) -> list[Path]:
 def config_folders() -> list[Path]:
     """Folders whose YAML configurations the New run page offers."""
     told = os.environ.get(CONFIGS_VARIABLE)
-    return [Path(told).resolve()] if told else [Path("configs").resolve()]
+    here = Path("configs").resolve()
+    shipped = {path.parent for path in shipped_configs().values()} - {here}
+    return [Path(told).resolve()] if told else [here, *shipped]
 
 
 def page(title: str, render: Callable[[RunsFolder], None], lead: str = "") -> None:

@@ -18,24 +18,24 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.core import (
-    account_keys,
-    advance,
-    begin,
-    listed,
-    market_view,
-    observe,
-    observe_private,
-    select,
-)
-from fintrader.envs.fused import FusedStep, why_not_fused
+from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
+from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
+from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
-from fintrader.envs.options import Endowment, check_names, endowment, reset_mask, start_bars
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
-from fintrader.envs.state import ACCOUNT, ENDOWMENT, check_form, check_values
-from fintrader.envs.triton_step import TritonStep, why_not_triton
+from fintrader.envs.state import (
+    ACCOUNT,
+    ENDOWMENT,
+    Endowment,
+    check_form,
+    check_names,
+    check_values,
+    endowment,
+    reset_mask,
+    start_bars,
+)
 from fintrader.errors import EnvError
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]
@@ -87,8 +87,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         always); `record` adds the fills to info; there is nothing to render.
 
         `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
-        and `triton` one CUDA kernel with the same results, for what training uses (they need numba, the extra `fast`,
-        and triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the kernels
+        and `triton` one CUDA kernel with the same results, for what training uses (the latter needs
+        triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the kernels
         overwrite the returned observation in the next step, `final_obs` has rows only for finished accounts, and
         `account` is overwritten two steps later; the CUDA kernel, then a CUDA graph, overwrites the reward in the next
         step and the flags two steps later, too. Copy what must last longer.

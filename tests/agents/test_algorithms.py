@@ -19,8 +19,8 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.layout import holdings_of
 from fintrader.agents.off_policy import OffPolicyAgent
+from fintrader.envs.observation import holdings_of
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.resume import Killed, assert_same_training, killed_after

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import known_optimum, time_to_return
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
-from fintrader.backtest.desk import make_desk
+from fintrader.backtesting.account import make_account
 
 
 def test_cut_episodes_begin_anew_and_show_where_they_led() -> None:
@@ -35,7 +35,7 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
         return np.where(np.arange(time_to_return.ASSETS) == 0, 1.0, 0.05)  # buys the first, below the band elsewhere
 
     policy = time_to_return.FinrlDesk(act)
-    desk = make_desk(window, time_to_return.THEIRS)
+    desk = make_account(window, time_to_return.THEIRS)
     desk.act(policy(desk))
     policy(desk)
     first, second = seen

@@ -24,11 +24,11 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.layers import AttentionEncoder, GruEncoder
-from fintrader.agents.layout import split_columns, statistic_groups, window_of
 from fintrader.agents.networks import Actor, Critic
-from fintrader.backtest import simulate
+from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.envs.observation import split_columns, statistic_groups, window_of
 from fintrader.errors import ConfigError
 from tests.factories import joined, make_market, pick_assets
 

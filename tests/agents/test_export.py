@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fintrader.agents import EnsemblePolicy, NetworkSettings, PolicyModule, PPOSettings, make_agent
-from fintrader.agents.export import export_onnx
+from fintrader.agents.onnx import export_onnx
 from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError
 from tests.agents.test_policy import policy

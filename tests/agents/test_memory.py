@@ -10,9 +10,7 @@ import torch
 from pydantic import TypeAdapter
 
 from fintrader.agents import AgentSettings, Budget, make_agent, memory, train
-from fintrader.agents.buffers import RolloutBuffer
-from fintrader.agents.memory import HOST, available_memory
-from fintrader.agents.replay import ReplayRing
+from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, available_memory
 from fintrader.errors import ConfigError
 from tests.engines.tiny import Identity, IdentityMarket
 
@@ -71,9 +69,9 @@ def test_groups_of_the_first_version(machine: Path) -> None:
 def test_a_ring_fits_a_container_or_not(machine: Path) -> None:
     write(machine / "proc" / "self" / "cgroup", "0::/\n")
     group(machine / "cgroup", str(100 * MIB), 90 * MIB, 0)
-    ReplayRing(1000, 10, 100, 1, HOST)  # 7.7 MiB
+    ReplayBuffer(1000, 10, 100, 1, HOST)  # 7.7 MiB
     with pytest.raises(ConfigError, match=r"agent\.buffer_size of 20,000 steps.* lower agent\.buffer_size"):
-        ReplayRing(2000, 10, 100, 1, HOST)
+        ReplayBuffer(2000, 10, 100, 1, HOST)
     with pytest.raises(ConfigError, match=r"a rollout of 1,000 steps of 10 accounts needs"):
         RolloutBuffer(1000, 10, 100, 1, HOST)  # which is standardised whole
 
@@ -92,4 +90,4 @@ def test_a_ring_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: 
     real = memory.available_memory
     monkeypatch.setattr(memory, "available_memory", lambda device: 2**40 if device != HOST else real(device))
     with pytest.raises(ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"):
-        ReplayRing(2000, 10, 100, 1, torch.device("meta"))
+        ReplayBuffer(2000, 10, 100, 1, torch.device("meta"))

@@ -14,13 +14,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import TypeAdapter
 
 from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
-from fintrader.agents.batched import BatchedTeam
 from fintrader.agents.buffers import Transition
-from fintrader.agents.fusion import LearnerTeam, fuse
 from fintrader.agents.on_policy import Rollout
-from fintrader.agents.pipelined import PipelinedAgent
-from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
+from fintrader.agents.parallel.fusion import LearnerTeam, fuse
+from fintrader.agents.parallel.learners import BatchedTeam
+from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.envs import ObservationLayout
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
 from fintrader.errors import ConfigError, EnvError
 from tests.engines.resume import Killed, killed_after
 from tests.engines.tiny import Identity

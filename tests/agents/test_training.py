@@ -23,7 +23,7 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.agents.workers import GymnasiumSettings, WorkerEnv
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.engines.tiny import ConstantReward, Identity

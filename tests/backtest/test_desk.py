@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.agents.heads import HeadSettings
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
-from fintrader.backtest import simulate, simulate_baselines
-from fintrader.backtest.controls import random_portfolios
-from fintrader.backtest.desk import EnvDesk, FastDesk, make_desk
-from fintrader.backtest.sensitivity import without_each
-from fintrader.backtest.simulate import ask, trade
+from fintrader.backtesting import simulate, simulate_baselines
+from fintrader.backtesting.account import EnvAccount, NumpyAccount, make_account
+from fintrader.backtesting.null_models import random_portfolios
+from fintrader.backtesting.sensitivity import without_each
+from fintrader.backtesting.simulate import ask, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
 from tests.engines.policies import crashing_market, noisy_policy
@@ -44,19 +44,19 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-DESKS: dict[str, Any] = {"numpy": FastDesk}
+DESKS: dict[str, Any] = {"numpy": NumpyAccount}
 if importlib.util.find_spec("numba") is not None:
-    from fintrader.backtest.compiled_desk import CompiledDesk
+    from fintrader.backtesting.account import KernelAccount
 
-    DESKS["compiled"] = CompiledDesk
+    DESKS["compiled"] = KernelAccount
 
 
 def both(kind: str, values: dict[str, Any], seed: int, fractional: bool) -> tuple[Any, Any]:
     market = make_market(70, 5, seed=seed, volatility=0.03)
     chosen = EnvSettings(**values, fractional=fractional)
     policy = noisy_policy(5, seed)
-    desk = DESKS[kind](market, chosen.model_copy(update={"random_start": False}))
-    return trade(ask(policy, desk, kind), desk, name=kind), simulate(policy, market, chosen, exact=True)
+    account = DESKS[kind](market, chosen.model_copy(update={"random_start": False}))
+    return trade(ask(policy, account, kind), account, name=kind), simulate(policy, market, chosen, exact=True)
 
 
 @pytest.mark.parametrize("kind", DESKS)
@@ -92,7 +92,9 @@ def networks(num_assets: int, members: int) -> EnsemblePolicy:
     """Members that trade: weights far from where training begins."""
     torch.manual_seed(0)
     layout = ObservationLayout(num_assets, 2, 2)
-    policy = EnsemblePolicy([ActorPolicy(layout, NetworkSettings(), HeadSettings()) for _ in range(members)]).eval()
+    policy = EnsemblePolicy(
+        [ActorPolicy(layout, NetworkSettings(), ActionHeadSettings()) for _ in range(members)]
+    ).eval()
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.3)
     return policy.requires_grad_(False)
@@ -104,7 +106,7 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     pytest.importorskip("numba")
     market, chosen = make_market(150, 5, session_bars=30), EnvSettings(decision_interval=interval)
     policy = networks(5, 4)
-    fast, slow = make_desk(market, chosen), make_desk(market, chosen, exact=True)
+    fast, slow = make_account(market, chosen), make_account(market, chosen, exact=True)
     decide, over, moved = ask(policy, fast, "bound"), False, 0.0
     while not over:
         action, seen = decide(fast), fast.observe()
@@ -118,10 +120,10 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
         assert over == slow.act(given)
         assert fast.equity == slow.equity
     assert moved > 0.15
-    assert (fast.book.equity == slow.book.equity).all()
-    assert (fast.book.shares == slow.book.shares).all()
+    assert (fast.trade_log.equity == slow.trade_log.equity).all()
+    assert (fast.trade_log.shares == slow.trade_log.shares).all()
     whole, exact = simulate(policy, market, chosen), simulate(policy, market, chosen, exact=True)
-    assert (whole.equity == fast.book.equity).all()
+    assert (whole.equity == fast.trade_log.equity).all()
     assert whole.equity == pytest.approx(exact.equity, rel=1e-4)  # a share more or less, where rounding decides
 
 
@@ -130,24 +132,24 @@ def test_a_diverged_network_is_named_however_it_is_asked() -> None:
     next(policy.parameters()).fill_(float("nan"))
     with pytest.raises(BacktestError, match="diverged"):
         simulate(policy, market, EnvSettings())
-    decide = ask(networks(5, 2), make_desk(market, EnvSettings()), "x")
+    decide = ask(networks(5, 2), make_account(market, EnvSettings()), "x")
     broken = replace(market, features=torch.full_like(market.features, 1e38))
-    assert np.isfinite(decide(make_desk(market, EnvSettings()))).all()
+    assert np.isfinite(decide(make_account(market, EnvSettings()))).all()
     assert simulate(networks(5, 2), broken, EnvSettings()).equity.min() > 0  # clipped, as training clips it
 
 
 def test_shorts_and_leverage_go_through_the_environment() -> None:
     market = make_market(30, 3)
-    assert isinstance(make_desk(market, EnvSettings(short=True)), EnvDesk)
-    assert isinstance(make_desk(market, EnvSettings(maintenance_margin=0.2)), EnvDesk)
+    assert isinstance(make_account(market, EnvSettings(short=True)), EnvAccount)
+    assert isinstance(make_account(market, EnvSettings(maintenance_margin=0.2)), EnvAccount)
 
 
 @pytest.mark.parametrize("kind", DESKS)
 def test_ruin_as_in_the_environment(kind: str) -> None:
     for interval in (1, 7):
         chosen = EnvSettings(decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False)
-        desk = DESKS[kind](crashing_market(), chosen)
-        fast = trade(lambda desk: torch.full((1, 2), 0.5), desk, name=kind)
+        account = DESKS[kind](crashing_market(), chosen)
+        fast = trade(lambda account: torch.full((1, 2), 0.5), account, name=kind)
         slow = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), chosen, exact=True)
         assert fast.ruined
         assert (fast.equity == slow.equity).all()
@@ -157,9 +159,9 @@ def test_ruin_as_in_the_environment(kind: str) -> None:
 @pytest.mark.parametrize("kind", DESKS)
 def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings(kind: str) -> None:
     def once_at_first(market: Any, share: float) -> Any:
-        desk = DESKS[kind](market, EnvSettings(random_start=False))
+        account = DESKS[kind](market, EnvSettings(random_start=False))
         action = torch.full((1, market.num_assets), share)
-        return trade(lambda desk: action, desk, name="once", due=frozenset({0}))
+        return trade(lambda account: action, account, name="once", due=frozenset({0}))
 
     result = once_at_first(crashing_market(), 0.5)
     assert result.ruined
@@ -179,8 +181,8 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later(kind: str) -> None:
     tradable = market.tradable.clone()
     tradable[gone, 1] = False
     ending = replace(market, close=close, open=open_, tradable=tradable)
-    desk = DESKS[kind](ending, EnvSettings(random_start=False))
-    result = trade(lambda desk: torch.full((1, 2), 0.5), desk, name="once", due=frozenset({0}))
+    account = DESKS[kind](ending, EnvSettings(random_start=False))
+    result = trade(lambda account: torch.full((1, 2), 0.5), account, name="once", due=frozenset({0}))
     assert result.ruined
     assert list(result.trades["kind"]) == ["order", "order", "ruin", "ruin"]
     assert result.trade_list_profit() == pytest.approx(result.equity[-1] - result.equity[0])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest import BacktestResult, simulate, simulate_baselines
-from fintrader.backtest.baselines import equal_weight
-from fintrader.backtest.controls import information_free, random_portfolios
-from fintrader.backtest.honesty import assess, sentence
+from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
+from fintrader.backtesting.baselines import equal_weight
+from fintrader.backtesting.honesty import assess, sentence
+from fintrader.backtesting.null_models import information_free, random_portfolios
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy

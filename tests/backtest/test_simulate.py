@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest import BacktestResult, simulate
+from fintrader.backtesting import BacktestResult, simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError

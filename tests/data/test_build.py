@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.benchmark import BenchmarkSettings
 from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market
+from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
-from fintrader.data.sessions import SessionGrid, session_grid
-from fintrader.data.sources.feed import MemoryFeed
+from fintrader.data.index_level import BenchmarkSettings
+from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
-from fintrader.data.windows import WindowSettings
 from fintrader.errors import ConfigError, DataError
 from tests.data.tables import minute_table, no_windows, write_csv
 from tests.factories import examples

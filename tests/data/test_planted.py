@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest import simulate
+from fintrader.backtesting import simulate
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
 from fintrader.data.sources.planted import oracle_policy, planted_optimum

@@ -10,7 +10,7 @@ import torch
 
 from fintrader.agents import TrainProgress
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.runs import read_jsonl
+from fintrader.files import read_jsonl
 
 
 class Killed(Exception):

@@ -1,0 +1,114 @@
+"""Gymnasium's doors: `make` gives one account with numpy in and out, `make_vec` a `TradingEnv`.
+
+import gymnasium, fintrader
+env = gymnasium.make("fintrader/Trading-v0", market=market)  # without a market: a small synthetic one
+obs, info = env.reset(seed=1)
+obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from fintrader.data.build import make_market
+from fintrader.data.calendar import WindowSettings
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.synthetic import SyntheticSettings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.settings import EnvSettings
+from fintrader.envs.trading import TradingEnv
+from fintrader.errors import EnvError
+
+
+def to_numpy(value: Any) -> Any:
+    """A tensor or a dict of tensors as numpy arrays (bfloat16 as float32)."""
+    if isinstance(value, dict):
+        return {name: to_numpy(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+    return value
+
+
+@lru_cache(maxsize=1)
+def built_in_market() -> MarketTensors:
+    """Four synthetic stocks over five sessions of minutes: enough to try the environment, with nothing to learn."""
+    source = SyntheticSettings(num_symbols=4, num_sessions=5)
+    return make_market(DataSettings(source=source, windows=WindowSettings(embargo_sessions=0)))[0]
+
+
+def make_trading_env(market: MarketTensors | Path | str | None = None, **options: Any) -> TradingEnv:
+    """A `TradingEnv` for `gymnasium.make_vec`; without a market it trades `built_in_market()`."""
+    return TradingEnv(built_in_market() if market is None else market, **options)
+
+
+class SingleTradingEnv(gymnasium.Env[Any, Any]):
+    """A `TradingEnv` of one account as a plain gymnasium environment. `options` are those of `TradingEnv.reset`."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's name for it
+
+    def __init__(
+        self,
+        market: MarketTensors | Path | str | None = None,
+        settings: EnvSettings | None = None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        record: bool = False,
+        render_mode: None = None,
+    ) -> None:
+        """See `TradingEnv`; without a market it trades `built_in_market()`.
+
+        The episode's end is reported by `truncated`, ruin by `terminated`.
+        """
+        self.vector_env = TradingEnv(
+            built_in_market() if market is None else market,
+            settings,
+            num_envs=1,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            autoreset_mode=AutoresetMode.DISABLED,
+            record=record,
+            copy=False,
+        )
+        self.render_mode = render_mode
+        self.action_space = self.vector_env.single_action_space
+        self.observation_space = self.vector_env.single_observation_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode: obs `[D]` float32."""
+        super().reset(seed=seed)
+        obs, info = self.vector_env.reset(seed=seed, options=options)
+        return _first(obs), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One decision, `action` `[N]`: obs `[D]`, reward, terminated, truncated, info. Errors as in `TradingEnv`."""
+        action = np.asarray(action)
+        if action.shape != self.action_space.shape:
+            raise EnvError(f"the action has shape {action.shape}, expected {self.action_space.shape}")
+        if action.dtype.kind != "f":
+            raise EnvError(f"the action must be floating point, got {action.dtype}")
+        batch = torch.as_tensor(action, dtype=torch.float32, device=self.vector_env.device).unsqueeze(0)
+        obs, reward, terminated, truncated, info = self.vector_env.step(batch)
+        return (
+            _first(obs),
+            float(reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            {k: _first(v) for k, v in info.items()},
+        )
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _first(item) for name, item in value.items()}
+    return to_numpy(value[0].clone())  # the environment writes over its observation in the next step
