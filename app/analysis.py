@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.artifacts import Backtest
-from app.charts import DIVERGING, figures, framed, lines
-from app.wording import label
 from fintrader import metrics as m
+from fintrader_app.artifacts import Backtest
+from fintrader_app.charts import DIVERGING, figures, framed, lines
+from fintrader_app.wording import label
 
 EXCHANGE_TIME = "America/New_York"
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sqlite3
-import sys
 import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
@@ -19,35 +16,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import fintrader
-from app.folders import DamagedFileError, Folder, NotThereError, Signature, records_in
 from fintrader import metrics as m
+from fintrader_app.folders import DamagedFileError, Folder, NotThereError, Signature, records_in
 
 MAX_ROWS = 30_000_000
 MAX_PODS = 20_000
 _JSON_COLUMNS = {"window_scores", "metrics", "hyper", "budget", "agent"}
-
-
-_LIGHT = threading.Lock()
-
-
-def light(module: str) -> ModuleType:
-    """A module of `fintrader.backtest` that itself needs no torch, without running the package, which does.
-
-    Importing torch takes longer than drawing any page; the app needs only figures and the metrics' catalogue. While
-    such a module is imported, an empty stand-in takes the package's place; a later import of the package runs it.
-    """
-    name, parent = f"fintrader.backtest.{module}", "fintrader.backtest"
-    with _LIGHT:
-        if name in sys.modules or parent in sys.modules:
-            return importlib.import_module(name)
-        stand_in = ModuleType(parent)
-        stand_in.__path__ = [str(Path(fintrader.__file__).parent / "backtest")]
-        sys.modules[parent] = stand_in
-        try:
-            return importlib.import_module(name)
-        finally:
-            del sys.modules[parent]
 
 
 # --- backtest --------------------------------------------------------------------------------------------------

@@ -10,11 +10,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import decimation
-from app.artifacts import light
-from app.wording import count, label, number
-
-figures = light("figures")
+from fintrader.results import figures
+from fintrader.results.figures import downsample as decimation
+from fintrader_app.wording import count, label, number
 
 CONFIG = {
     "displaylogo": False,

@@ -1,6 +1,6 @@
 """Runs that lie in a store: copies on this disk, which a process of its own keeps up to date while the app is open.
 
-python -m app.follow URL PARENT
+python -m fintrader_app.follow URL PARENT
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def follow(url: str) -> Path:
     root = str(Path(__file__).resolve().parents[1])
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     subprocess.Popen(
-        [sys.executable, "-P", "-m", "app.follow", url, str(os.getpid())], stdin=subprocess.DEVNULL, env=variables
+        [sys.executable, "-P", "-m", "fintrader_app.follow", url, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        env=variables,
     )
     return home
 

@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from app.wording import human
 from fintrader.config import models_in
+from fintrader_app.wording import human
 
 Draft = dict[str, Any]
 

@@ -17,10 +17,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from app.folders import NotThereError, RunsFolder, component, is_locked
-from app.wording import number
 from fintrader.errors import FintraderError, RunError
-from fintrader.runs import RunFolder, write_json, write_text
+from fintrader.files import write_json, write_text
+from fintrader.runs import RunFolder
+from fintrader_app.folders import NotThereError, RunsFolder, component, is_locked
+from fintrader_app.wording import number
 
 PLACE = ".launched"
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
@@ -84,7 +85,7 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     variables = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with log.open("ab") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "app.worker", "run", str(config)],
+            [sys.executable, "-m", "fintrader_app.worker", "run", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """How the app is started: one command line, bound to loopback unless told otherwise, with nothing sent anywhere.
 
-from app.launch import serve
+from fintrader_app.launch import serve
 serve(runs_dir=Path("runs"), port=8501)
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from app.follow import follow
 from fintrader.errors import ConfigError
 from fintrader.storage.urls import is_url
+from fintrader_app.follow import follow
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
 CACHE_VARIABLE = "FINTRADER_CACHE"

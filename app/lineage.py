@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts import framed
-from app.wording import count, label, number
+from fintrader_app.charts import framed
+from fintrader_app.wording import count, label, number
 
 MOST_PODS = 1_200
 GREY = "#a0a8b0"

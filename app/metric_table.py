@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app.artifacts import light
-from app.wording import DASH, count, human, number, percent, ratio, usd
+from fintrader.results.catalogue import BY_KEY
+from fintrader_app.wording import DASH, count, human, number, percent, ratio, usd
 
 HEADLINE = (
     ("cumulative_return", "Return"),
@@ -24,7 +24,7 @@ FEW_SESSIONS = 63
 
 def shown(key: str, value: Any, *, signed: bool = False) -> str:
     """A metric's value in its own unit; a dash where it is undefined."""
-    known = light("measures").BY_KEY.get(key)
+    known = BY_KEY.get(key)
     unit = known.unit if known else ""
     if number(value) is None:
         return DASH
@@ -43,7 +43,7 @@ def shown(key: str, value: Any, *, signed: bool = False) -> str:
 
 def title_of(key: str) -> str:
     """A metric's name as readers see it."""
-    known = light("measures").BY_KEY.get(key)
+    known = BY_KEY.get(key)
     return str(known.title) if known else human(key)
 
 
@@ -72,7 +72,7 @@ def _difference(key: str, metrics: Mapping[str, Any], versus: Mapping[str, Any] 
 
 
 def _help(key: str, versus_name: str) -> str:
-    known = light("measures").BY_KEY.get(key)
+    known = BY_KEY.get(key)
     text = f"`{known.formula}` from daily returns; {known.source}." if known else ""
     return text + (f" Below it: the difference from {versus_name}." if versus_name else "")
 
@@ -104,7 +104,7 @@ def right(columns: tuple[tuple[str, str], ...]) -> dict[str, Any]:
 
 def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     """Every stored metric: one row a metric, one column a strategy, with formula and source."""
-    catalogue = light("measures").BY_KEY
+    catalogue = BY_KEY
     keys = list(dict.fromkeys(name for values in metrics.values() for name in values))
     rows = []
     for name in keys:

@@ -10,11 +10,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import yaml
 
-from app.charts import framed
-from app.folders import Folder
-from app.timeline import since_start
-from app.wording import human, label, number
 from fintrader.errors import FintraderError
+from fintrader_app.charts import framed
+from fintrader_app.folders import Folder
+from fintrader_app.timeline import since_start
+from fintrader_app.wording import human, label, number
 
 MANY = 500
 """Beyond so many pods their marks are small."""

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import charts
-from app.artifacts import Backtest
-from app.folders import Folder, NotThereError
-from app.wording import human, number, percent, ratio
+from fintrader_app import charts
+from fintrader_app.artifacts import Backtest
+from fintrader_app.folders import Folder, NotThereError
+from fintrader_app.wording import human, number, percent, ratio
 
 KINDS = {
     "fill": "Where orders fill",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app.shell import ICON, PAGES, STYLE
+from fintrader_app.shell import ICON, PAGES, STYLE
 
 st.set_page_config(page_title="fintrader", page_icon=ICON, layout="wide")
 st.html(STYLE)

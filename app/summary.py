@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from app.folders import Folder, NotThereError, RunsFolder, Signature, is_locked
-from app.wording import moment, number
 from fintrader.errors import FintraderError
+from fintrader_app.folders import Folder, NotThereError, RunsFolder, Signature, is_locked
+from fintrader_app.wording import moment, number
 
 FORMAT = "fintrader-run-1"
 Status = Literal["running", "finished", "interrupted", "broken"]

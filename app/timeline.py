@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts import GAIN, LOSS, framed
-from app.wording import count, human, label, number, without_secrets
+from fintrader_app.charts import GAIN, LOSS, framed
+from fintrader_app.wording import count, human, label, number, without_secrets
 
 STATES = {
     "done": GAIN,

@@ -1,6 +1,6 @@
 """What the New run page starts: the same command line, in a process of its own that outlives the app.
 
-    python -m app.worker run CONFIG
+    python -m fintrader_app.worker run CONFIG
 
 It answers an interrupt even where the app's own parent had interrupts switched off, takes a polite end (SIGTERM) for
 an interrupt, and steps back a little so that the app stays quick on the same cores.

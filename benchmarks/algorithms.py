@@ -187,7 +187,7 @@ def train_ours(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
     from pydantic import TypeAdapter
 
     from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
-    from fintrader.agents.workers import GymnasiumSettings, WorkerEnv
+    from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 
     given = dict(OURS[env_id][algo])
     worker = GymnasiumSettings(id=env_id, num_envs=given.pop("num_envs"), workers="sync")

@@ -156,10 +156,10 @@ def live(site: Path, pods: int | None) -> dict[str, Any]:
     """Reruns of the pages that watch a race, beside the quickstart's own race."""
     import yaml
 
-    from app import artifacts, jobs
-    from app.folders import RunsFolder
-    from app.race import at_work
     from fintrader.errors import FintraderError
+    from fintrader_app import artifacts, jobs
+    from fintrader_app.folders import RunsFolder
+    from fintrader_app.race import at_work
 
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     values |= {"name": "quickstart", "runs_dir": str(site / "runs"), "cache": str(site / "data" / "tensors")}
@@ -193,7 +193,7 @@ def milliseconds(times: list[float]) -> float:
 
 
 def variables(site: Path) -> dict[str, str]:
-    from app.launch import environment
+    from fintrader_app.launch import environment
 
     return environment(site / "runs", site.parent / "data" / "tensors")
 
@@ -217,7 +217,7 @@ def in_browser(site: Path, browser: str) -> float:
     """Seconds from opening the address of a fresh server until the run list stands in the browser."""
     from playwright.sync_api import sync_playwright
 
-    from app.launch import command
+    from fintrader_app.launch import command
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

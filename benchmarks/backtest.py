@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from common import finish
 
-from fintrader.agents.heads import HeadSettings
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
-from fintrader.backtest import simulate, simulate_baselines, write_backtest
-from fintrader.backtest.desk import make_desk
-from fintrader.backtest.significance import backtest_overfitting
-from fintrader.backtest.simulate import ask
+from fintrader.backtesting import simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.account import make_account
+from fintrader.backtesting.significance import backtest_overfitting
+from fintrader.backtesting.simulate import ask
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.seeding import generator
@@ -64,7 +64,7 @@ def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTenso
 def compare(ensemble: EnsemblePolicy, market: MarketTensors, settings: EnvSettings) -> tuple[int, float]:
     """Run both ways side by side on the bound ensemble's actions: decisions made, and the largest difference between an
     action and the networks' own. Exits when an equity differs in its last bit."""
-    fast, slow = make_desk(market, settings), make_desk(market, settings, exact=True)
+    fast, slow = make_account(market, settings), make_account(market, settings, exact=True)
     decide, over, count, gap = ask(ensemble, fast, "bound"), False, 0, 0.0
     while not over:
         given = np.array(decide(fast))
@@ -96,7 +96,7 @@ def main() -> None:
     market = make_market(options.bars, options.assets, options.features, options.seed)
     layout = ObservationLayout(options.assets, options.features, 4)
     torch.manual_seed(options.seed)
-    members = [ActorPolicy(layout, NetworkSettings(), HeadSettings()) for _ in range(options.members)]
+    members = [ActorPolicy(layout, NetworkSettings(), ActionHeadSettings()) for _ in range(options.members)]
     ensemble = EnsemblePolicy(members).eval().requires_grad_(False)
     half_hour = EnvSettings(decision_interval=30, cost_bps=2.0)
     minute = half_hour.model_copy(update={"decision_interval": 1})

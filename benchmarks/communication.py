@@ -44,10 +44,10 @@ from benchmarks.common import finish
 from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import AgentSettings, Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
-from fintrader.agents.fusion import DistributedLearner, fuse_distributed, learned_state, take_learned_state
+from fintrader.agents.parallel.fusion import DistributedLearner, fuse_distributed, learned_state, take_learned_state
 from fintrader.seeding import derive
-from fintrader.tournament.fusion import average
-from fintrader.tournament.rank import Exchange, inherited
+from fintrader.tournament.fusion.threads import average
+from fintrader.tournament.fusion.worker import Exchange, inherited
 
 ARMS = ("gradients", "every_update", "fusions_8", "fusions_1", "alone")
 EPOCHS = 8

@@ -35,9 +35,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.common import ROOT, finish
+from fintrader.data.calendar import SessionGrid, session_grid
 from fintrader.data.clean import SymbolBars, clean, symbol_bars, to_grid
 from fintrader.data.features import PAPER_FEATURES, symbol_features
-from fintrader.data.sessions import SessionGrid, session_grid
 from fintrader.data.sources.files import FilesSettings, read_files
 
 CONFIG = """

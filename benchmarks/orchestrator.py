@@ -33,7 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.common import finish
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
-from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec, run_pod
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.spec import PodContext, PodOutput, PodResult, PodSpec
 
 
 class FarmLauncher:
@@ -110,8 +111,9 @@ def farm(root: str, seconds: float) -> None:
 
 def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
     """An asynchronous tournament of stub pods."""
-    from fintrader.tournament.orchestrator import run_tournament
-    from fintrader.tournament.settings import Range, TournamentSettings
+    from fintrader.tournament.run import run_tournament
+    from fintrader.tournament.search_space import Range
+    from fintrader.tournament.settings import TournamentSettings
     from tests.tournament import stubs
 
     settings = TournamentSettings(
@@ -131,7 +133,7 @@ def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
 
 def timed_turns() -> list[float]:
     """Make every reconcile note how long it took."""
-    from fintrader.tournament.reconcile import Orchestrator
+    from fintrader.tournament.orchestrator import Orchestrator
 
     turns: list[float] = []
     reconcile = Orchestrator.reconcile
@@ -179,9 +181,10 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
 def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     """Results taken in per second, durable (log synced, index committed) before the next burst, `burst` at a time."""
     from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import Leaderboard
-    from fintrader.tournament.reconcile import applied_event
-    from fintrader.tournament.updater import Board, Entry, submit
+    from fintrader.tournament.leaderboard import Entry, Leaderboard
+    from fintrader.tournament.leaderboard_index import LeaderboardIndex
+    from fintrader.tournament.orchestrator import applied_event
+    from fintrader.tournament.updater import submit
 
     run = RunFolder(home / "submissions")
     specs = [
@@ -192,7 +195,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
         PodResult(pod=s.pod, status="done", score=(s.index * 7919 % 997) / 997, snapshot="0" * 64, returns=(0.01,) * 60)
         for s in specs
     ]
-    log, index, board = EventLog(run.events), Leaderboard(run.leaderboard), Board(64)
+    log, index, board = EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)
     index.rebuild(64, specs, [])
     begun = time.perf_counter()
     for start in range(0, count, burst):
@@ -206,7 +209,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
 
 def elasticity(home: Path) -> dict[str, Any]:
     """Capacity 4 -> 64 -> 3: reconciles until the number of pods at work follows (down: as pods end)."""
-    from fintrader.tournament.control import scale as wish
+    from fintrader.tournament.scale import scale as wish
 
     run = RunFolder(home / "elastic")
     run.root.mkdir(parents=True)
@@ -253,7 +256,7 @@ def train_pods(home: Path, devices: str, count: int, env_steps: int, market: Pat
     """Aggregate env-steps a second of `count` real pods training at once, each on a core of its own on the CPU."""
     from fintrader.agents import Budget, PPOSettings
     from fintrader.envs import EnvSettings
-    from fintrader.tournament.orchestrator import run_tournament
+    from fintrader.tournament.run import run_tournament
     from fintrader.tournament.settings import TournamentSettings
     from fintrader.tournament.store import RunStore
 

@@ -43,13 +43,13 @@ from fintrader.agents import (  # noqa: E402
     make_agent,
     train,
 )
-from fintrader.agents.batched import BatchedTeam  # noqa: E402
-from fintrader.agents.fusion import DistributedLearner, LearnerTeam  # noqa: E402
 from fintrader.agents.networks import Critic  # noqa: E402
-from fintrader.agents.pipelined import PipelinedAgent  # noqa: E402
-from fintrader.agents.workers import GymnasiumSettings, WorkerEnv  # noqa: E402
+from fintrader.agents.parallel.fusion import DistributedLearner, LearnerTeam  # noqa: E402
+from fintrader.agents.parallel.learners import BatchedTeam  # noqa: E402
+from fintrader.agents.parallel.pipeline import PipelinedAgent  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
 from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv  # noqa: E402
 
 ASSETS, FEATURES, BARS = 20, 6, 2000
 LEARNERS, MEMBERS = 4, 5

@@ -33,7 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import psutil
 
 from benchmarks.common import finish
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher
 from tests.tournament import chaos, stubs
 from tests.tournament.ray_cluster import Nodes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.common import ROOT, commit
-from fintrader.runs import write_text
+from fintrader.files import write_text
 
 
 class Records:

@@ -32,9 +32,9 @@ from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, opti
 from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
 from fintrader.errors import TrainingError
 from fintrader.seeding import derive
-from fintrader.tournament.pod import PodSpec
-from fintrader.tournament.reconcile import Orchestrator
-from fintrader.tournament.settings import Range
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament.simulation import World, simulate
 from tests.tournament.simulation_checks import settings

@@ -8,7 +8,7 @@ lasts 200 minutes on average and is shown among noise. Fills are at the next clo
 environment (`finrl==0.3.7`), `rllib` RLlib's PPO in the same, from an environment of its own (`make test-adapters`
 builds `.venv-rllib`; `--rllib-python` names another). All may use the machine's cores as they please.
 
-Every policy is judged by the same code: one account of a million dollars in `fintrader.backtest.simulate_rule` over
+Every policy is judged by the same code: one account of a million dollars in `fintrader.backtesting.simulate_rule` over
 five sessions that nobody trained on. The clock (wall) starts with training and stops while a policy is judged.
 Thresholds are 10, 25, 50 and 75 % of the log return of a rule that is told the signal and holds equal weights of
 whatever it says will rise. The last line is one JSON object.
@@ -37,8 +37,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import finish  # noqa: E402
 from benchmarks.resume import Records  # noqa: E402
-from fintrader.backtest.desk import Desk  # noqa: E402
-from fintrader.backtest.simulate import simulate_rule  # noqa: E402
+from fintrader.backtesting.account import BacktestAccount  # noqa: E402
+from fintrader.backtesting.simulate import simulate_rule  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
 from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
 
@@ -90,13 +90,13 @@ def windows(seed: int) -> tuple[MarketTensors, MarketTensors]:
     return market.window(0, cut), market.window(cut, market.num_bars)
 
 
-def log_return(decide: Callable[[Desk], Tensor], market: MarketTensors, settings: EnvSettings) -> float:
+def log_return(decide: Callable[[BacktestAccount], Tensor], market: MarketTensors, settings: EnvSettings) -> float:
     """Of one account over the whole window."""
     equity = np.asarray(simulate_rule(decide, market, settings, name="judged").equity)
     return math.log(equity[-1] / equity[0])
 
 
-def rule(desk: Desk) -> Tensor:
+def rule(desk: BacktestAccount) -> Tensor:
     """Equal weights of what will rise, for one who knows which column tells."""
     rising = (desk.market.features[desk.bar, :, 0] > 0).float()
     return (rising / rising.sum().clamp_min(1)).unsqueeze(0)
@@ -115,7 +115,7 @@ class Referee:
         self.curve: list[dict[str, float]] = []
         self.begun = time.perf_counter()
 
-    def look(self, env_steps: int, decide: Callable[[], Callable[[Desk], Tensor]]) -> None:
+    def look(self, env_steps: int, decide: Callable[[], Callable[[BacktestAccount], Tensor]]) -> None:
         """Raises OutOfTime after the last mark. `decide` makes a fresh policy: some have a memory."""
         now = time.perf_counter()
         if now - self.begun < self.marks[0]:
@@ -144,7 +144,7 @@ def train_ours(algo: str, seed: int, seconds: float) -> list[dict[str, float]]:
         TypeAdapter(AgentSettings).validate_python({"algo": algo, **AGENTS[algo]}), env.layout, seed=seed
     )
 
-    def decide() -> Callable[[Desk], Tensor]:
+    def decide() -> Callable[[BacktestAccount], Tensor]:
         return lambda desk: agent.policy(desk.observe())
 
     def on_progress(progress: TrainProgress) -> None:
@@ -181,7 +181,7 @@ class FinrlDesk:
     def __init__(self, act: Callable[[np.ndarray], np.ndarray]) -> None:
         self.act, self.idle = act, np.zeros(ASSETS)
 
-    def __call__(self, desk: Desk) -> Tensor:
+    def __call__(self, desk: BacktestAccount) -> Tensor:
         """Action `[1, N]`."""
         price, held = desk.market.close[desk.bar].numpy(), desk.held
         cash = desk.equity - float((held * price).sum())

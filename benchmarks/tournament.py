@@ -61,7 +61,7 @@ def configuration(seed: int, cache: Path) -> Any:
     ones better than the quickstart's dozen. A2C makes more of these budgets than PPO does.
     """
     from fintrader.config import read_yaml, validate
-    from fintrader.pipeline.configuration import RunConfig
+    from fintrader.pipeline.config import RunConfig
 
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     values["seed"] = seed
@@ -104,7 +104,7 @@ def arm(name: str, steps: int) -> Any:
 def test_sharpe(policy: Path, market: Path, env: Any) -> float:
     """The policy's Sharpe ratio on the test window, net of costs."""
     from fintrader.agents import load_policy
-    from fintrader.backtest import simulate
+    from fintrader.backtesting import simulate
     from fintrader.data.tensors import MarketTensors
 
     sharpe = simulate(load_policy(policy), MarketTensors.load(market).split().test, env).metrics["sharpe"]
@@ -114,8 +114,9 @@ def test_sharpe(policy: Path, market: Path, env: Any) -> float:
 def one_seed(home: Path, seed: int, steps: int, ray: Path | None) -> dict[str, float]:
     """Every arm once; a run that was interrupted goes on, one that is done is only read."""
     from fintrader.data.build import build_market
-    from fintrader.runs import RunFolder, write_json
-    from fintrader.tournament.orchestrator import run_tournament
+    from fintrader.files import write_json
+    from fintrader.runs import RunFolder
+    from fintrader.tournament.run import run_tournament
 
     done = home / f"seed-{seed}.json"
     figures: dict[str, float] = json.loads(done.read_text()) if done.exists() else {}

@@ -204,7 +204,7 @@ def _plain(value: Any) -> str:
 
 def metrics_table(*_: Any) -> str:
     """Every number of `metrics.json`, by group."""
-    from fintrader.backtest.measures import CATALOGUE
+    from fintrader.results.catalogue import CATALOGUE
 
     parts = []
     for group in dict.fromkeys(metric.group for metric in CATALOGUE):
@@ -262,7 +262,7 @@ def features_table(*_: Any) -> str:
 
 def series_table(*_: Any) -> str:
     """Every family of series the metrics endpoint has."""
-    from fintrader.tournament.observe import CATALOGUE
+    from fintrader.tournament.prometheus import CATALOGUE
 
     ends = {"counter": "_total", "info": "_info", "histogram": "_bucket"}
     rows = [

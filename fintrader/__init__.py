@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fintrader.agents.policy import load_policy
-    from fintrader.backtest import backtest
+    from fintrader.backtesting import backtest
     from fintrader.data.build import load_market
     from fintrader.envs.trading import TradingEnv
     from fintrader.pipeline import run_tournament
@@ -35,7 +35,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import on first use: `import fintrader` alone stays quick and loads no torch."""
     if name == "backtest":
-        return import_module("fintrader.backtest")  # a package that can be called
+        return import_module("fintrader.backtesting")  # a package that can be called
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fintrader' has no attribute {name!r}")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fintrader.backtest import read_backtest
+from fintrader.backtesting import read_backtest
 from fintrader.cli import main
 from fintrader.errors import ConfigError
 from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_tournament
-from fintrader.pipeline.configuration import BacktestSettings
-from fintrader.pipeline.judgement import looks
+from fintrader.pipeline.config import BacktestSettings
+from fintrader.pipeline.evaluation import looks
 from fintrader.runs import Manifest
 from tests.test_cli import complaint
 from tests.test_pipeline import TINY, write_config

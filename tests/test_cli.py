@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.cli import main
-from fintrader.cli.parsing import parse_config
+from fintrader.cli.options import parse_config
 from fintrader.errors import ConfigError
 
 QUICKSTART = str(Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import RunError
-from fintrader.runs import Manifest, read_json
+from fintrader.files import read_json
+from fintrader.runs import Manifest
 
 
 def make(path: Path) -> Manifest:

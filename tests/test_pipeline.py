@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from fintrader import load_policy
-from fintrader.backtest import read_backtest
+from fintrader.backtesting import read_backtest
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import load_config, run, train_one
 

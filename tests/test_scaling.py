@@ -63,7 +63,7 @@ def test_bytes_are_those_handed_to_the_collectives(tmp_path: Path, monkeypatch: 
     from benchmarks.communication import EPOCHS, arm
     from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket
     from fintrader.agents import PPOSettings, make_agent
-    from fintrader.tournament.rank import inherited
+    from fintrader.tournament.fusion.worker import inherited
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     updates = 2

@@ -17,8 +17,8 @@ import yaml
 
 from fintrader import cli
 from fintrader.errors import DataError, RunError
+from fintrader.files import read_jsonl
 from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run
-from fintrader.runs import read_jsonl
 from fintrader.storage import lease
 from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
@@ -159,7 +159,7 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     from fintrader.config import validate
     from fintrader.data.build import DataSettings
-    from fintrader.pipeline.workplace import data_of
+    from fintrader.pipeline.session import data_of
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))
     vendor = validate(DataSettings, {"source": {"kind": "yahoo", "symbols": ["A"], "start": "2016-01-01"}}, "test")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import analysis, artifacts, charts, markets, metric_table
-from app.artifacts import Backtest
-from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import (
+from fintrader_app import analysis, artifacts, charts, markets, metric_table
+from fintrader_app.artifacts import Backtest
+from fintrader_app.folders import Folder, NotThereError, RunsFolder
+from fintrader_app.shell import (
     choose,
     guarded,
     linked_several,
@@ -19,8 +19,8 @@ from app.shell import (
     remember_several,
     runs_folder,
 )
-from app.summary import Summary
-from app.wording import count, human, number, percent, plain, usd, window_words
+from fintrader_app.summary import Summary
+from fintrader_app.wording import count, human, number, percent, plain, usd, window_words
 
 TABS = {
     "curves": "Curves",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from app import artifacts, charts, metric_table
-from app.artifacts import Backtest
-from app.folders import NotThereError, RunsFolder
-from app.shell import guarded, linked_several, page, remember_several
-from app.summary import summaries
-from app.wording import label, number, plain
 from fintrader.errors import FintraderError
+from fintrader_app import artifacts, charts, metric_table
+from fintrader_app.artifacts import Backtest
+from fintrader_app.folders import NotThereError, RunsFolder
+from fintrader_app.shell import guarded, linked_several, page, remember_several
+from fintrader_app.summary import summaries
+from fintrader_app.wording import label, number, plain
 
 MOST = 8
 KEYS = (

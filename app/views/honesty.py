@@ -9,12 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import artifacts, charts, metric_table, robustness
-from app.artifacts import Backtest
-from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import guarded, page, pick_run
-from app.summary import Summary
-from app.wording import DASH, chance, count, human, label, number, percent, plain, ratio, without_secrets
+from fintrader_app import artifacts, charts, metric_table, robustness
+from fintrader_app.artifacts import Backtest
+from fintrader_app.folders import Folder, NotThereError, RunsFolder
+from fintrader_app.shell import guarded, page, pick_run
+from fintrader_app.summary import Summary
+from fintrader_app.wording import DASH, chance, count, human, label, number, percent, plain, ratio, without_secrets
 
 NOTES = {
     "trials": "Strategies that were tried to get this one",

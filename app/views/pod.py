@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import artifacts, charts, metric_table
-from app.folders import Folder, NotThereError, RunsFolder
-from app.shell import choose, guarded, linked_several, page, pick_race, pick_run, remember_several
-from app.wording import DASH, count, duration, human, plain, ratio
+from fintrader_app import artifacts, charts, metric_table
+from fintrader_app.folders import Folder, NotThereError, RunsFolder
+from fintrader_app.shell import choose, guarded, linked_several, page, pick_race, pick_run, remember_several
+from fintrader_app.wording import DASH, count, duration, human, plain, ratio
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
 FIRST = ("value_loss", "policy_loss", "entropy", "steps_per_second")

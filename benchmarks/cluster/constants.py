@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from fintrader.runs import RunFolder
-from fintrader.tournament.places import worker_environment
-from fintrader.tournament.pod import BODY, PodContext, PodResult, PodSpec
+from fintrader.tournament.process import worker_environment
+from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 
 Samples = list[float]
@@ -55,7 +55,7 @@ def timed(call: Callable[[], Any], count: int) -> Samples:
 def configuration(cache: Path) -> Any:
     """The quickstart, with a data cache of its own."""
     from fintrader.config import read_yaml, validate
-    from fintrader.pipeline.configuration import RunConfig
+    from fintrader.pipeline.config import RunConfig
 
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     values["cache"] = str(cache)
@@ -65,18 +65,18 @@ def configuration(cache: Path) -> Any:
 def one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
     """The quickstart's market and a trained pod of it, whose files the measurements are taken from."""
     from fintrader.data.build import build_market
-    from fintrader.tournament.generator import Breeder
+    from fintrader.tournament.generator import Generator
+    from fintrader.tournament.leaderboard import Leaderboard
     from fintrader.tournament.pod import run_pod
     from fintrader.tournament.settings import TournamentSettings
-    from fintrader.tournament.updater import Board
 
     config = configuration(home / "cache")
     market = build_market(config.data, cache=config.cache)
     settings = TournamentSettings.model_validate(
         {**config.tournament.model_dump(), "budget": {"env_steps": 20_000}, "retries": 0}
     )
-    breeder = Breeder(settings, (config.agent,), config.env.model_dump(mode="json"), seed=1, data_hash="")
-    spec = breeder.fresh(0, Board(4))
+    breeder = Generator(settings, (config.agent,), config.env.model_dump(mode="json"), seed=1, data_hash="")
+    spec = breeder.fresh(0, Leaderboard(4))
     context = PodContext(RunFolder(home / "run"), market)
     return config, spec, context, run_pod(spec, context)
 
@@ -85,7 +85,7 @@ def cold_start(count: int) -> Samples:
     """From the process's birth to its `ready`: the interpreter, PyTorch and what the body imports."""
 
     def start() -> None:
-        command = [sys.executable, "-m", "fintrader.tournament.worker", str(os.getpid()), BODY]
+        command = [sys.executable, "-m", "fintrader.tournament.launchers.worker", str(os.getpid()), BODY]
         environment = {**worker_environment(), "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
@@ -108,7 +108,7 @@ def task_start(count: int) -> Samples:
         import ray
     except ImportError:
         return []
-    from fintrader.tournament.launchers.cluster import as_task
+    from fintrader.tournament.launchers.ray.cluster import as_task
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
@@ -134,7 +134,7 @@ def warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
     """In a process that has its imports: environment and agent made, the parent's snapshot verified and taken."""
     import torch
 
-    from fintrader.tournament.body import maker, parent_state
+    from fintrader.tournament.pod_training import maker, parent_state
 
     def start() -> None:
         agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
@@ -163,7 +163,7 @@ def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tu
 
     from fintrader.agents import Budget, train
     from fintrader.agents.training import _Training
-    from fintrader.tournament.body import maker
+    from fintrader.tournament.pod_training import maker
 
     agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
     train(agent, env, Budget(env_steps=2_000))
@@ -212,12 +212,13 @@ def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
 def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     """What makes one result durable: the pod's result file, the synced event, the index's transaction."""
     from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import Leaderboard
-    from fintrader.tournament.reconcile import applied_event
-    from fintrader.tournament.updater import Board, Entry, submit
+    from fintrader.tournament.leaderboard import Entry, Leaderboard
+    from fintrader.tournament.leaderboard_index import LeaderboardIndex
+    from fintrader.tournament.orchestrator import applied_event
+    from fintrader.tournament.updater import submit
 
     run = RunFolder(home / "database")
-    store, log, index, board = RunStore(run), EventLog(run.events), Leaderboard(run.leaderboard), Board(64)
+    store, log, index, board = RunStore(run), EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)
     specs = [
         PodSpec(pod=f"p{k:04d}", index=k, seed=k, origin="fresh", agent={"algo": "ppo"}, budget={"env_steps": 1})
         for k in range(count)

@@ -1,12 +1,12 @@
 """Experience to policy: the algorithms, their training loop, and policies as files."""
 
 from fintrader.agents.a2c import A2CSettings
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.agent import Agent, AgentSettings, make_agent
 from fintrader.agents.apg import APGSettings
+from fintrader.agents.budget import Budget, TrainProgress, TrainResult
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPGSettings
-from fintrader.agents.heads import HeadSettings
-from fintrader.agents.layout import FlatLayout
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import (
     EnsemblePolicy,
@@ -19,25 +19,19 @@ from fintrader.agents.ppo import PPOSettings
 from fintrader.agents.redq import REDQSettings
 from fintrader.agents.sac import SACSettings
 from fintrader.agents.td3 import TD3Settings
-from fintrader.agents.training import (
-    Budget,
-    TrainingEnvironment,
-    TrainProgress,
-    TrainResult,
-    read_agent_state,
-    train,
-)
+from fintrader.agents.training import TrainingEnvironment, read_agent_state, train
+from fintrader.envs.observation import FlatLayout
 
 __all__ = [
     "A2CSettings",
     "APGSettings",
+    "ActionHeadSettings",
     "Agent",
     "AgentSettings",
     "Budget",
     "DDPGSettings",
     "EnsemblePolicy",
     "FlatLayout",
-    "HeadSettings",
     "NetworkSettings",
     "PPOSettings",
     "PolicyModule",

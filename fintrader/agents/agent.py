@@ -14,12 +14,12 @@ from fintrader.agents.apg import APG, APGSettings
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG, DDPGSettings
-from fintrader.agents.layout import Layout
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO, PPOSettings
 from fintrader.agents.redq import REDQ, REDQSettings
 from fintrader.agents.sac import SAC, SACSettings
 from fintrader.agents.td3 import TD3, TD3Settings
+from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
 

@@ -23,15 +23,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import Transition
-from fintrader.agents.heads import HeadSettings
-from fintrader.agents.layout import FlatLayout, Layout
-from fintrader.agents.memory import require_memory
+from fintrader.agents.buffers import Transition, require_memory
 from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.off_policy import frozen
 from fintrader.agents.returns import gae
 from fintrader.config import Settings
+from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
 
 
@@ -40,7 +39,7 @@ class APGSettings(Settings):
 
     algo: Literal["apg"] = "apg"
     network: NetworkSettings = NetworkSettings()
-    head: HeadSettings = HeadSettings()
+    head: ActionHeadSettings = ActionHeadSettings()
     learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others never."""
     value_learning_rate: float = Field(default=3e-3, gt=0)
@@ -79,7 +78,7 @@ class APG(BaseAgent):
         if isinstance(layout, FlatLayout):
             raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")
         super().__init__(layout, device, seed)
-        self.furnish(settings)
+        self.build_networks(settings)
         self.modules.to(self.device)
         self.optimisers["actor"] = torch.optim.Adam(parameters_of([self.actor]), lr=settings.learning_rate, fused=True)
         self.optimisers["critic"] = torch.optim.Adam(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHead
 from fintrader.agents.checkpoint import (
     below,
     load_generator,
@@ -16,11 +17,10 @@ from fintrader.agents.checkpoint import (
     optimiser_state,
     prefixed,
 )
-from fintrader.agents.heads import Head
-from fintrader.agents.layout import Layout
 from fintrader.agents.networks import Actor, Critic
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
+from fintrader.envs.observation import Layout
 from fintrader.errors import CheckpointError
 from fintrader.seeding import derive, generator
 
@@ -46,10 +46,10 @@ class BaseAgent:
         self.modules = nn.ModuleDict()
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.generator = generator(seed, "agent", device=self.device)
-        self.whim: Tensor | None = None
+        self.noise_state: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
 
-    def furnish(
+    def build_networks(
         self,
         settings: Any,
         *,
@@ -64,11 +64,11 @@ class BaseAgent:
         them, as `members` networks at once.
         """
         self.settings = settings
-        self.head = Head(self.layout, settings.head)
+        self.head = ActionHead(self.layout, settings.head)
         latents = self.head.latents if judges_latents else 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.init_seed())
-            self.actor = Actor(self.layout, settings.network, cash=self.head.aims, outputs=outputs)
+            self.actor = Actor(self.layout, settings.network, cash=self.head.targets_weights, outputs=outputs)
             self.critic = Critic(self.layout, settings.network, latents=latents, members=members)
         self.rewards = RewardScaler(settings.gamma)
         self.policy = ActorPolicy(
@@ -87,9 +87,9 @@ class BaseAgent:
         """Standard normal noise, correlated by `persistence` with the last draw (an AR(1) process)."""
         noise = torch.randn(shape, generator=self.generator, device=self.device)
         if persistence > 0:
-            if self.whim is not None and self.whim.shape == noise.shape:
-                noise = persistence * self.whim + (1 - persistence**2) ** 0.5 * noise
-            self.whim = noise
+            if self.noise_state is not None and self.noise_state.shape == noise.shape:
+                noise = persistence * self.noise_state + (1 - persistence**2) ** 0.5 * noise
+            self.noise_state = noise
         return noise
 
     def anneal(self, fraction: float) -> None:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fintrader.errors import CheckpointError
-from fintrader.runs import atomic_file
+from fintrader.files import atomic_file
 
 _SAFETENSORS = {
     torch.float64: "F64",

@@ -20,8 +20,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fintrader.agents.layers import AttentionEncoder, Dense, GruEncoder, Hidden, join
-from fintrader.agents.layout import FlatLayout, Layout, market_widths, num_actions, split_columns, window_of
 from fintrader.config import Settings
+from fintrader.envs.observation import FlatLayout, Layout, market_widths, num_actions, split_columns, window_of
 from fintrader.errors import ConfigError
 
 

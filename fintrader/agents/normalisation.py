@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.layout import Layout, statistic_groups
+from fintrader.envs.observation import Layout, statistic_groups
 
 _CLIP = 10.0
 

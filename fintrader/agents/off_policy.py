@@ -15,15 +15,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.base import BaseAgent, Metrics, to_metrics
-from fintrader.agents.buffers import Transition
+from fintrader.agents.buffers import ReplayBuffer, Transition
 from fintrader.agents.checkpoint import below, prefixed
-from fintrader.agents.heads import HeadSettings
-from fintrader.agents.layout import Layout
 from fintrader.agents.networks import NetworkSettings, parameters_of
-from fintrader.agents.replay import ReplayRing
 from fintrader.agents.returns import n_step
 from fintrader.config import Settings
+from fintrader.envs.observation import Layout
 
 
 class OffPolicySettings(Settings):
@@ -31,7 +30,7 @@ class OffPolicySettings(Settings):
 
     network: NetworkSettings = NetworkSettings(layer_norm=True)
     """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
-    head: HeadSettings = HeadSettings()
+    head: ActionHeadSettings = ActionHeadSettings()
     learning_rate: float = Field(default=1e-3, gt=0)
     """Step size of Adam, of the actor and of the critics."""
     anneal: bool = False
@@ -97,7 +96,7 @@ class OffPolicyAgent(BaseAgent):
         self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         super().__init__(layout, device, seed)
-        self.furnish(settings, outputs=self.outputs, squash=True, judges_latents=True, members=self.members)
+        self.build_networks(settings, outputs=self.outputs, squash=True, judges_latents=True, members=self.members)
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
         self.modules.update({"critic_target": self.critic_target, "actor_target": self.actor_target})
@@ -106,7 +105,7 @@ class OffPolicyAgent(BaseAgent):
         self.optimisers["critic"] = torch.optim.Adam(
             parameters_of([self.critic]), lr=settings.learning_rate, fused=True
         )
-        self.ring: ReplayRing | None = None
+        self.ring: ReplayBuffer | None = None
         self.latent: Tensor | None = None
         self.has_parent = False
         self.learned = 0
@@ -147,7 +146,7 @@ class OffPolicyAgent(BaseAgent):
         if self.ring is None:
             accounts = transition.obs.shape[0]
             steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.ring = ReplayRing(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.ring = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
         assert self.latent is not None
         if self.warming_up and self.settings.normalise_observations:
             self.normaliser.update(transition.obs)
@@ -186,7 +185,7 @@ class OffPolicyAgent(BaseAgent):
             self.since_report.setdefault(name, []).append(value)
 
     @torch.no_grad()
-    def draw(self, ring: ReplayRing) -> Sample:
+    def draw(self, ring: ReplayBuffer) -> Sample:
         """A batch from the ring."""
         settings = self.settings
         batch = ring.sample(settings.batch_size, settings.n_steps, self.generator)
@@ -236,20 +235,20 @@ class OffPolicyAgent(BaseAgent):
 
     def extra_state(self) -> dict[str, Tensor]:
         state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
-        return state | self.present({"running_return": self.rewards.running, "whim": self.whim})
+        return state | self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
 
     def experience(self) -> dict[str, Tensor]:
         return {} if self.ring is None else prefixed("ring", self.ring.state_dict())
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
-        self.rewards.running, self.whim = self.taken(state, "running_return"), self.taken(state, "whim")
+        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "whim")
         rows = below("ring", state)
         self.ring = None
         if rows:
             accounts = rows["reward"].shape[1]
             steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.ring = ReplayRing(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.ring = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
             self.ring.load_state_dict(rows)
 
 

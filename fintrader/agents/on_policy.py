@@ -10,20 +10,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition
-from fintrader.agents.heads import HeadSettings
-from fintrader.agents.layout import Layout
 from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.returns import gae
 from fintrader.config import Settings
+from fintrader.envs.observation import Layout
 
 
 class OnPolicySettings(Settings):
     """Settings of every agent that learns from its latest rollout only."""
 
     network: NetworkSettings = NetworkSettings()
-    head: HeadSettings = HeadSettings()
+    head: ActionHeadSettings = ActionHeadSettings()
     learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of Adam."""
     anneal: bool = False
@@ -93,7 +93,7 @@ class OnPolicyAgent(BaseAgent):
         self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         super().__init__(layout, device, seed)
-        self.furnish(settings)
+        self.build_networks(settings)
         self.noise = nn.ParameterDict({"log_std": torch.full((self.head.latents,), math.log(settings.noise))})
         self.noise.requires_grad_(settings.learn_noise)
         self.modules["noise"] = self.noise
@@ -186,8 +186,8 @@ class OnPolicyAgent(BaseAgent):
     # --- state -----------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Tensor]:
-        return self.present({"running_return": self.rewards.running, "whim": self.whim})
+        return self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        self.rewards.running, self.whim = self.taken(state, "running_return"), self.taken(state, "whim")
+        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "whim")
         self.seen_any = True

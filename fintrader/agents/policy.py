@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
-from fintrader.agents.compiled import Bound, bind
-from fintrader.agents.heads import Head, HeadSettings
-from fintrader.agents.layout import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.agents.networks import Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.numba_policy import Bound, bind
 from fintrader.config import validate
+from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ActorPolicy(PolicyModule):
         self,
         layout: Layout,
         network: NetworkSettings,
-        head: HeadSettings,
+        head: ActionHeadSettings,
         *,
         outputs: int = 1,
         squash: bool = False,
@@ -77,11 +77,11 @@ class ActorPolicy(PolicyModule):
     ) -> None:
         super().__init__()
         self.layout, self.network, self.outputs, self.squash = layout, network, outputs, squash
-        self.head = Head(layout, head)
+        self.head = ActionHead(layout, head)
         self.meta = {}
         # In a tuple, so that it is no submodule: acting does not need it, and an agent has it among its own modules.
         self._rewards = (rewards,)
-        self.actor = actor or Actor(layout, network, cash=self.head.aims, outputs=outputs)
+        self.actor = actor or Actor(layout, network, cash=self.head.targets_weights, outputs=outputs)
         self.normaliser = normaliser or ObservationNormaliser(layout)
 
     @property
@@ -211,7 +211,7 @@ def _build(description: Mapping[str, Any]) -> PolicyModule:
             return ActorPolicy(
                 layout_from_json(description["layout"]),
                 validate(NetworkSettings, description["network"], "policy"),
-                validate(HeadSettings, description["head"], "policy"),
+                validate(ActionHeadSettings, description["head"], "policy"),
                 outputs=int(description["outputs"]),
                 squash=bool(description["squash"]),
                 rewards=RewardScaler.from_json(rewards) if (rewards := description.get("rewards")) else None,

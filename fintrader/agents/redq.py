@@ -13,9 +13,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fintrader.agents.layout import Layout
 from fintrader.agents.off_policy import Sample, combine
 from fintrader.agents.sac import SAC, SACBase
+from fintrader.envs.observation import Layout
 
 
 class REDQSettings(SACBase):

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.layout import Layout
 from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
 from fintrader.agents.on_policy import gaussian_log_prob
+from fintrader.envs.observation import Layout
 
 
 class SACBase(OffPolicySettings):

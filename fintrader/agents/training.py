@@ -1,81 +1,76 @@
-"""`train(agent, env, budget)`: the loop between an agent and an environment, and the state that survives a kill.
-
-With a `folder`, training writes `metrics.jsonl` (one line an update) and `state.safetensors` (agent, environment,
-random streams, counters). The same call on the same folder continues there; on the CPU and with a budget in
-env-steps the result is bit-equal to an undisturbed run's.
-"""
+"""What must agree between a stored training and the call that continues it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from fintrader.agents.agent import Agent
+from fintrader.agents.budget import Budget, TrainProgress, TrainResult
+from fintrader.agents.policy import market_identity
+from fintrader.config import Settings
+from fintrader.envs.observation import layout_to_json
+
+if TYPE_CHECKING:
+    from fintrader.data.tensors import MarketTensors
 import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import torch
 from gymnasium.vector import AutoresetMode
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
-from fintrader.agents.identity import differences, identity_of
-from fintrader.config import Settings
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
-from fintrader.runs import append_jsonl, read_jsonl, write_text
+from fintrader.files import append_jsonl, read_jsonl, write_text
+
+_ASIDE = {"num_envs", "workers", "evaluation_episodes"}
+"""Settings of environments that say how a problem is played, not which; the number of accounts stands by itself."""
+
+
+_hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
+
+
+def identity_of(agent: Agent, env: Any) -> dict[str, Any]:
+    """Plain JSON: the agent's settings, its layout, the accounts, and the market (every bar of it) and its rules."""
+    market, settings = getattr(env, "market", None), getattr(env, "settings", None)
+    return {
+        "agent": agent.settings.model_dump(mode="json"),
+        "layout": layout_to_json(agent.layout),
+        "num_envs": env.num_envs,
+        "market": None if market is None else _market(market),
+        "env": settings.model_dump(mode="json", exclude=_ASIDE) if isinstance(settings, Settings) else None,
+    }
+
+
+def differences(stored: Any, own: Any, name: str = "") -> Iterator[str]:
+    """Dotted names of what differs. What an older version did not store is not compared."""
+    if isinstance(stored, dict) and isinstance(own, dict):
+        for key in stored.keys() & own.keys():
+            yield from differences(stored[key], own[key], f"{name}.{key}" if name else key)
+    elif stored != own:
+        yield name
+
+
+def _market(market: MarketTensors) -> dict[str, Any]:
+    # Replicas and rounds of one pod share a market: its bytes are read once.
+    if market not in _hashes:
+        _hashes[market] = market.content_hash()
+    return {**market_identity(market), "num_bars": market.num_bars, "content_hash": _hashes[market]}
+
 
 FORMAT = "fintrader-training-1"
+
+
 SAVING_SHARE = 10
-
-
-class Budget(Settings):
-    """How long to train: exactly one of the two."""
-
-    env_steps: int | None = Field(default=None, ge=1)
-    """Steps summed over all accounts; training stops at the first update that reaches it."""
-    seconds: float | None = Field(default=None, gt=0)
-    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's speed."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.env_steps is None) == (self.seconds is None):
-            raise ValueError("set exactly one of env_steps and seconds")
-        return self
-
-    def fraction(self, env_steps: int, seconds: float) -> float:
-        """Share of the budget that is used up, at most 1."""
-        used = env_steps / self.env_steps if self.env_steps is not None else seconds / (self.seconds or 1.0)
-        return min(used, 1.0)
-
-
-@dataclass(frozen=True)
-class TrainProgress:
-    """Where training stands after an update."""
-
-    fraction: float
-    env_steps: int
-    updates: int
-    seconds: float
-    steps_per_second: float
-    metrics: Metrics
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What came out of `train`."""
-
-    env_steps: int
-    updates: int
-    seconds: float
-    """Wall-clock, resumed parts included."""
-    metrics: Metrics = field(default_factory=dict)
-    """Those of the last update."""
 
 
 class TrainingEnvironment(Protocol):

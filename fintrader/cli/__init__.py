@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs
-from fintrader.cli import inspect, work
+from fintrader.cli import ask, commands
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -103,25 +103,25 @@ def dispatch(argv: list[str]) -> None:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "run": work.run,
-    "data build": work.data_build,
-    "data quality": work.data_quality,
-    "data dry-run": work.data_dry_run,
-    "data verify": work.data_verify,
-    "lookahead": work.lookahead,
-    "train": work.train,
-    "tournament": work.tournament,
-    "backtest": work.backtest,
-    "walkforward": work.walkforward,
-    "compare": work.compare,
-    "status": inspect.status,
-    "lineage": inspect.lineage,
-    "scale": inspect.scale,
-    "replay": inspect.replay,
-    "tournament rebuild": inspect.rebuild,
-    "export tensorboard": inspect.export_tensorboard,
-    "app": work.app,
-    "bench": work.bench,
+    "run": commands.run,
+    "data build": commands.data_build,
+    "data quality": commands.data_quality,
+    "data dry-run": commands.data_dry_run,
+    "data verify": commands.data_verify,
+    "lookahead": commands.lookahead,
+    "train": commands.train,
+    "tournament": commands.tournament,
+    "backtest": commands.backtest,
+    "walkforward": commands.walkforward,
+    "compare": commands.compare,
+    "status": ask.status,
+    "lineage": ask.lineage,
+    "scale": ask.scale,
+    "replay": ask.replay,
+    "tournament rebuild": ask.rebuild,
+    "export tensorboard": ask.export_tensorboard,
+    "app": commands.app,
+    "bench": commands.bench,
 }
 
 

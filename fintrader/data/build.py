@@ -18,32 +18,30 @@ import numpy as np
 import torch
 
 from fintrader.data import features as ft
-from fintrader.data.address import BUILD_VERSION, inputs_of, market_path, portable
-from fintrader.data.adjust import adjust, load_actions
 from fintrader.data.bars import MINUTE_NS, Array, Bars
-from fintrader.data.benchmark import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
-from fintrader.data.clean import REPAIRS, SymbolBars, clean, log_repairs, symbol_bars, to_grid
-from fintrader.data.feeds import open_feed, read_source, store_place
+from fintrader.data.cache_key import BUILD_VERSION, inputs_of, market_path, portable, seal_record
+from fintrader.data.cache_key import NAME as RECORD
+from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid
+from fintrader.data.clean import REPAIRS, Placement, SymbolBars, clean, log_repairs, symbol_bars, to_grid
+from fintrader.data.corporate_actions import adjust, load_actions
+from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.place import Place, refuse_url
-from fintrader.data.placement import Placement
-from fintrader.data.record import NAME as RECORD
-from fintrader.data.record import seal_record
-from fintrader.data.sessions import SessionGrid, session_date, session_grid
 from fintrader.data.settings import DataSettings, HasData, planted_description, raw_features, read_settings
-from fintrader.data.sources.feed import Feed
-from fintrader.data.survivorship import describe, missing_members, survivorship
+from fintrader.data.sources.base import Feed, open_feed, read_source, store_place
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.data.universe import (
     Coverage,
     Interval,
     choose,
     companies,
+    describe,
     ever_members,
     load_membership,
     member_days,
+    missing_members,
     needs_coverage,
+    survivorship,
 )
-from fintrader.data.windows import make_windows
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.markets import Markets

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fintrader.data.bars import MINUTE_NS, PRICES, Array, Bars
-from fintrader.data.sessions import SessionGrid, exchange_days
+from fintrader.data.calendar import SessionGrid, exchange_days
 
 KINDS: dict[str, str] = {
     "not_finite_price": "a price is NaN or infinite: the build refuses it",

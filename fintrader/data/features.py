@@ -1,12 +1,8 @@
-"""Causal features of one symbol, and the columns of context that all symbols share.
+"""Moving sums, extremes and averages along axis 0: causal, and bit-equal on every prefix.
 
-A feature is named `kind_window` (`rsi_30`, `return_5`) or `package.module:function` for one of your own: a callable
-that takes a `SymbolBars` of `L` bars and returns `[L]` floats, NaN while it is undefined. The value at bar t may use
-bars <= t only; `features(bars[:t]) == features(bars)[:t]` is tested bit for bit for all that stand here. Price-like
-features are expressed relative to the close, so that they mean the same for every symbol and every year.
-
-Formulas follow stockstats, which the papers use through FinRL, with its defaults: MACD of spans 12 and 26, Bollinger
-bands of 20 bars and two standard deviations, Wilder smoothing for RSI and DX.
+Sums and extremes use van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a running
+total from the block's start and one from its end. Constant work a bar, no drift over long series, and the value at
+bar t is made of bars <= t only.
 """
 
 from __future__ import annotations
@@ -16,13 +12,71 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field, field_validator
+from scipy.signal import lfilter
 
 from fintrader.config import Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
 from fintrader.data.place import PathText
-from fintrader.data.rolling import exponential, moving, moving_deviation, moving_mean, moving_std
 from fintrader.errors import ConfigError, DataError
+
+
+def moving(values: Array, window: int, operation: np.ufunc) -> Array:
+    """`operation` (np.add, np.maximum, np.minimum) over the last `window` bars, `[L]`; NaN for the first window - 1."""
+    length = len(values)
+    if window == 1:
+        return values.astype(np.float64)
+    result = np.full(length, np.nan)
+    if length < window:
+        return result
+    blocks = -(-length // window)
+    identity = 0.0 if operation is np.add else (-np.inf if operation is np.maximum else np.inf)
+    padded = np.full(blocks * window, identity)
+    padded[:length] = values
+    table = padded.reshape(blocks, window)
+    ahead = operation.accumulate(table, axis=1).ravel()
+    behind = operation.accumulate(table[:, ::-1], axis=1)[:, ::-1].ravel()
+    ends = np.arange(window - 1, length)
+    starts = ends - window + 1
+    whole = starts % window == 0  # the window is exactly one block
+    result[window - 1 :] = np.where(whole, ahead[ends], operation(behind[starts], ahead[ends]))
+    return result
+
+
+def moving_mean(values: Array, window: int) -> Array:
+    """Simple moving average, `[L]`."""
+    return np.asarray(moving(values, window, np.add) / window)
+
+
+def moving_std(values: Array, window: int, ddof: int = 0) -> Array:
+    """Moving standard deviation, `[L]`."""
+    mean = moving_mean(values, window)
+    spread = moving(values * values, window, np.add) - window * mean * mean
+    return np.asarray(np.sqrt(np.maximum(spread, 0.0) / (window - ddof)))
+
+
+def moving_deviation(values: Array, window: int) -> Array:
+    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
+    mean = moving_mean(values, window)
+    if len(values) < window:
+        return mean
+    total = np.zeros(len(values))
+    for lag in range(window):
+        total[window - 1 :] += np.abs(values[window - 1 - lag : len(values) - lag] - mean[window - 1 :])
+    total[: window - 1] = np.nan
+    return np.asarray(total / window)
+
+
+def exponential(values: Array, alpha: float) -> Array:
+    """Exponentially weighted mean with the weights' sum as divisor (pandas `ewm(adjust=True)`), `[L]`.
+
+    y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k; no bar is invented before the first.
+    """
+    decay = 1.0 - alpha
+    total = lfilter([1.0], [1.0, -decay], values)
+    weight = lfilter([1.0], [1.0, -decay], np.ones(len(values)))
+    return np.asarray(total / weight)
+
 
 PAPER_FEATURES = ("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60")
 """The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma, close_60_sma)."""
@@ -179,6 +233,8 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "sma": (sma, 30),
     "age": (age, 60),
 }
+
+
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 

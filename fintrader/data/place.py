@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 from fintrader.errors import ConfigError, DataError
-from fintrader.runs import write_bytes
+from fintrader.files import write_bytes
 from fintrader.storage.urls import check_no_secret, is_url
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from fintrader.data.bars import Bars, concat
 from fintrader.data.build import DataSettings, open_feed, read_source
+from fintrader.data.calendar import SessionGrid, session_date, session_grid
 from fintrader.data.faults import KINDS, find_faults
-from fintrader.data.sessions import SessionGrid, session_date, session_grid
 from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import DataError
+from fintrader.files import write_json, write_text
 from fintrader.progress import SILENT, Progress
-from fintrader.runs import write_json, write_text
 
 
 def quality_report(

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fintrader.errors import MarketError
-from fintrader.runs import atomic_file
+from fintrader.files import atomic_file
 
 FORMAT = "fintrader-market-1"
 _ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")

@@ -30,7 +30,7 @@ ENV_ID = "fintrader/Trading-v0"
 if ENV_ID not in gymnasium.registry:
     gymnasium.register(
         ENV_ID,
-        entry_point="fintrader.envs.adapters.single:SingleTradingEnv",
+        entry_point="fintrader.envs.adapters.gymnasium:SingleTradingEnv",
         vector_entry_point="fintrader.envs.trading:TradingEnv",
         disable_env_checker=True,  # its checks at every reset cost more than the step; the tests run it instead
     )

@@ -18,24 +18,24 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.core import (
-    account_keys,
-    advance,
-    begin,
-    listed,
-    market_view,
-    observe,
-    observe_private,
-    select,
-)
-from fintrader.envs.fused import FusedStep, why_not_fused
+from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
+from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
+from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
-from fintrader.envs.options import Endowment, check_names, endowment, reset_mask, start_bars
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
-from fintrader.envs.state import ACCOUNT, ENDOWMENT, check_form, check_values
-from fintrader.envs.triton_step import TritonStep, why_not_triton
+from fintrader.envs.state import (
+    ACCOUNT,
+    ENDOWMENT,
+    Endowment,
+    check_form,
+    check_names,
+    check_values,
+    endowment,
+    reset_mask,
+    start_bars,
+)
 from fintrader.errors import EnvError
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]

@@ -1,20 +1,12 @@
 """The whole way in one place: bars → market → tournament → backtest, from one configuration."""
 
-from fintrader.pipeline.again import backtest_run
-from fintrader.pipeline.configuration import CHOICES, BacktestSettings, RunConfig, load_config
-from fintrader.pipeline.single import replay_run, train_one
-from fintrader.pipeline.stages import (
-    RunOutcome,
-    build_data,
-    check_lookahead,
-    rehearse_data,
-    report_quality,
-    run,
-    run_tournament,
-    verify_data,
-)
-from fintrader.pipeline.walkforward import walk_forward
-from fintrader.pipeline.workplace import open_run, open_store, refresh
+from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
+from fintrader.pipeline.data import build_data, check_lookahead, rehearse_data, report_quality, verify_data
+from fintrader.pipeline.rebacktest import backtest_run
+from fintrader.pipeline.run import RunOutcome, run, run_tournament
+from fintrader.pipeline.session import open_run, open_store, refresh
+from fintrader.pipeline.train import replay_run, train_one
+from fintrader.pipeline.walk_forward import walk_forward
 
 __all__ = [
     "CHOICES",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fintrader.errors import StorageDamagedError
-from fintrader.runs import dump_json, file_sha256
+from fintrader.files import dump_json, file_sha256
 from fintrader.storage.objects import Objects, seal, unseal
 
 FOLDER = ".markets"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError
-from fintrader.runs import dump_json, file_sha256, publish, read_json, write_bytes, write_json
+from fintrader.files import dump_json, file_sha256, publish, read_json, write_bytes, write_json
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import StoreLease
 from fintrader.storage.objects import Objects, seal, unseal

@@ -29,7 +29,7 @@ from fintrader.errors import (
     StorageFullError,
     StorageOfflineError,
 )
-from fintrader.runs import atomic_file, publish, write_bytes
+from fintrader.files import atomic_file, publish, write_bytes
 from fintrader.storage.urls import check_url
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fintrader.errors import CheckpointError
-from fintrader.runs import RunFolder, write_json
+from fintrader.files import write_json
+from fintrader.runs import RunFolder
+from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.updater import Board, Entry
 
 
 def choose(rows: Sequence[Entry], size: int, diversity: float) -> list[Entry]:
@@ -41,7 +42,7 @@ def weights_of(members: Sequence[Entry], how: str) -> list[float]:
     return [float(weight) for weight in raised / raised.sum()]
 
 
-def build_ensemble(run: RunFolder, board: Board, settings: TournamentSettings) -> dict[str, Any]:
+def build_ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSettings) -> dict[str, Any]:
     """Write `ensemble/policy.safetensors` and `ensemble/ensemble.json`; equal boards give equal bytes.
 
     Only the best pods that fit together (one observation layout) are taken. Raises CheckpointError when a member's

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.backtest import simulate
+from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fintrader.runs import read_jsonl
+from fintrader.files import read_jsonl
 
 
 class EventLog:

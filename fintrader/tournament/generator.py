@@ -8,8 +8,7 @@ hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +18,17 @@ from pydantic import ValidationError
 from fintrader.config import Settings, first_problem
 from fintrader.errors import ConfigError
 from fintrader.seeding import derive, numpy_generator
-from fintrader.tournament.pod import PodSpec, StopRule
-from fintrader.tournament.settings import Range, TournamentSettings
-from fintrader.tournament.updater import Board, Entry
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.search_space import Random, Range, check_search, draw, get, has, put, stepped
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodSpec, StopRule
 
-Random = np.random.Generator
 MIN_PEERS = 4
 """Peers of the same age that a pod is compared with at least before it is stopped early."""
 
 
 @dataclass(frozen=True)
-class Breeder:
+class Generator:
     """Everything specs are made from that does not change during a tournament."""
 
     settings: TournamentSettings
@@ -44,7 +43,7 @@ class Breeder:
 
     # --- the two ways to make a pod --------------------------------------------------------------------
 
-    def fresh(self, index: int, board: Board, generation: int = 0) -> PodSpec:
+    def fresh(self, index: int, board: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
         base = self.agents[index % len(self.agents)]
         values = base.model_dump(mode="json")
@@ -55,7 +54,7 @@ class Breeder:
                     put(values, name, draw(space, get(values, name), random))
         return self._spec(index, board, base, values, origin="fresh", generation=generation)
 
-    def child(self, index: int, board: Board, parent: Entry, *, generation: int, explore: bool = True) -> PodSpec:
+    def child(self, index: int, board: Leaderboard, parent: Entry, *, generation: int, explore: bool = True) -> PodSpec:
         """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if `explore`."""
         values = copy.deepcopy(parent.spec.agent)
         base = self.base_of(values)
@@ -67,7 +66,7 @@ class Breeder:
         origin = "exploit" if explore else "survivor"
         return self._spec(index, board, base, values, origin=origin, generation=generation, parent=parent)
 
-    def propose(self, index: int, board: Board) -> PodSpec:
+    def propose(self, index: int, board: Leaderboard) -> PodSpec:
         """The asynchronous tournament's next pod: fresh, or a child of a row picked by rank."""
         parents = board.parents
         random = numpy_generator(self.seed, "propose", index)
@@ -100,7 +99,7 @@ class Breeder:
     def _spec(
         self,
         index: int,
-        board: Board,
+        board: Leaderboard,
         base: Settings,
         values: dict[str, Any],
         *,
@@ -147,7 +146,7 @@ def rank_softmax(count: int, temperature: float, uniform: float) -> int:
     return min(int(np.searchsorted(np.cumsum(weights / weights.sum()), uniform, side="right")), count - 1)
 
 
-def stop_rules(settings: TournamentSettings, board: Board, generation: int) -> tuple[StopRule, ...]:
+def stop_rules(settings: TournamentSettings, board: Leaderboard, generation: int) -> tuple[StopRule, ...]:
     """Successive halving: the score that a pod must reach at each rung, from peers of its generation."""
     if settings.halving is None:
         return ()
@@ -157,83 +156,3 @@ def stop_rules(settings: TournamentSettings, board: Board, generation: int) -> t
         if len(scores) >= MIN_PEERS:
             rules.append(StopRule(share=share, score=float(np.quantile(scores, settings.halving))))
     return tuple(rules)
-
-
-# --- search space ----------------------------------------------------------------------------------------------
-
-
-def draw(space: Range, like: Any, random: Random) -> Any:
-    """A value from the range, an integer where `like` is one."""
-    if space.choices:
-        return space.choices[int(random.integers(len(space.choices)))]
-    assert space.low is not None
-    assert space.high is not None
-    if space.log:
-        return _like(like, math.exp(random.uniform(math.log(space.low), math.log(space.high))))
-    return _like(like, random.uniform(space.low, space.high))
-
-
-def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
-    """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range goes."""
-    if space.choices:
-        place = space.choices.index(value) if value in space.choices else 0
-        return space.choices[min(max(place + way, 0), len(space.choices) - 1)]
-    assert space.low is not None
-    assert space.high is not None
-    moved = _like(value, value * (perturb if way > 0 else 1 / perturb))
-    if isinstance(value, int) and moved == value:  # too small for the factor to show
-        moved = value + way
-    return _like(value, min(max(moved, space.low), space.high))
-
-
-def _like(value: Any, drawn: float) -> float | int:
-    return round(drawn) if isinstance(value, int) and not isinstance(value, bool) else float(drawn)
-
-
-def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> None:
-    """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed there."""
-    for name, space in search.items():
-        owners = [agent for agent in agents if has(agent.model_dump(mode="json"), name)]
-        if not owners:
-            known = sorted({field for agent in agents for field in type(agent).model_fields})
-            raise ConfigError(f"tournament.search.{name}: no agent here has this setting; known: {', '.join(known)}")
-        for agent in owners:
-            for value in space.choices or (space.low, space.high):
-                values = agent.model_dump(mode="json")
-                if not space.choices:
-                    if not isinstance(get(values, name), int | float) or isinstance(get(values, name), bool):
-                        raise ConfigError(f"tournament.search.{name}: low and high need a number; give choices")
-                    value = _like(get(values, name), float(value))
-                put(values, name, value)
-                try:
-                    type(agent).model_validate(values)
-                except ValidationError as error:
-                    problem = first_problem(type(agent), error)
-                    raise ConfigError(f"tournament.search.{name}: {value!r} is impossible: {problem}") from None
-
-
-def has(values: Mapping[str, Any], name: str) -> bool:
-    """Whether dotted `name` leads to a value."""
-    at: Any = values
-    for part in name.split("."):
-        if not isinstance(at, Mapping) or part not in at:
-            return False
-        at = at[part]
-    return True
-
-
-def get(values: Mapping[str, Any], name: str) -> Any:
-    """The value at dotted `name`."""
-    at: Any = values
-    for part in name.split("."):
-        at = at[part]
-    return at
-
-
-def put(values: dict[str, Any], name: str, value: Any) -> None:
-    """Set the value at dotted `name`, in place."""
-    *path, last = name.split(".")
-    at: Any = values
-    for part in path:
-        at = at[part]
-    at[last] = value

@@ -1,230 +1,61 @@
-"""The leaderboard: an SQLite index over the run's immutable files, written by one orchestrator and read by anyone.
-
-WAL mode lets readers (the app, `fintrader status`) look while it is written. Nothing here is the truth: a damaged or
-missing database is made again from the store (`fintrader tournament rebuild RUN`).
-"""
+"""The leaderboard in memory: entries sorted by score."""
 
 from __future__ import annotations
 
-import json
-import os
-import sqlite3
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+import math
+from dataclasses import dataclass, field
 
-from fintrader.errors import TournamentError
-from fintrader.runs import dump_json
-from fintrader.tournament.pod import PodSpec
-from fintrader.tournament.updater import Entry
-
-VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS pods (
-  pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT, parent_snapshot TEXT,
-  generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT, agent TEXT NOT NULL,
-  hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL,
-  state TEXT NOT NULL DEFAULT 'waiting', attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
-  device TEXT NOT NULL DEFAULT '');
-CREATE TABLE IF NOT EXISTS entries (
-  pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, applied INTEGER NOT NULL UNIQUE,
-  status TEXT NOT NULL, reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
-  snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, lineage_env_steps INTEGER NOT NULL, updates INTEGER NOT NULL,
-  seconds REAL NOT NULL, started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL,
-  PRIMARY KEY (pod, epoch));
-CREATE INDEX IF NOT EXISTS entries_by_score ON entries (score DESC);
-CREATE VIEW IF NOT EXISTS leaderboard AS
-  SELECT row_number() OVER (ORDER BY e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch, e.score, e.window_scores,
-    e.metrics, e.status, p.parent, p.origin, p.generation, p.algo, p.hyper, p.budget, e.env_steps, e.lineage_env_steps,
-    e.snapshot, e.policy, p.seed, p.data_hash, e.applied, e.seconds, e.finished, e.device, e.attempts
-  FROM entries e JOIN pods p ON p.pod = e.pod
-  WHERE e.score IS NOT NULL
-  ORDER BY rank LIMIT (SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'size');
-"""
-_WALL_CLOCK = {"seconds", "started", "finished", "device", "attempts"}
-_JSON = {"window_scores", "metrics", "hyper", "budget", "agent"}
+from fintrader.tournament.spec import PodResult, PodSpec
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A pod's spec and result, together."""
+
+    spec: PodSpec
+    result: PodResult
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What the updater knows a submission by."""
+        return self.spec.pod, self.result.epoch
+
+    @property
+    def score(self) -> float:
+        """The score, -inf where there is none."""
+        return -math.inf if self.result.score is None else self.result.score
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """Sorts the better entry first."""
+        return -self.score, self.spec.index, self.result.epoch
+
+    @property
+    def breeds(self) -> bool:
+        """Whether another pod can start from it."""
+        return self.result.snapshot is not None and self.result.score is not None
+
+
+@dataclass
 class Leaderboard:
-    """One writer's connection. Every write method is one transaction: all of it is there after a kill, or none."""
+    """The leaderboard as the generator sees it: the best `size` entries, and all that was ever applied."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.connection = _connect(path)
-        with self.connection:
-            self.connection.executescript(_SCHEMA)
+    size: int
+    rows: list[Entry] = field(default_factory=list)
+    """Best first, at most `size`."""
+    applied: list[Entry] = field(default_factory=list)
+    """Every result, in the order in which they were applied."""
+    keys: set[tuple[str, int]] = field(default_factory=set)
+    failed: int = 0
+    """How many of the applied have come to nothing."""
+    rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, in order of application."""
 
-    def close(self) -> None:
-        self.connection.close()
+    def by_pod(self) -> dict[str, Entry]:
+        """The newest entry of each pod."""
+        return {entry.spec.pod: entry for entry in self.applied}
 
-    def rebuild(self, size: int, specs: Iterable[PodSpec], entries: Sequence[Entry]) -> None:
-        """Make every row again from the store."""
-        with self.connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("DELETE FROM entries")
-            connection.execute("DELETE FROM pods")
-            connection.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("version", str(VERSION)), ("size", str(size))]
-            )
-            self._insert_pods(specs)
-            self._insert_entries(entries, 0)
-
-    def write_turn(
-        self,
-        specs: Sequence[PodSpec],
-        entries: Sequence[Entry],
-        first: int,
-        states: Collection[tuple[str, str, int, str, str]],
-    ) -> None:
-        """New pods; results as they were applied, the first of them the `first`-th in all; states that changed.
-
-        A state is (pod, state, attempts, reason, device). Pods and results that are known are passed over.
-        """
-        if not (specs or entries or states):
-            return
-        with self.connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            self._insert_pods(specs)
-            rows = [(state, attempts, reason, device, pod) for pod, state, attempts, reason, device in states]
-            connection.executemany(
-                "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?", rows
-            )
-            self._insert_entries(entries, first)
-
-    def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
-        self.connection.executemany(
-            "INSERT OR IGNORE INTO pods (pod, idx, origin, parent, parent_snapshot, generation, seen, seed, algo, "
-            "agent, hyper, budget, data_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    spec.pod,
-                    spec.index,
-                    spec.origin,
-                    spec.parent,
-                    spec.snapshot,
-                    spec.generation,
-                    spec.seen,
-                    spec.seed,
-                    spec.agent.get("algo"),
-                    _text(spec.agent),
-                    _text(spec.hyper),
-                    _text(spec.budget),
-                    spec.data_hash,
-                )
-                for spec in specs
-            ],
-        )
-
-    def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
-        for applied, entry in enumerate(entries, first):
-            spec, result = entry.spec, entry.result
-            above = self.connection.execute(
-                "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1", (spec.parent,)
-            ).fetchone()
-            self.connection.execute(
-                "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    spec.pod,
-                    result.epoch,
-                    applied,
-                    result.status,
-                    result.reason,
-                    result.score,
-                    _text(result.window_scores),
-                    _text(result.metrics),
-                    result.snapshot,
-                    result.policy,
-                    result.env_steps,
-                    result.env_steps + (above[0] if above else 0),
-                    result.updates,
-                    result.seconds,
-                    result.started,
-                    result.finished,
-                    result.device,
-                    result.attempts,
-                ),
-            )
-            self.connection.execute(
-                "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?",
-                (result.status, result.attempts, result.reason, result.place or result.device, spec.pod),
-            )
-
-
-# --- readers ---------------------------------------------------------------------------------------------------
-
-
-def read_leaderboard(path: Path) -> list[dict[str, Any]]:
-    """Rows of the leaderboard, best first; JSON columns parsed. Raises TournamentError when it cannot be read."""
-    return _read(path, "SELECT * FROM leaderboard ORDER BY rank")
-
-
-def read_pods(path: Path) -> list[dict[str, Any]]:
-    """Every pod with its state and, once it has one, its result, by number. Raises TournamentError."""
-    return _read(
-        path,
-        "SELECT p.*, e.epoch, e.applied, e.status, e.score, e.window_scores, e.metrics, e.snapshot, e.policy, "
-        "e.env_steps, e.lineage_env_steps, e.updates, e.seconds, e.started, e.finished "
-        "FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx",
-    )
-
-
-def canonical(path: Path) -> str:
-    """All content but times and places, as text: equal for two runs of equal seeds."""
-    tables = {"leaderboard": read_leaderboard(path), "pods": read_pods(path)}
-    kept = {
-        name: [{k: v for k, v in row.items() if k not in _WALL_CLOCK} for row in rows] for name, rows in tables.items()
-    }
-    return dump_json(kept)
-
-
-def _read(path: Path, query: str) -> list[dict[str, Any]]:
-    if not path.exists():
-        raise TournamentError(f"{path} does not exist; make it with `fintrader tournament rebuild {path.parent}`")
-    try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
-        try:
-            connection.row_factory = sqlite3.Row
-            rows = [dict(row) for row in connection.execute(query)]
-        finally:
-            connection.close()
-    except sqlite3.DatabaseError as error:
-        raise TournamentError(
-            f"{path} is damaged ({error}); make it again with `fintrader tournament rebuild {path.parent}`"
-        ) from None
-    for row in rows:
-        for name in _JSON & set(row):
-            row[name] = None if row[name] is None else json.loads(row[name])
-    return rows
-
-
-def open_or_replace(path: Path) -> tuple[Leaderboard, bool]:
-    """The leaderboard at `path`; a damaged one is moved aside first. True if that was necessary."""
-    try:
-        board = Leaderboard(path)
-        if board.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok":
-            return board, False
-        board.close()
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-            raise OSError(28, "No space left on device", str(path)) from None
-    number = 1 + sum(1 for _ in path.parent.glob(f"{path.name}.damaged-*"))
-    for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-    os.replace(path, path.with_name(f"{path.name}.damaged-{number}"))
-    return Leaderboard(path), True
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode = WAL")
-    # A power cut may cost the last transactions, never consistency; every start makes the index again from the store,
-    # whose files and log are synced.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA busy_timeout = 30000")
-    return connection
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False)
+    @property
+    def parents(self) -> list[Entry]:
+        """Rows that others can start from, best first."""
+        return [entry for entry in self.rows if entry.breeds]

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fintrader.errors import RunError, TournamentError
-from fintrader.runs import RunFolder, read_json, write_json
+from fintrader.files import read_json, write_json
+from fintrader.runs import RunFolder
 from fintrader.storage.lease import StoreLease, hold
 from fintrader.storage.lease import is_held as is_held_remotely
 from fintrader.storage.mirror import mirror_of

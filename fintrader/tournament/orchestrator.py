@@ -1,207 +1,418 @@
-"""The orchestrator: one tournament from its settings to its ensemble, restartable anywhere.
-
-`run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the reconcile loop
-(`reconcile.py`) race the pods, and builds the ensemble. Called again, it resumes, extends, or finds everything done.
-"""
+"""Time as the reconcile loop knows it: real, unless a simulation of a cluster puts its own in its place."""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
+import queue
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
-from pydantic import ValidationError
-
-from fintrader.config import Settings
-from fintrader.errors import ConfigError, MarketError, TournamentError
-from fintrader.progress import SILENT, Progress
-from fintrader.runs import RunFolder, file_sha256
+from fintrader.errors import TournamentError
+from fintrader.progress import Progress
 from fintrader.tournament import lease as leases
-from fintrader.tournament.clock import Clock
-from fintrader.tournament.generational import Scheduler, scheduler_of
-from fintrader.tournament.generator import Breeder
-from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, slots_of
-from fintrader.tournament.leaderboard import read_leaderboard
-from fintrader.tournament.pod import BODY
-from fintrader.tournament.reconcile import Orchestrator
+from fintrader.tournament import terminal
+from fintrader.tournament.events import EventLog
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard_index import open_or_replace
+from fintrader.tournament.scale import Control
+from fintrader.tournament.schedulers import Arrivals, Scheduler
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import Board
-
-CHANGEABLE = frozenset(
-    {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
-    | {"ensemble_size", "ensemble_weights", "ensemble_mode", "diversity"}
-)
-"""Settings that a resumed tournament may change: none of them alters a pod that exists."""
-EnsembleBuilder = Callable[[RunFolder, Board, TournamentSettings], dict[str, Any]]
+from fintrader.tournament.updater import Placement, submit
 
 
-@dataclass(frozen=True)
-class TournamentResult:
-    """Where a finished tournament's files are, and what was chosen from how many."""
+class Clock:
+    """The machine's monotonic clock and real waiting."""
 
-    folder: RunFolder
-    trials: int
-    """Pods that were scored: the number of tries the winner was chosen from."""
-    best: str
-    """Identifier of the pod that leads."""
-    best_policy: Path
-    ensemble_policy: Path
-    members: tuple[str, ...]
-    leaderboard: list[dict[str, Any]] = field(repr=False, default_factory=list)
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+        return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for `seconds`."""
+        time.sleep(seconds)
 
-def run_tournament(
-    settings: TournamentSettings,
-    *,
-    folder: RunFolder,
-    market: Path,
-    env: Settings | None = None,
-    agent: Settings | Sequence[Settings] = (),
-    seed: int = 0,
-    device: str = "auto",
-    progress: Progress | None = None,
-    body: str = BODY,
-    launcher: Launcher | LauncherFactory | None = None,
-    scheduler: Scheduler | None = None,
-    ensemble: EnsembleBuilder | None = None,
-    data_hash: str | None = None,
-    watch: Callable[[Orchestrator], None] | None = None,
-    clock: Clock | None = None,
-) -> TournamentResult:
-    """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
-
-    `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
-    `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs (a `launcher` that
-    is made here, such as Ray's, brings its own body). `watch` is called at every reconcile. `clock` is real time, or
-    that of a simulated cluster.
-
-    Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
-    capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
-    stored is lost by any of them.
-    """
-    agents: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
-    if not agents:
-        raise ConfigError("a tournament needs the settings of at least one agent")
-    breeder = Breeder(
-        settings=settings,
-        agents=agents,
-        env=env.model_dump(mode="json") if env is not None else {},
-        seed=seed,
-        data_hash=market_hash(market) if data_hash is None else data_hash,
-    )
-    with _readable_disk_errors(folder), leases.acquire(folder) as lease:
-        store = RunStore(folder)
-        store.pull()
-        store.claim(_identity(settings, breeder), lambda known: _modern(known, agents, env))
-        store.publish()
-        store.keep_market(breeder.data_hash, Path(market))
-        if launcher is None and store.mirror is not None and store.mirror.objects.private:
-            raise ConfigError(f"store: {store.mirror.objects} exists in one process only, and pods are others")
-        if callable(launcher):
-            launcher = launcher(settings, folder, Path(market).resolve(), lease.token)
-        devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
-        launcher = launcher or LocalLauncher(
-            folder,
-            Path(market).resolve(),
-            body=body,
-            slots=lambda: slots_of(devices, settings.pods_per_device),
-            workers=settings.workers,
-            token=lease.token,
-            hang_seconds=settings.hang_seconds,
-            store_seconds=settings.store_seconds,
-        )
-        scheduler = scheduler or scheduler_of(settings)
-        orchestrator = Orchestrator(settings, store, lease, scheduler, breeder, launcher, clock)
+    def wait(self, inbox: queue.SimpleQueue[Any], seconds: float) -> Any | None:
+        """The next of `inbox`, None if nothing comes within `seconds`."""
         try:
-            orchestrator.race(progress or SILENT, watch)
-        finally:
-            launcher.close()
-            orchestrator.close()
-        return _finish(orchestrator, ensemble, progress or SILENT)
+            return inbox.get(timeout=seconds)
+        except queue.Empty:
+            return None
 
 
-def market_hash(market: Path) -> str:
-    """The content hash a market file carries, else the hash of its bytes. Raises MarketError when there is none."""
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(market).is_file():
-        raise MarketError(f"{market} does not exist; build it with `fintrader data build CONFIG`")
-    try:
-        with safe_open(str(market), framework="pt") as file:
-            stored = (file.metadata() or {}).get("content_hash")
-    except (SafetensorError, OSError):
-        stored = None
-    return stored or file_sha256(Path(market))
+HOPELESS = 3
+"""Pods that may fail before any succeeds, beyond those under way at once."""
 
 
-def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progress: Progress) -> TournamentResult:
-    """Choose the members, store the ensemble, and say what there is."""
-    run = orchestrator.store.run
-    if not orchestrator.board.rows:
-        raise TournamentError(f"{run.root}: no pod has a score, so there is nothing to choose from")
-    if ensemble is None:
-        from fintrader.tournament.ensemble import build_ensemble
-
-        ensemble = build_ensemble
-    for row in orchestrator.board.rows:
-        orchestrator.store.ensure_policy(row.result)
-    chosen = ensemble(run, orchestrator.board, orchestrator.settings)
-    best = orchestrator.board.rows[0].spec.pod
-    trials = sum(1 for entry in orchestrator.board.applied if entry.result.score is not None)
-    end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
-    if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
-        orchestrator.log.append(end)
-        progress.event(end, "")
-    orchestrator.store.publish()
-    return TournamentResult(
-        folder=run,
-        trials=trials,
-        best=best,
-        best_policy=run.pod(best) / "policy.safetensors",
-        ensemble_policy=run.ensemble / "policy.safetensors",
-        members=tuple(chosen["members"]),
-        leaderboard=read_leaderboard(run.leaderboard),
-    )
+LAUNCHES = 32
+"""Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
 
 
-def _identity(settings: TournamentSettings, breeder: Breeder) -> dict[str, Any]:
-    """What every pod of a tournament depends on."""
+CHATTY = 100
+"""Tournaments of at most so many pods get a line a result."""
+
+
+PACE_SECONDS = 0.05
+"""Turns follow each other no faster; what arrives meanwhile is made durable together."""
+
+
+class Orchestrator:
+    """One holder of the lease. `race` runs it to the end; `reconcile` is one turn."""
+
+    def __init__(
+        self,
+        settings: TournamentSettings,
+        store: RunStore,
+        lease: leases.Lease,
+        scheduler: Scheduler,
+        breeder: Generator,
+        launcher: Launcher,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings, self.store, self.lease = settings, store, lease
+        self.scheduler, self.breeder, self.launcher = scheduler, breeder, launcher
+        self.clock = clock or Clock()
+        self.log = EventLog(store.run.events, store.mirror.append_events if store.mirror is not None else None)
+        self.index, replaced = open_or_replace(store.run.leaderboard)
+        self.control = Control(store.run)
+        self.board = Leaderboard(settings.leaderboard_size)
+        self.specs: list[PodSpec] = []
+        self.arrived = Arrivals(scheduler)
+        self.waiting: list[PodSpec] = []
+        self.running: dict[str, Future[PodResult]] = {}
+        self.lost: dict[str, int] = {}
+        self.reconciles = 0
+        self.turn_seconds = 0.0
+        """What the last turn took."""
+        self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
+        self._ended: list[tuple[str, Future[PodResult]]] = []
+        self._events: list[dict[str, Any]] = []
+        self._states: dict[str, tuple[str, str, int, str, str]] = {}
+        self._new_specs: list[PodSpec] = []
+        self._new_entries: list[Entry] = []
+        self._told: set[str] = set()
+        self._idle_since: float | None = None
+        self._turn_began = 0.0
+        self._more_to_start = False
+        if replaced:
+            self._events.append({"event": "leaderboard_damaged", "detail": "moved aside and made again"})
+
+    # --- start -----------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Derive everything from the store. The database is made again, whatever state it was in."""
+        self.store.sweep()
+        self.specs = self.store.unbroken_specs()
+        for event in self.log.of("lost"):
+            self.lost[str(event["pod"])] = self.lost.get(str(event["pod"]), 0) + 1
+        results = self._whole_results()
+        known = [str(event["pod"]) for event in self.log.of("applied")]
+        order = [pod for pod in dict.fromkeys(known) if pod in results]
+        order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
+        for pod in order:
+            self.arrived.add(results[pod])
+        self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
+        self._told = set(known)
+        made = len(self.specs)
+        self.specs, everything = [], self.specs
+        self._advance(everything)
+        self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.board.applied)
+        self._new_entries.clear()
+        self._new_specs = self.specs[made:]
+        if made:
+            begun = {"event": "resumed", "results": len(results)}
+        else:
+            begun = {"event": "started", "seed": self.breeder.seed}
+        self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
+        self._flush()
+
+    def _whole_results(self) -> dict[str, PodResult]:
+        """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again."""
+        whole = {}
+        for spec in self.specs:
+            if not self.store.has_result(spec.pod):
+                continue
+            problem = ""
+            try:
+                result = self.store.read_result(spec.pod)
+            except TournamentError as error:
+                problem = str(error)
+            else:
+                if result.spec != spec.digest:
+                    problem = "belongs to another spec"
+                elif result.snapshot is not None and not self.store.intact(result.snapshot):
+                    problem = "its snapshot is missing or damaged"
+                elif not self.store.has_policy(result):
+                    problem = "its policy is missing or damaged"
+                else:
+                    whole[spec.pod] = result
+            if problem:
+                self.store.set_aside(spec.pod)
+                self._events.append({"event": "damaged", "pod": spec.pod, "detail": problem})
+        return whole
+
+    # --- the loop --------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Every pod asked for has been applied."""
+        return len(self.board.applied) >= self.settings.pods
+
+    def race(self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None) -> None:
+        """Reconcile until all pods have a result."""
+        told = len(self.log.records)
+        self.recover()
+        grows = isinstance(self.launcher, ElasticLauncher)
+        if not self.finished and not grows and self._capacity() < 1:
+            raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
+        for event in self.log.records[told:]:
+            progress.event(event, "")
+        told = len(self.log.records)
+        with progress.task("tournament", total=self.settings.pods, unit="pods") as task:
+            progress.show(lambda: terminal.render(self))
+            task.resume_at(len(self.board.applied))
+            while not self.finished:
+                self.reconcile()
+                if watch is not None:
+                    watch(self)
+                told = self._tell(progress, told)
+                task.update(self._done_share(), note=self._note())
+                self._wait(0.5)
+            progress.show(None)
+
+    def reconcile(self) -> None:
+        """One turn: take what arrived, apply what is due, make specs, start and stop pods."""
+        self.reconciles += 1
+        self._turn_began = self.clock.now()
+        self.lease.check()
+        self._rescale()
+        self.launcher.tick()
+        self._collect()
+        self._advance()
+        self._place()
+        self._flush()
+        self.turn_seconds = time.monotonic() - self._turn_began
+        self._check_hopeless()
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until a pod ends, at most `seconds`; not at all while there are pods to start."""
+        if self.finished:
+            return
+        ended = self.clock.wait(self._inbox, 0.001 if self._more_to_start else seconds)
+        if ended is not None:
+            self._ended.append(ended)
+        self.clock.sleep(max(0.0, self._turn_began + PACE_SECONDS - self.clock.now()))
+
+    def _rescale(self) -> None:
+        if self.control.changed():
+            self.launcher.resize(self.control.pods or self.settings.workers)
+            at_once = self.settings.at_once
+            bound = {} if at_once is None else {"at_once": at_once}
+            self._events.append({"event": "capacity", "pods": self._capacity(), **bound})
+
+    def _capacity(self) -> int:
+        return self.launcher.capacity()
+
+    def _collect(self) -> None:
+        """Futures that ended since the last turn."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended.append(self._inbox.get_nowait())
+        ended, self._ended = self._ended, []
+        for pod, future in ended:
+            self.running.pop(pod, None)
+            error = future.exception()
+            if error is None:
+                self.arrived.add(self.store.note(future.result()))
+            elif isinstance(error, PodFailure):
+                self._lose(pod, error)
+            else:
+                raise error
+
+    def _lose(self, pod: str, failure: PodFailure) -> None:
+        """A pod came to nothing: try again, or note it as failed."""
+        spec = self.specs[int(pod[1:])]
+        if self.store.has_result(pod):  # it had published before it died
+            self.arrived.add(self.store.read_result(pod))
+            return
+        if failure.reason == "fenced":
+            raise TournamentError(failure.detail)
+        if failure.reason == "disk_full":
+            raise OSError(errno.ENOSPC, failure.detail)
+        if failure.reason == "drained":
+            self._requeue(spec)
+            self._events.append({"event": "drained", "pod": pod})
+            return
+        if failure.reason == "snapshot" and spec.snapshot and not self.store.intact(spec.snapshot):
+            raise TournamentError(
+                f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command again, "
+                f"which trains {spec.parent} anew"
+            )
+        lost = self.lost[pod] = self.lost.get(pod, 0) + 1
+        self._events.append(
+            {"event": "lost", "pod": pod, "attempt": lost, "reason": failure.reason, "detail": failure.detail}
+        )
+        if lost <= self.settings.retries:
+            self._requeue(spec, failure.reason)
+            return
+        now = time.time()
+        failed = PodResult(
+            pod=pod,
+            status="failed",
+            reason=failure.reason,
+            detail=failure.detail,
+            spec=spec.digest,
+            started=now,
+            finished=now,
+            attempts=lost,
+        )
+        self.arrived.add(self.store.write_result(failed))
+
+    def _requeue(self, spec: PodSpec, reason: str = "") -> None:
+        bisect.insort(self.waiting, spec, key=lambda one: one.index)
+        self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason, "")
+
+    def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
+        """Apply what is due and make the specs that are due, step by step, each seeing exactly what it should."""
+        self._make_due(stored)
+        while (result := self.arrived.due(len(self.board.applied))) is not None:
+            entry = Entry(self.specs[int(result.pod[1:])], result)
+            place = len(self.board.applied)
+            verdict = submit(self.board, entry)
+            if verdict.new:
+                self._new_entries.append(entry)
+                if entry.spec.pod not in self._told:  # a restart applies everything again, but says so once
+                    self._told.add(entry.spec.pod)
+                    self._events.append(applied_event(entry, place, verdict))
+            self._make_due(stored)
+        for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
+            self.specs.append(spec)
+
+    def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
+        """Specs whose moment is now: stored ones are read back, missing ones made."""
+        while len(self.specs) < self.settings.pods:
+            index = len(self.specs)
+            needs = self.scheduler.needs(index)
+            if index < len(stored):
+                if needs is not None and needs > len(self.board.applied):
+                    return
+                self.specs.append(stored[index])
+            elif needs is None or needs > len(self.board.applied):
+                return
+            else:
+                self._make(index)
+
+    def _make(self, index: int) -> None:
+        spec = self.scheduler.make(index, self.board, self.breeder)
+        self.store.write_spec(spec)
+        self.specs.append(spec)
+        self.waiting.append(spec)
+        self._new_specs.append(spec)
+        self._events.append(
+            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
+        )
+
+    def _place(self) -> None:
+        """Start pods while there is room; by arrival, the next spec is made only now, from the newest board."""
+        if isinstance(self.launcher, ElasticLauncher):
+            self.launcher.want(len(self.running) + len(self.waiting) + self._unmade())
+        vacant = self._capacity() - len(self.running)
+        room = min(vacant, LAUNCHES)
+        self._more_to_start = False
+        while room > 0:
+            if not self.waiting:
+                index = len(self.specs)
+                if index >= self.settings.pods or self.scheduler.needs(index) is not None:
+                    return
+                self._make(index)
+            place = next((place for place, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
+            if place is None:
+                return
+            spec = self.waiting.pop(place)
+            attempt = self.lost.get(spec.pod, 0) + 1
+            self.store.settle()
+            future = self.launcher.submit(spec, attempt=attempt)
+            self.running[spec.pod] = future
+            future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
+            self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt})
+            self._states[spec.pod] = (spec.pod, "running", attempt, "", "")
+            room -= 1
+        self._more_to_start = vacant > LAUNCHES
+
+    def _unmade(self) -> int:
+        """Specs that could be made at once."""
+        index = len(self.specs)
+        return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
+
+    def _has_parent(self, spec: PodSpec) -> bool:
+        """False while the pod it starts from is trained anew, because what was stored of it is damaged."""
+        return spec.parent is None or self.store.result_path(spec.parent).exists()
+
+    def _flush(self) -> None:
+        """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
+        self.store.settle()
+        self.log.append(*self._events)
+        first = len(self.board.applied) - len(self._new_entries)
+        self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())
+        self._events, self._new_specs, self._new_entries, self._states = [], [], [], {}
+
+    def _check_hopeless(self) -> None:
+        """Stop when nothing can come of it."""
+        applied, failed = self.board.applied, self.board.failed
+        under_way = max(self._capacity(), len(self.running), self.settings.at_once or 0)
+        if 0 < failed == len(applied) and (self.finished or failed >= under_way + HOPELESS):
+            last = applied[-1].result
+            raise TournamentError(
+                f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
+                f"(see {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try again"
+            )
+        if self.running or self._capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self.clock.now()
+            self.log.append({"event": "no_capacity"})
+        elif self.clock.now() - self._idle_since > self.settings.hang_seconds:
+            raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
+
+    # --- what can be seen ------------------------------------------------------------------------------
+
+    def _tell(self, progress: Progress, told: int) -> int:
+        """One line for each result (of a small tournament) and each mishap since `told`; logs get every event."""
+        for event in self.log.records[told:]:
+            small = self.settings.pods <= CHATTY and event["event"] == "applied"
+            worth = small or event["event"] in ("lost", "damaged", "capacity", "no_capacity")
+            progress.event(event, f"  {terminal.describe(event)}" if worth else "")
+        return len(self.log.records)
+
+    def _done_share(self) -> float:
+        shares = [min(1.0, progress.share) for progress in self.launcher.progress().values()]
+        return min(self.settings.pods, len(self.board.applied) + sum(shares))
+
+    def _note(self) -> str:
+        best = f"best {self.board.rows[0].score:.3f} ({self.board.rows[0].spec.pod})" if self.board.rows else ""
+        return ", ".join(part for part in (f"{len(self.running)} at work", best) if part)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self.index.close()
+
+
+def applied_event(entry: Entry, place: int, verdict: Placement) -> dict[str, Any]:
     return {
-        "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
-        "agents": [agent.model_dump(mode="json") for agent in breeder.agents],
-        "env": breeder.env,
-        "seed": breeder.seed,
-        "data_hash": breeder.data_hash,
+        "event": "applied",
+        "pod": entry.spec.pod,
+        "epoch": entry.result.epoch,
+        "applied": place,
+        "status": entry.result.status,
+        "reason": entry.result.reason,
+        "score": entry.result.score,
+        "position": verdict.position,
+        "evicted": verdict.evicted,
     }
-
-
-def _modern(known: dict[str, Any], agents: Sequence[Settings], env: Settings | None) -> dict[str, Any]:
-    """A stored identity read through today's models, so that a new setting's default does not orphan the run."""
-    modern = dict(known)
-    with contextlib.suppress(ValidationError, KeyError, TypeError, ValueError):
-        settings = TournamentSettings.model_validate(known["settings"])
-        modern["settings"] = settings.model_dump(mode="json", exclude=set(CHANGEABLE))
-        pairs = zip(agents, known["agents"], strict=True)
-        modern["agents"] = [type(agent).model_validate(old).model_dump(mode="json") for agent, old in pairs]
-        if env is not None:
-            modern["env"] = type(env).model_validate(known["env"]).model_dump(mode="json")
-    return modern
-
-
-@contextlib.contextmanager
-def _readable_disk_errors(folder: RunFolder) -> Any:
-    import sqlite3
-
-    try:
-        yield
-    except (OSError, sqlite3.OperationalError) as error:
-        full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno == errno.ENOSPC
-        if not full:
-            raise
-        raise TournamentError(
-            f"{folder.root}: the disk is full; free some space and run the same command again, nothing finished is lost"
-        ) from None

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.runs import RunFolder, file_sha256, publish, read_json, sync_folder, write_bytes, write_json
+from fintrader.files import file_sha256, publish, read_json, sync_folder, write_bytes, write_json
+from fintrader.runs import RunFolder
 from fintrader.storage.markets import Markets
 from fintrader.storage.mirror import mirror_of
-from fintrader.tournament.checkpoint import clear
 from fintrader.tournament.lease import current_token
-from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.state_sync import clear
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl")
 """Of a pod's folder, what a store keeps beside spec and result."""

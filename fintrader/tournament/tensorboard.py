@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, read_jsonl
-from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 
 MARK = ".fintrader-export"

@@ -20,8 +20,8 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.agents.layout import holdings_of
 from fintrader.agents.off_policy import OffPolicyAgent
+from fintrader.envs.observation import holdings_of
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.agents.planted import planted_market

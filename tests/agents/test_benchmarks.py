@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import algorithms, known_optimum, resume, time_to_return
-from fintrader.backtest.desk import make_desk
+from fintrader.backtesting.account import make_account
 
 
 def curve(returns: list[float], pace: float = 1.0) -> list[dict[str, float]]:
@@ -105,7 +105,7 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
         return np.where(np.arange(time_to_return.ASSETS) == 0, 1.0, 0.05)  # buys the first, below the band elsewhere
 
     policy = time_to_return.FinrlDesk(act)
-    desk = make_desk(window, time_to_return.THEIRS)
+    desk = make_account(window, time_to_return.THEIRS)
     desk.act(policy(desk))
     policy(desk)
     first, second = seen

@@ -41,8 +41,8 @@ from pathlib import Path
 import torch
 from fintrader.agents import SACSettings, make_agent
 from fintrader.agents.checkpoint import write_tensors
-from fintrader.agents.layout import FlatLayout
-from fintrader.agents.replay import ReplayRing
+from fintrader.envs.observation import FlatLayout
+from fintrader.agents.buffers import ReplayRing
 
 agent = make_agent(SACSettings(), FlatLayout(128, 1))
 agent.ring = ReplayRing(1000, 128, 128, 1, torch.device("cpu"))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.agents.heads import HeadSettings
-from fintrader.agents.layout import FlatLayout
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
 from fintrader.envs import ObservationLayout
+from fintrader.envs.observation import FlatLayout
 
 pytest.importorskip("numba")
 LAYOUT = ObservationLayout(num_assets=7, num_features=3, num_context=2)
@@ -38,7 +38,7 @@ def actor(layout: ObservationLayout, seed: int, head: str, outputs: int = 1, **n
     torch.manual_seed(seed)
     squash = bool(seed % 2)
     settings = NetworkSettings(**network)
-    policy = ActorPolicy(layout, settings, HeadSettings(**HEADS[head]), outputs=outputs, squash=squash)
+    policy = ActorPolicy(layout, settings, ActionHeadSettings(**HEADS[head]), outputs=outputs, squash=squash)
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.5)
     policy.normaliser.update(2 * torch.randn(200, layout.width) + 0.3)
@@ -96,13 +96,13 @@ def test_what_only_the_networks_can_do_is_not_bound() -> None:
     assert policy.bind(rows) is not None
     assert policy.bind(rows[:, 1:]) is None
     assert EnsemblePolicy([EnsemblePolicy([policy])]).bind(rows) is None
-    flat = ActorPolicy(FlatLayout(4, 2), NetworkSettings(), HeadSettings())
+    flat = ActorPolicy(FlatLayout(4, 2), NetworkSettings(), ActionHeadSettings())
     assert flat.bind(rows) is None
 
     class Louder(ActorPolicy):
         def forward(self, obs: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(obs)
 
-    assert Louder(LAYOUT, NetworkSettings(), HeadSettings()).bind(rows) is None
+    assert Louder(LAYOUT, NetworkSettings(), ActionHeadSettings()).bind(rows) is None
     next(policy.parameters()).fill_(float("nan"))
     assert policy.bind(rows) is None

@@ -23,13 +23,13 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.export import export_onnx
 from fintrader.agents.layers import AttentionEncoder, GruEncoder
-from fintrader.agents.layout import split_columns, statistic_groups, window_of
 from fintrader.agents.networks import Actor, Critic
-from fintrader.backtest import simulate
+from fintrader.agents.onnx import export_onnx
+from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.envs.observation import split_columns, statistic_groups, window_of
 from fintrader.errors import ConfigError
 from fintrader.pipeline import CHOICES
 from tests.factories import make_market

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fintrader.agents import EnsemblePolicy, PolicyModule
-from fintrader.agents.export import export_onnx
+from fintrader.agents.onnx import export_onnx
 from fintrader.errors import CheckpointError
 from tests.agents.test_policy import observations, policy
 

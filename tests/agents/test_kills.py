@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.runs import read_jsonl
+from fintrader.files import read_jsonl
 
 AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {"algo": "ppo", "num_steps": 8},

@@ -9,10 +9,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, make_agent, memory, train
-from fintrader.agents.buffers import RolloutBuffer
-from fintrader.agents.memory import HOST, available_memory
-from fintrader.agents.replay import ReplayRing
+from fintrader.agents import AgentSettings, Budget, buffers, make_agent, train
+from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, available_memory
 from fintrader.errors import ConfigError
 from tests.agents.tiny import Identity, IdentityMarket
 
@@ -22,8 +20,8 @@ MIB = 2**20
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 1 GiB available of which 10 MiB are free, and no control group."""
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(buffers, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(buffers, "CGROUPS", tmp_path / "cgroup")
     text = "MemTotal: 8388608 kB\nMemFree: 10240 kB\nMemAvailable: 1048576 kB\n"
     write(tmp_path / "proc" / "meminfo", text)
     return tmp_path
@@ -71,9 +69,9 @@ def test_groups_of_the_first_version(machine: Path) -> None:
 def test_a_ring_fits_a_container_or_not(machine: Path) -> None:
     write(machine / "proc" / "self" / "cgroup", "0::/\n")
     group(machine / "cgroup", str(100 * MIB), 90 * MIB, 0)
-    ReplayRing(1000, 10, 100, 1, HOST)  # 7.7 MiB
+    ReplayBuffer(1000, 10, 100, 1, HOST)  # 7.7 MiB
     with pytest.raises(ConfigError, match=r"agent\.buffer_size of 20,000 steps.* lower agent\.buffer_size"):
-        ReplayRing(2000, 10, 100, 1, HOST)
+        ReplayBuffer(2000, 10, 100, 1, HOST)
     with pytest.raises(ConfigError, match=r"a rollout of 1,000 steps of 10 accounts needs"):
         RolloutBuffer(1000, 10, 100, 1, HOST)  # which is standardised whole
 
@@ -89,7 +87,7 @@ def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
 
 def test_a_ring_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
-    real = memory.available_memory
-    monkeypatch.setattr(memory, "available_memory", lambda device: 2**40 if device != HOST else real(device))
+    real = buffers.available_memory
+    monkeypatch.setattr(buffers, "available_memory", lambda device: 2**40 if device != HOST else real(device))
     with pytest.raises(ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"):
-        ReplayRing(2000, 10, 100, 1, torch.device("meta"))
+        ReplayBuffer(2000, 10, 100, 1, torch.device("meta"))

@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-from fintrader.agents import FlatLayout, HeadSettings, NetworkSettings, PPOSettings, make_agent
-from fintrader.agents.heads import Head
+from fintrader.agents import ActionHeadSettings, FlatLayout, NetworkSettings, PPOSettings, make_agent
+from fintrader.agents.action_head import ActionHead
 from fintrader.agents.layers import Dense
-from fintrader.agents.layout import holdings_of, num_actions, split_columns, statistic_groups
 from fintrader.agents.networks import Actor, Critic, Mlp
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import ObservationLayout, holdings_of, num_actions, split_columns, statistic_groups
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from tests.agents.planted import planted_market
 
@@ -105,7 +104,7 @@ def test_flat_layouts_take_the_mlp() -> None:
 
 
 def test_aim_goes_part_of_the_way() -> None:
-    head = Head(LAYOUT, HeadSettings(rate=0.25, scale=2.0, cash_logit=0.5))
+    head = ActionHead(LAYOUT, ActionHeadSettings(rate=0.25, scale=2.0, cash_logit=0.5))
     obs = torch.zeros(1, LAYOUT.width)
     obs[0, LAYOUT.slices["holdings"]] = torch.tensor([0.4, 0.0, 0.0, 0.1, 0.0])
     latent = torch.tensor([[0.3, -0.2, 0.0, 0.1, 0.5, -0.4]])
@@ -118,9 +117,9 @@ def test_aim_goes_part_of_the_way() -> None:
 
 
 def test_a_gap_inside_the_band_is_not_traded() -> None:
-    head = Head(LAYOUT, HeadSettings(rate=1.0, band=0.5))
+    head = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0, band=0.5))
     obs = torch.zeros(1, LAYOUT.width)
-    aim = Head(LAYOUT, HeadSettings(rate=1.0)).decode(obs, torch.zeros(1, 6))
+    aim = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0)).decode(obs, torch.zeros(1, 6))
     held = aim + torch.tensor([[0.09, -0.09, 0.0, 0.12, -0.12]])
     obs[:, LAYOUT.slices["holdings"]] = held
     action = head.decode(obs, torch.zeros(1, 6))
@@ -131,7 +130,7 @@ def test_a_gap_inside_the_band_is_not_traded() -> None:
 def test_actions_never_need_more_than_the_account_has() -> None:
     obs = torch.zeros(64, LAYOUT.width)
     obs[:, LAYOUT.slices["holdings"]] = torch.rand(64, 5) / 5
-    action = Head(LAYOUT, HeadSettings(rate=1.0)).decode(obs, torch.randn(64, 6) * 5)
+    action = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0)).decode(obs, torch.randn(64, 6) * 5)
     assert bool((action >= 0).all())
     assert bool((action.sum(dim=1) <= 1 + 1e-6).all())
 

@@ -18,13 +18,13 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
-from fintrader.agents.batched import BatchedTeam
 from fintrader.agents.buffers import Transition
-from fintrader.agents.fusion import DistributedLearner, LearnerTeam, fuse
 from fintrader.agents.on_policy import Rollout
-from fintrader.agents.pipelined import PipelinedAgent
-from fintrader.agents.workers import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
+from fintrader.agents.parallel.fusion import DistributedLearner, LearnerTeam, fuse
+from fintrader.agents.parallel.learners import BatchedTeam
+from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.envs import ObservationLayout
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
 from fintrader.errors import CheckpointError, ConfigError, EnvError
 from tests.agents.tiny import Identity
 

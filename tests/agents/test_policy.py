@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load, save
 
 from fintrader.agents import (
+    ActionHeadSettings,
     Budget,
     EnsemblePolicy,
-    HeadSettings,
     NetworkSettings,
     PolicyModule,
     PPOSettings,
@@ -38,7 +38,7 @@ def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule
     """An untrained policy with outputs large enough to matter, and statistics that are not the start's."""
     settings = PPOSettings(
         network=NetworkSettings(hidden=(8, 8), kind=kind),  # type: ignore[arg-type]
-        head=HeadSettings(kind=head),  # type: ignore[arg-type]
+        head=ActionHeadSettings(kind=head),  # type: ignore[arg-type]
     )
     agent = make_agent(settings, ENV.layout, seed=seed)
     assert isinstance(agent, PPO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fintrader.agents import Budget, HeadSettings, NetworkSettings, PPOSettings, make_agent, train
+from fintrader.agents import ActionHeadSettings, Budget, NetworkSettings, PPOSettings, make_agent, train
 from fintrader.agents.on_policy import gaussian_log_prob
 from fintrader.agents.ppo import PPO, ppo_objective
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -137,7 +137,7 @@ def test_aim_actions_are_refused_by_a_trade_environment() -> None:
     env = TradingEnv(planted_market(100, 2), EnvSettings(num_envs=4, action="trade"))
     with pytest.raises(ConfigError, match=r"env\.action"):
         train(make_agent(PPOSettings(), env.layout), env, Budget(env_steps=10))
-    direct = PPOSettings(num_steps=2, head=HeadSettings(kind="direct"))
+    direct = PPOSettings(num_steps=2, head=ActionHeadSettings(kind="direct"))
     assert train(make_agent(direct, env.layout), env, Budget(env_steps=16)).updates == 2
 
 

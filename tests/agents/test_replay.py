@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fintrader.agents.buffers import RolloutBuffer, Transition
-from fintrader.agents.replay import ReplayRing
+from fintrader.agents.buffers import ReplayBuffer, RolloutBuffer, Transition
 from fintrader.errors import CheckpointError
 
 
@@ -23,8 +22,8 @@ def step(t: int, envs: int = 2) -> Transition:
     )
 
 
-def ring_after(steps: int, size: int = 5) -> ReplayRing:
-    ring = ReplayRing(size, 2, 3, 1, torch.device("cpu"))
+def ring_after(steps: int, size: int = 5) -> ReplayBuffer:
+    ring = ReplayBuffer(size, 2, 3, 1, torch.device("cpu"))
     for t in range(steps):
         transition = step(t)
         ring.add(transition, transition.action)

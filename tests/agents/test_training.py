@@ -24,7 +24,7 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors, write_tensors
-from fintrader.agents.workers import GymnasiumSettings, WorkerEnv
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.agents.planted import planted_market

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fintrader.agents.layout import FlatLayout
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import FlatLayout, ObservationLayout
 
 
 class TinyEnv:

@@ -13,8 +13,8 @@ pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
 import app
-from app import launch
 from fintrader.runs import RunFolder
+from fintrader_app import launch
 from tests.app import fakes
 
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fintrader.backtest import BacktestResult, simulate, simulate_baselines, write_backtest
-from fintrader.backtest.result import empty_trades
-from fintrader.backtest.sensitivity import sensitivity
+from fintrader.backtesting import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.config import Settings, dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
-from fintrader.runs import Manifest, RunFolder, append_jsonl, write_json, write_text
+from fintrader.files import append_jsonl, write_json, write_text
+from fintrader.results.backtest_files import empty_trades
+from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.pod import PodResult, PodSpec
+from fintrader.tournament.leaderboard import Entry
+from fintrader.tournament.leaderboard_index import LeaderboardIndex
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import Entry
 from tests.factories import make_market
 
 START = 1_790_000_000.0
@@ -129,7 +130,7 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
     While `racing`, the last two pods have not ended: one is at work, one waits.
     """
     rng = np.random.default_rng(seed)
-    store, log, board = RunStore(folder), EventLog(folder.events), Leaderboard(folder.leaderboard)
+    store, log, board = RunStore(folder), EventLog(folder.events), LeaderboardIndex(folder.leaderboard)
     log.append({"event": "started", "token": 1, "seed": seed})
     entries: list[Entry] = []
     specs: list[PodSpec] = []
@@ -303,6 +304,6 @@ def long_race(folder: RunFolder, *, pods: int) -> None:
         )
         specs.append(spec)
         entries.append(Entry(spec, result))
-    board = Leaderboard(folder.leaderboard)
+    board = LeaderboardIndex(folder.leaderboard)
     board.rebuild(16, specs, entries)
     board.close()

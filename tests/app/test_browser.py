@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from app import launch
-from app.shell import PAGES
 from fintrader.runs import RunFolder
+from fintrader_app import launch
+from fintrader_app.shell import PAGES
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(

@@ -14,7 +14,7 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from app import decimation
+from fintrader.results.figures import downsample as decimation
 
 SERIES = st.lists(st.floats(-1e12, 1e12) | st.just(float("nan")), min_size=1, max_size=400)
 
@@ -131,7 +131,7 @@ def test_a_chart_that_stays_too_heavy_is_left_out_visibly() -> None:
     def script() -> None:
         import plotly.graph_objects as go
 
-        from app import charts
+        from fintrader_app import charts
 
         charts.show(go.Figure(go.Bar(x=[f"name {k}" for k in range(30_000)], y=[0.1 * k for k in range(30_000)])), "a")
         charts.show(go.Figure(go.Bar(x=["a"], y=[1.0])), "b")
@@ -147,7 +147,7 @@ def test_a_figure_of_a_version_is_made_once() -> None:
         import plotly.graph_objects as go
         import streamlit as st
 
-        from app import charts
+        from fintrader_app import charts
 
         def make() -> go.Figure:
             st.session_state["made"] = st.session_state.get("made", 0) + 1

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from app import metric_table
-from app.wording import chance, count, duration, human, percent, ratio
-from fintrader.backtest.measures import BY_KEY
+from fintrader.results.catalogue import BY_KEY
+from fintrader_app import metric_table
+from fintrader_app.wording import chance, count, duration, human, percent, ratio
 from tests.app.conftest import Open, healthy, said
 from tests.app.test_numbers import chart, numbers
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from app import follow, launch
-from app.folders import RunsFolder, is_locked
 from fintrader import pipeline
 from fintrader.errors import StorageError
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach
 from fintrader.storage.objects import Objects
+from fintrader_app import follow, launch
+from fintrader_app.folders import RunsFolder, is_locked
 from tests.tournament.chaos import race
 
 
@@ -43,7 +43,7 @@ def test_the_server_is_told_of_copies(tmp_path: Path, store: str, monkeypatch: p
     runs = RunsFolder.at(home)
     assert runs.names() == ["one"]
     assert runs.run("one").exists("leaderboard.sqlite")
-    assert started == [[sys.executable, "-P", "-m", "app.follow", store, str(os.getpid())]]
+    assert started == [[sys.executable, "-P", "-m", "fintrader_app.follow", store, str(os.getpid())]]
 
 
 def test_copies_follow_until_the_app_has_gone(

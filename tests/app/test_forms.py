@@ -9,10 +9,10 @@ import pytest
 import yaml
 from pydantic import Field
 
-from app import forms
 from fintrader.config import Settings, models_in, validate
 from fintrader.errors import ConfigError
 from fintrader.pipeline import RunConfig
+from fintrader_app import forms
 from tests.app.conftest import Open, healthy, said
 
 
@@ -125,7 +125,7 @@ def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
 
 
 def test_a_broken_configuration_is_a_message(open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from app import launch
+    from fintrader_app import launch
 
     test = open_page(tmp_path, "new_run")
     configs = tmp_path / "configs"

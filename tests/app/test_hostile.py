@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app import artifacts, jobs, launch, markets
-from app.folders import Folder, RunsFolder, component
-from app.summary import summaries
-from app.wording import label, plain, without_secrets
 from fintrader.errors import FintraderError
+from fintrader_app import artifacts, jobs, launch, markets
+from fintrader_app.folders import Folder, RunsFolder, component
+from fintrader_app.summary import summaries
+from fintrader_app.wording import label, plain, without_secrets
 from tests.app.conftest import Open, healthy, said
 
 SECRET = "the-secret-nobody-may-see"

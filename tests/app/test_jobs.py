@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app import jobs
-from app.folders import RunsFolder
-from app.summary import summary
 from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder
+from fintrader_app import jobs
+from fintrader_app.folders import RunsFolder
+from fintrader_app.summary import summary
 
 SLEEPER = """
 import sys, time, signal, fintrader.cli
@@ -46,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     real = subprocess.Popen
 
     def popen(arguments: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
-        assert arguments[:3] == [sys.executable, "-m", "app.worker"]
+        assert arguments[:3] == [sys.executable, "-m", "fintrader_app.worker"]
         return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)
@@ -91,7 +91,7 @@ def test_survives_the_app(tmp_path: Path) -> None:
     starter = f"""
 import subprocess, sys, time
 from app import jobs
-from app.folders import RunsFolder
+from fintrader_app.folders import RunsFolder
 real = subprocess.Popen
 jobs.subprocess.Popen = lambda arguments, **kw: real([sys.executable, {str(script)!r}, *arguments[2:]], **kw)
 jobs.start(RunsFolder.at({str(tmp_path / "runs")!r}), "one", "name: one")
@@ -119,7 +119,7 @@ STARTS_AND_SERVES = """
 import os, sys
 from pathlib import Path
 from app import jobs, launch
-from app.folders import RunsFolder
+from fintrader_app.folders import RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
 served = launch.command(port, headless=True)

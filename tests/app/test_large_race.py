@@ -12,8 +12,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from app import charts, lineage, race, timeline
-from app.decimation import MAX_CHART_BYTES, figure_bytes
+from fintrader.results.figures.downsample import MAX_CHART_BYTES, figure_bytes
+from fintrader_app import charts, lineage, race, timeline
 
 SIZES = (40, 1_500, 5_000, 10_000)
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app import launch
-from app.artifacts import light
 from fintrader.errors import ConfigError
+from fintrader_app import launch
 
 
 def test_binds_to_loopback_and_sends_nothing() -> None:
@@ -27,7 +26,7 @@ def test_another_folder_called_app_is_no_matter(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong app')")
     python = launch.command()[: launch.command().index("-m")]
-    found = "import runpy; runpy.run_module('app.launch')"
+    found = "import runpy; runpy.run_module('fintrader_app.launch')"
     subprocess.run([*python, "-c", found], check=True, cwd=tmp_path)
 
 
@@ -45,19 +44,15 @@ def test_tells_the_app_where_runs_lie(tmp_path: Path) -> None:
 
 def test_reading_pages_load_no_torch() -> None:
     program = (
-        "import sys, app.shell, app.artifacts, app.charts, app.analysis, app.markets, app.race, app.metric_table, "
-        "app.jobs, app.board; app.artifacts.light('measures'); "
-        "assert 'torch' not in sys.modules and 'fintrader.backtest' not in sys.modules; "
-        "import fintrader.backtest; from fintrader.backtest import simulate, figures; "
-        "assert callable(simulate) and figures is app.charts.figures"
+        "import sys, fintrader_app.shell, fintrader_app.artifacts, fintrader_app.charts, fintrader_app.analysis, "
+        "fintrader_app.markets, "
+        "fintrader_app.race, fintrader_app.metric_table, fintrader_app.jobs, fintrader_app.board; "
+        "assert 'torch' not in sys.modules and 'fintrader.backtesting' not in sys.modules; "
+        "import fintrader.backtesting; from fintrader.backtesting import simulate; "
+        "from fintrader.results import figures; "
+        "assert callable(simulate) and figures is fintrader_app.charts.figures"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
-
-
-def test_light_modules_are_the_real_ones() -> None:
-    from fintrader.backtest import measures
-
-    assert light("measures") is measures
 
 
 def test_no_page_draws_random_numbers() -> None:

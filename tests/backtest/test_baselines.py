@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest import simulate_baselines
-from fintrader.backtest.baselines import equal_weight, long_only_minimum_variance
+from fintrader.backtesting import simulate_baselines
+from fintrader.backtesting.baselines import equal_weight, long_only_minimum_variance
 from fintrader.envs import EnvSettings
 from tests.factories import make_market
 

@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fintrader.backtest.bootstrap import (
-    block_length,
-    bootstrap_indices,
-    intervals,
-    paired_excess,
-    superiority,
-)
+from fintrader.backtesting.bootstrap import block_length, bootstrap_indices, intervals, paired_excess, superiority
 from fintrader.errors import BacktestError
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fintrader.backtest import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
-from fintrader.backtest.compare import growth_figure, labels, render_comparison, write_comparison
-from fintrader.backtest.tearsheet import tear_sheet_inputs, write_tear_sheet
+from fintrader.backtesting import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.report.compare import growth_figure, labels, render_comparison, write_comparison
+from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from tests.backtest.policies import noisy_policy
 from tests.factories import make_market
 

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.agents.heads import HeadSettings
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
-from fintrader.backtest import simulate, simulate_baselines
-from fintrader.backtest.controls import random_portfolios
-from fintrader.backtest.desk import EnvDesk, FastDesk, make_desk
-from fintrader.backtest.sensitivity import without_each
-from fintrader.backtest.simulate import ask, trade
+from fintrader.backtesting import simulate, simulate_baselines
+from fintrader.backtesting.account import EnvAccount, NumpyAccount, make_account
+from fintrader.backtesting.null_models import random_portfolios
+from fintrader.backtesting.sensitivity import without_each
+from fintrader.backtesting.simulate import ask, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
 from tests.backtest.policies import crashing_market, noisy_policy
@@ -44,11 +44,11 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-DESKS: dict[str, Any] = {"numpy": FastDesk}
+DESKS: dict[str, Any] = {"numpy": NumpyAccount}
 if importlib.util.find_spec("numba") is not None:
-    from fintrader.backtest.compiled_desk import CompiledDesk
+    from fintrader.backtesting.account import KernelAccount
 
-    DESKS["compiled"] = CompiledDesk
+    DESKS["compiled"] = KernelAccount
 
 
 def both(kind: str, values: dict[str, Any], seed: int, fractional: bool) -> tuple[Any, Any]:
@@ -91,9 +91,9 @@ def test_fractions_agree_to_rounding(kind: str, values: dict[str, Any], seed: in
 def test_observations_are_the_environments() -> None:
     market = make_market(60, 5)
     chosen = EnvSettings(decision_interval=3)
-    fast, slow = make_desk(market, chosen), make_desk(market, chosen, exact=True)
-    assert isinstance(fast, FastDesk)
-    assert isinstance(slow, EnvDesk)
+    fast, slow = make_account(market, chosen), make_account(market, chosen, exact=True)
+    assert isinstance(fast, NumpyAccount)
+    assert isinstance(slow, EnvAccount)
     policy, over = noisy_policy(5), False
     while not over:
         seen = fast.observe()
@@ -108,7 +108,9 @@ def networks(num_assets: int, members: int) -> EnsemblePolicy:
     """Members that trade: weights far from where training begins."""
     torch.manual_seed(0)
     layout = ObservationLayout(num_assets, 2, 2)
-    policy = EnsemblePolicy([ActorPolicy(layout, NetworkSettings(), HeadSettings()) for _ in range(members)]).eval()
+    policy = EnsemblePolicy(
+        [ActorPolicy(layout, NetworkSettings(), ActionHeadSettings()) for _ in range(members)]
+    ).eval()
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.3)
     return policy.requires_grad_(False)
@@ -120,7 +122,7 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     pytest.importorskip("numba")
     market, chosen = make_market(150, 5, session_bars=30), EnvSettings(decision_interval=interval)
     policy = networks(5, 4)
-    fast, slow = make_desk(market, chosen), make_desk(market, chosen, exact=True)
+    fast, slow = make_account(market, chosen), make_account(market, chosen, exact=True)
     decide, over, moved = ask(policy, fast, "bound"), False, 0.0
     while not over:
         action, seen = decide(fast), fast.observe()
@@ -146,16 +148,16 @@ def test_a_diverged_network_is_named_however_it_is_asked() -> None:
     next(policy.parameters()).fill_(float("nan"))
     with pytest.raises(BacktestError, match="diverged"):
         simulate(policy, market, EnvSettings())
-    decide = ask(networks(5, 2), make_desk(market, EnvSettings()), "x")
+    decide = ask(networks(5, 2), make_account(market, EnvSettings()), "x")
     broken = replace(market, features=torch.full_like(market.features, 1e38))
-    assert np.isfinite(decide(make_desk(market, EnvSettings()))).all()
+    assert np.isfinite(decide(make_account(market, EnvSettings()))).all()
     assert simulate(networks(5, 2), broken, EnvSettings()).equity.min() > 0  # clipped, as training clips it
 
 
 def test_shorts_and_leverage_go_through_the_environment() -> None:
     market = make_market(30, 3)
-    assert isinstance(make_desk(market, EnvSettings(short=True)), EnvDesk)
-    assert isinstance(make_desk(market, EnvSettings(maintenance_margin=0.2)), EnvDesk)
+    assert isinstance(make_account(market, EnvSettings(short=True)), EnvAccount)
+    assert isinstance(make_account(market, EnvSettings(maintenance_margin=0.2)), EnvAccount)
 
 
 @pytest.mark.parametrize("kind", DESKS)

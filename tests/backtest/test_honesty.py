@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest import BacktestResult, simulate, simulate_baselines
-from fintrader.backtest.baselines import equal_weight
-from fintrader.backtest.controls import information_free, random_portfolios
-from fintrader.backtest.honesty import assess, is_baseline, is_result, main_strategy, sentence
+from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
+from fintrader.backtesting.baselines import equal_weight
+from fintrader.backtesting.honesty import assess, sentence
+from fintrader.backtesting.null_models import information_free, random_portfolios
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.results.strategies import is_baseline, is_result, main_strategy
 from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest.lookahead import column_name, find_leaks, lookahead
+from fintrader.backtesting.lookahead import column_name, find_leaks, lookahead
 from fintrader.data.build import DataSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.backtest import simulate
-from fintrader.backtest.measures import BY_KEY, CATALOGUE, round_trips
-from fintrader.backtest.result import TRADE_COLUMNS
+from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
+from fintrader.results.backtest_files import TRADE_COLUMNS
+from fintrader.results.catalogue import BY_KEY, CATALOGUE, round_trips
 from tests.backtest.policies import noisy_policy
 from tests.factories import make_market
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fintrader.backtest import simulate
-from fintrader.backtest.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
-from fintrader.backtest.walkforward import stitch
+from fintrader.backtesting import simulate
+from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
 from fintrader.envs import EnvSettings
 from tests.backtest.policies import crashing_market, noisy_policy
 from tests.factories import make_market

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fintrader.backtest import significance as sig
+from fintrader.backtesting import significance as sig
 from fintrader.errors import BacktestError
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtest import BacktestResult, simulate
-from fintrader.backtest.simulate import simulate_windows
+from fintrader.backtesting import BacktestResult, simulate
+from fintrader.backtesting.simulate import simulate_windows
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, MarketError

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fintrader.backtest import (
+from fintrader.backtesting import (
     BacktestResult,
-    figures,
     metrics_table,
     read_backtest,
-    report,
     simulate,
     simulate_baselines,
     write_backtest,
 )
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
+from fintrader.report import html as report
+from fintrader.results import figures
 from tests.backtest.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -153,7 +153,7 @@ def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> N
 
 
 def test_figures_draw_every_strategy_and_the_drawdown_is_right(results: dict[str, BacktestResult]) -> None:
-    from fintrader.backtest.store import tabulate
+    from fintrader.backtesting.writer import tabulate
 
     stored = tabulate(results)
     curves = stored.curve()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fintrader.backtest import simulate, simulate_baselines, write_backtest
-from fintrader.backtest.walkforward import WalkForwardSettings, fold_market, make_folds, stitch
+from fintrader.backtesting import simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.folds import WalkForwardSettings, fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from tests.backtest.policies import noisy_policy

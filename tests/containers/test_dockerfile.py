@@ -115,7 +115,9 @@ def test_the_context_is_enough_to_install_from(context: set[str], tmp_path: Path
     assert last.startswith("pip install --no-deps .")
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*words, "--target", str(target), "."], cwd=source, check=True, capture_output=True)
-    program = "import fintrader, app.launch, fintrader.cli as c; print(fintrader.__file__); c.main(['--version'])"
+    program = (
+        "import fintrader, fintrader_app.launch, fintrader.cli as c; print(fintrader.__file__); c.main(['--version'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True,
         env={"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"},

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fintrader.config import validate
-from fintrader.data.adjust import Action, AdjustSettings, adjust, load_actions
 from fintrader.data.build import DataSettings, make_market
+from fintrader.data.corporate_actions import Action, AdjustSettings, adjust, load_actions
 from fintrader.data.quality import examine
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import DataError

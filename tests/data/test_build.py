@@ -15,19 +15,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
-from fintrader.data import feeds as feeds_module
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.benchmark import BenchmarkSettings
 from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market, open_feed
+from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.clean import clean, to_grid
-from fintrader.data.dry_run import dry_run
 from fintrader.data.features import PAPER_FEATURES
+from fintrader.data.index_level import BenchmarkSettings
+from fintrader.data.inspect import dry_run
 from fintrader.data.quality import quality_report
-from fintrader.data.sessions import SessionGrid, session_grid
-from fintrader.data.sources.feed import MemoryFeed
+from fintrader.data.sources import base as feeds_module
+from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
-from fintrader.data.windows import WindowSettings
 from fintrader.errors import BarError, ConfigError, DataError
 from tests.data.tables import REAL_2016, REAL_FOLDER, minute_table, no_windows, write_csv
 

@@ -14,11 +14,11 @@ import pytest
 from fintrader.config import validate
 from fintrader.data.bars import MINUTE_NS, Bars
 from fintrader.data.build import DataSettings, read_source
+from fintrader.data.calendar import session_grid
 from fintrader.data.faults import KINDS, find_faults
 from fintrader.data.quality import examine, quality_page, quality_report, write_quality
-from fintrader.data.sessions import session_grid
 from fintrader.data.sources.files import FilesSettings, read_files
-from fintrader.runs import read_json
+from fintrader.files import read_json
 from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
 
 DAY = "2016-01-06"

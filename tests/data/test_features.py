@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from fintrader.config import validate
 from fintrader.data.clean import SymbolBars
-from fintrader.data.features import PAPER_FEATURES, FeatureSettings, context_features, symbol_features, turbulence
-from fintrader.data.rolling import moving, moving_deviation, moving_std
+from fintrader.data.features import (
+    PAPER_FEATURES,
+    FeatureSettings,
+    context_features,
+    moving,
+    moving_deviation,
+    moving_std,
+    symbol_features,
+    turbulence,
+)
 from fintrader.errors import ConfigError, DataError
 from tests.oracles.features_reference import reference_features
 

@@ -12,8 +12,8 @@ import pytest
 
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
-from fintrader.data.placement import Placement
-from fintrader.data.sessions import session_grid
+from fintrader.data.calendar import session_grid
+from fintrader.data.clean import Placement
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import BarError
 from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv

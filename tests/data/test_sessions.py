@@ -7,7 +7,7 @@ import datetime as dt
 import numpy as np
 import pytest
 
-from fintrader.data.sessions import session_date, session_grid
+from fintrader.data.calendar import session_date, session_grid
 from fintrader.errors import DataError
 
 

@@ -19,16 +19,16 @@ import pytest
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import Bars
 from fintrader.data.build import DataSettings, build_market, make_market, read_settings, store_place
+from fintrader.data.cache_key import check_record
+from fintrader.data.chunks import Collection, decode, encode, verify_store
+from fintrader.data.inspect import verify
 from fintrader.data.place import Place
-from fintrader.data.record import check_record
-from fintrader.data.sources import feed as feed_module
-from fintrader.data.sources.feed import FilesFeed, ingest
+from fintrader.data.sources import base as feed_module
+from fintrader.data.sources.base import FilesFeed, ingest
 from fintrader.data.sources.files import FilesSettings, list_files
-from fintrader.data.store import Collection, decode, encode, verify_store
 from fintrader.data.tensors import MarketTensors
-from fintrader.data.verify import verify
 from fintrader.errors import DataError
-from fintrader.runs import write_json
+from fintrader.files import write_json
 from tests.data.tables import minute_table, write_csv
 
 PLAIN = {

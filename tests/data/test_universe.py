@@ -12,9 +12,18 @@ import torch
 
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
-from fintrader.data.sessions import session_grid
-from fintrader.data.survivorship import describe, missing_members, survivorship
-from fintrader.data.universe import UniverseSettings, companies, compare, index_membership, member_days, read_membership
+from fintrader.data.calendar import session_grid
+from fintrader.data.universe import (
+    UniverseSettings,
+    companies,
+    compare,
+    describe,
+    index_membership,
+    member_days,
+    missing_members,
+    read_membership,
+    survivorship,
+)
 from fintrader.errors import DataError
 from tests.data.tables import REAL_FOLDER, minute_table, write_csv
 

@@ -14,15 +14,15 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data import feeds as feeds_module
 from fintrader.data.build import DataSettings, build_market, make_market
-from fintrader.data.dry_run import describe, dry_run
+from fintrader.data.chunks import verify_store
+from fintrader.data.inspect import describe, dry_run
 from fintrader.data.place import Place
 from fintrader.data.quality import quality_report
+from fintrader.data.sources import base as feeds_module
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
-from fintrader.data.store import verify_store
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
 from tests.data.servers import Fake, alpaca, serve, session_to, yahoo

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fintrader.envs import EnvSettings
-from fintrader.envs.core import advance, begin, market_view, observe
+from fintrader.envs.dynamics import advance, begin, market_view, observe
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import REWARDS
 from tests.factories import make_market

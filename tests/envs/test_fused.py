@@ -8,7 +8,8 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.envs import EnvSettings, TradingEnv, fused
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.kernels import step as fused
 from fintrader.errors import EnvError
 from tests.envs.strategies import endowment, env_settings, random_actions
 from tests.factories import make_market

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.triton_step import interpreted
+from fintrader.envs.kernels.cuda_step import interpreted
 from fintrader.errors import EnvError
 from tests.envs.strategies import endowment, env_settings, random_actions
 from tests.factories import make_market

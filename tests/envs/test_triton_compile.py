@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fintrader.envs.triton_step import interpreted
+from fintrader.envs.kernels.cuda_step import interpreted
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
 if interpreted():
@@ -16,8 +16,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fintrader.envs import packed
-from fintrader.envs.triton_kernel import step_kernel
+from fintrader.envs.kernels import buffers as packed
+from fintrader.envs.kernels.cuda import step_kernel
 
 POINTERS = {
     "quotes": "fp32", "rows": "fp32", "last_bar": "i64", "risk_off": "u8", "rules": "fp64", "action": "fp32",

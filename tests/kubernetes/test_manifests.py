@@ -272,8 +272,8 @@ def commands(manifests: Manifests) -> list[list[str]]:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_command_in_a_manifest_is_one_of_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real command line parses it: each option exists, each value is allowed, each configuration is there."""
-    from fintrader.cli.parsing import parse, parse_config
-    from fintrader.cli.work import AppSettings
+    from fintrader.cli.commands import AppSettings
+    from fintrader.cli.options import parse, parse_config
 
     monkeypatch.chdir(ROOT)
     lines = commands(overlay(name))
@@ -294,7 +294,7 @@ def test_every_command_in_a_manifest_is_one_of_ours(name: str, monkeypatch: pyte
 
 
 def test_probes_ask_for_what_is_served() -> None:
-    from fintrader.tournament.observe import _Handler
+    from fintrader.tournament.prometheus import _Handler
 
     manifests = overlay("one-machine-cpu")
     container = one(manifests, "Job")["spec"]["template"]["spec"]["containers"][0]

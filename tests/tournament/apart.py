@@ -18,15 +18,8 @@ from typing import Any
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure, ThreadLauncher
-from fintrader.tournament.pod import (
-    Draft,
-    PodContext,
-    PodResult,
-    PodSpec,
-    begin_pod,
-    evaluate_pod,
-    failure_reason,
-)
+from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_reason
+from fintrader.tournament.spec import Draft, PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament import chaos, stubs
 

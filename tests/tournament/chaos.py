@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
 from tests.tournament import stubs
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def race(
 ) -> Any:
     """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
     from fintrader.tournament.launchers import ThreadLauncher
-    from fintrader.tournament.orchestrator import run_tournament
+    from fintrader.tournament.run import run_tournament
     from tests.tournament.conftest import settings
 
     launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
@@ -223,14 +223,14 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes
 
 def killed(run: RunFolder) -> int:
     """Attempts that the run's own log says were killed."""
-    from fintrader.runs import read_jsonl
+    from fintrader.files import read_jsonl
 
     return sum(event["event"] == "lost" and event["reason"] == "killed" for event in read_jsonl(run.events))
 
 
 def everything(run: RunFolder) -> Any:
     """All that must not depend on what happened on the way."""
-    from fintrader.tournament.leaderboard import canonical
+    from fintrader.results.leaderboard import canonical
     from fintrader.tournament.store import RunStore
 
     store = RunStore(run)
@@ -250,7 +250,7 @@ def acknowledged(run: RunFolder) -> dict[str, bytes]:
 
 def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
     """What is wrong after recovery: nothing, one hopes."""
-    from fintrader.runs import read_jsonl
+    from fintrader.files import read_jsonl
 
     problems = []
     after = acknowledged(run)

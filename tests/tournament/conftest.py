@@ -8,8 +8,9 @@ import pytest
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher
-from fintrader.tournament.orchestrator import TournamentResult, run_tournament
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.run import TournamentResult, run_tournament
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.settings import TournamentSettings
 from tests.tournament import stubs
 
 Race = Callable[..., TournamentResult]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import StorageDamagedError
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, mirror_of
 from fintrader.storage.objects import Objects, unseal
 from tests.tournament import chaos

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import FintraderError
-from fintrader.runs import RunFolder, read_json, write_json
+from fintrader.files import read_json, write_json
+from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
-from fintrader.tournament.orchestrator import run_tournament
+from fintrader.tournament.run import run_tournament
 
 ROOT = Path(__file__).resolve().parents[2]
 REFUSED = 7
@@ -116,7 +117,7 @@ def main() -> None:
     bodies = {
         "stub": "tests.tournament.stubs:body",
         "leaving": "tests.tournament.stubs:leaving_body",
-        "real": "fintrader.tournament.body:train_and_evaluate",
+        "real": "fintrader.tournament.pod_training:train_and_evaluate",
     }
     settings = RaySettings(address=plan["address"], **plan["ray"])
 

@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.clock import Clock
 from fintrader.tournament.launchers import PodFailure, PodProgress
-from fintrader.tournament.orchestrator import run_tournament
-from fintrader.tournament.pod import PodResult, PodSpec
-from fintrader.tournament.reconcile import Orchestrator
+from fintrader.tournament.orchestrator import Clock, Orchestrator
+from fintrader.tournament.run import run_tournament
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from fintrader.runs import read_jsonl
-from fintrader.tournament.leaderboard import read_leaderboard, read_pods
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.files import read_jsonl
+from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.store import RunStore
 from tests.tournament.simulation import Simulated, World
 

@@ -15,10 +15,11 @@ from pydantic import Field
 
 from fintrader.config import Settings
 from fintrader.errors import TrainingError
-from fintrader.runs import RunFolder, write_bytes, write_json
-from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from fintrader.files import write_bytes, write_json
+from fintrader.runs import RunFolder
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import Board
 
 if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
     from fintrader.tournament.settings import TournamentSettings
@@ -129,7 +130,7 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
 
 def _linger(seconds: float) -> None:
     """Have the Ray task of this pod go on for a while after its last word."""
-    from fintrader.tournament.launchers import task
+    from fintrader.tournament.launchers.ray import tasks as task
 
     class Slow(tuple[str, ...]):
         def __contains__(self, kind: object) -> bool:
@@ -157,7 +158,7 @@ def struck(run: RunFolder, pod: str) -> int:
     return int(json.loads((run.root / "faults" / pod).read_text())["times"])
 
 
-def ensemble(run: RunFolder, board: Board, settings: TournamentSettings) -> dict[str, Any]:
+def ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSettings) -> dict[str, Any]:
     members = board.rows[: settings.ensemble_size]
     digests = [row.result.policy for row in members]
     write_bytes(run.ensemble / "policy.safetensors", json.dumps(digests).encode())

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
 from tests.tournament import chaos
@@ -129,7 +130,8 @@ def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFol
 
 def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
     """A token that is no longer current publishes nothing: not by the orchestrator, not by an orphaned pod."""
-    from fintrader.tournament.pod import Fenced, PodContext, run_pod
+    from fintrader.tournament.pod import run_pod
+    from fintrader.tournament.spec import Fenced, PodContext
 
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run) as old:

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from fintrader.agents import Budget
-from fintrader.runs import RunFolder, file_sha256, read_jsonl
+from fintrader.files import file_sha256, read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects, unseal
-from fintrader.tournament import body as bodies
-from fintrader.tournament.checkpoint import Checkpoint
+from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
-from fintrader.tournament.pod import PodContext, run_pod
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.spec import PodContext
+from fintrader.tournament.state_sync import Checkpoint
 from fintrader.tournament.store import RunStore
 from tests.storage import servers
 from tests.tournament import stubs
@@ -39,7 +41,7 @@ class Struck(BaseException):
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Training leaves its state after every update, on one thread as in a worker."""
-    from fintrader.tournament import fusion
+    from fintrader.tournament.fusion import threads as fusion
 
     for module in (bodies, fusion):
         monkeypatch.setattr(module, "train", partial(module.train, checkpoint_seconds=0.0))

@@ -10,20 +10,20 @@ from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy
 from fintrader.runs import RunFolder
-from fintrader.tournament import fusion
-from fintrader.tournament.body import train_and_evaluate
-from fintrader.tournament.fusion import average
-from fintrader.tournament.generator import Breeder
-from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
+from fintrader.tournament.fusion import threads as fusion
+from fintrader.tournament.fusion.threads import average
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.pod_training import train_and_evaluate
+from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import Board
 from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
 
 
 def fused_spec(**changes: object) -> PodSpec:
     settings = SETTINGS.model_copy(update={"replicas": 2, "fusions": 3, "budget": Budget(env_steps=384), **changes})
-    breeder = Breeder(settings, (AGENT,), ENV.model_dump(mode="json"), seed=5, data_hash="")
-    return breeder.fresh(0, Board(4))
+    breeder = Generator(settings, (AGENT,), ENV.model_dump(mode="json"), seed=5, data_hash="")
+    return breeder.fresh(0, Leaderboard(4))
 
 
 def run(folder: Path, spec: PodSpec, device: str = "cpu") -> tuple[PodOutput, PodContext]:

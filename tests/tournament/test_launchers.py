@@ -16,7 +16,7 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
 from fintrader.tournament.launchers.local import _cause, _oom_kills
-from fintrader.tournament.pod import PodContext, PodOutput, PodResult, PodSpec
+from fintrader.tournament.spec import PodContext, PodOutput, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs
 
@@ -97,7 +97,7 @@ def test_a_card_that_is_gone_is_no_device(
         card = tmp_path / f"0000:0{bus}:00.0"
         card.mkdir()
         (card / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n")
-    monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
+    monkeypatch.setattr("fintrader.tournament.launchers.devices.CARDS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -10,14 +10,17 @@ from uuid import uuid4
 import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError, TournamentError
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects, seal
 from fintrader.tournament.launchers import ThreadLauncher
-from fintrader.tournament.pod import Fenced, PodContext, run_pod
-from fintrader.tournament.status import compare, lineage, make_index, rebuild, status
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.replay import compare
+from fintrader.tournament.spec import Fenced, PodContext
+from fintrader.tournament.status import lineage, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.storage import servers
 from tests.tournament import chaos, emptied, stubs
@@ -291,7 +294,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     """What a Ray task does there: with a store it works from a copy of its own, without one it says what is wrong."""
     import queue
 
-    from fintrader.tournament.launchers import task as node
+    from fintrader.tournament.launchers.ray import tasks as node
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
     url = f"file://{tmp_path}/store/run"

@@ -17,7 +17,7 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
-from fintrader.tournament.observe import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
+from fintrader.tournament.prometheus import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
 from fintrader.tournament.settings import TournamentSettings
 from tests.tournament import stubs
 from tests.tournament.conftest import Race, settings

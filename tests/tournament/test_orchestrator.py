@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, read_json, read_jsonl, write_json
-from fintrader.tournament.control import scale
+from fintrader.files import read_json, read_jsonl, write_json
+from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
+from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
-from fintrader.tournament.leaderboard import canonical, read_leaderboard, read_pods
-from fintrader.tournament.pod import PodResult, PodSpec
-from fintrader.tournament.reconcile import Orchestrator
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.scale import scale
+from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament import stubs
 from tests.tournament.conftest import ORDER, Race

@@ -17,21 +17,24 @@ from safetensors.torch import load
 
 from fintrader.agents import Budget, read_agent_state
 from fintrader.errors import ConfigError
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.tournament import ranks
-from fintrader.tournament.body import maker, train_and_evaluate
-from fintrader.tournament.crew import LOOPBACK, Crew, Hear, Here, Word, interface_of, places_of
-from fintrader.tournament.fusion import INHERITED, average, home_of, read_round
-from fintrader.tournament.generator import Breeder
-from fintrader.tournament.launchers import cuda_devices, nodes, slots_of
-from fintrader.tournament.orchestrator import run_tournament
-from fintrader.tournament.pod import PodContext, PodSpec, RankLost, failure_reason, run_pod
+from fintrader.tournament.fusion import coordinator as ranks
+from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, places_of
+from fintrader.tournament.fusion.threads import INHERITED, average, home_of, read_round
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.launchers import cuda_devices, slots_of
+from fintrader.tournament.launchers.ray import tasks as nodes
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.pod import failure_reason, run_pod
+from fintrader.tournament.pod_training import maker, train_and_evaluate
+from fintrader.tournament.run import run_tournament
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import Board
 from tests.tournament.test_fusion import fused_spec, run
 from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file
 
@@ -64,13 +67,13 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
 
 def test_joined_devices_alone_make_a_learner_for_each(tmp_path: Path) -> None:
     """`devices: [cpu/cpu]` without `replicas`: two ranks learn, and their average is what comes out."""
-    spec = Breeder(
+    spec = Generator(
         TournamentSettings(budget=Budget(env_steps=256), fusions=2, devices=("cpu/cpu",)),
         (AGENT,),
         ENV.model_dump(mode="json"),
         seed=5,
         data_hash="",
-    ).fresh(0, Board(4))
+    ).fresh(0, Leaderboard(4))
     output, context = run(tmp_path, spec, device="cpu/cpu")
     assert output.env_steps == 256
     assert all((context.folder / "round-1" / f"replica-{k}" / "metrics.jsonl").exists() for k in range(2))
@@ -147,7 +150,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatc
     class Elsewhere:
         address = ""
 
-        def start(self, ranks: list[Word], hear: Hear) -> None:
+        def start(self, ranks: list[Message], hear: OnMessage) -> None:
             def carry() -> None:
                 for word in nodes.serve(task, ranks):
                     if "rank" in word:
@@ -169,7 +172,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatc
             "inside": "",
             "token": lease.token,
         }
-        context = PodContext(here, market_file(tmp_path), device="cpu/cpu", hosts=[Here(), Elsewhere()])
+        context = PodContext(here, market_file(tmp_path), device="cpu/cpu", hosts=[LocalHost(), Elsewhere()])
         context.folder = here.pod(spec.pod)
         context.folder.mkdir(parents=True)
         spread = train_and_evaluate(spec, context)
@@ -193,7 +196,7 @@ def test_backends() -> None:
 def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
-    crew = Crew(fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [Here()])
+    crew = RankGroup(fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [LocalHost()])
     port = crew.store.port
     bound = [entry.laddr.ip for entry in psutil.Process().net_connections() if entry.laddr.port == port]
     assert set(bound) <= {"127.0.0.1", "::ffff:127.0.0.1"}

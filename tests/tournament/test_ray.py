@@ -16,11 +16,12 @@ import pytest
 
 from fintrader.config import validate
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.runs import RunFolder, read_jsonl
-from fintrader.tournament.body import train_and_evaluate
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import RaySettings, ThreadLauncher
-from fintrader.tournament.launchers.cluster import connect, fits, is_loopback, knock
-from fintrader.tournament.status import compare
+from fintrader.tournament.launchers.ray.cluster import connect, fits, is_loopback, knock
+from fintrader.tournament.pod_training import train_and_evaluate
+from fintrader.tournament.replay import compare
 from fintrader.tournament.store import RunStore
 from tests.tournament import chaos, stubs
 from tests.tournament.ray_cluster import Nodes
@@ -269,7 +270,7 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
 def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fintrader.tournament.launchers import cluster
+    from fintrader.tournament.launchers.ray import cluster
 
     assert knock(nodes.address) == "open"
     assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(cluster._node_addresses(nodes.address))

@@ -11,13 +11,14 @@ import psutil
 import pytest
 
 from fintrader.errors import ConfigError
-from fintrader.runs import RunFolder, read_jsonl
-from fintrader.tournament.body import train_and_evaluate
-from fintrader.tournament.fusion import home_of
+from fintrader.files import read_jsonl
+from fintrader.runs import RunFolder
+from fintrader.tournament.fusion.threads import home_of
 from fintrader.tournament.launchers import RaySettings, ThreadLauncher, on_ray
-from fintrader.tournament.launchers.cluster import groups
-from fintrader.tournament.launchers.ray import devices
-from fintrader.tournament.status import compare
+from fintrader.tournament.launchers.ray.cluster import groups
+from fintrader.tournament.launchers.ray.launcher import devices
+from fintrader.tournament.pod_training import train_and_evaluate
+from fintrader.tournament.replay import compare
 from fintrader.tournament.store import RunStore
 from tests.tournament.conftest import settings
 from tests.tournament.ray_cluster import Nodes

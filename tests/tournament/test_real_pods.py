@@ -16,13 +16,16 @@ from safetensors.torch import load
 from fintrader.agents import A2CSettings, Budget, NetworkSettings, PPOSettings, load_policy, make_agent
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
-from fintrader.runs import RunFolder, read_json
-from fintrader.tournament import body as bodies
+from fintrader.files import read_json
+from fintrader.results.leaderboard import canonical, read_leaderboard
+from fintrader.runs import RunFolder
+from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.launchers import ThreadLauncher
-from fintrader.tournament.leaderboard import canonical, read_leaderboard
-from fintrader.tournament.orchestrator import TournamentResult, run_tournament
-from fintrader.tournament.pod import PodContext, PodSpec, run_pod
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.run import TournamentResult, run_tournament
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.factories import make_market
 
@@ -240,7 +243,7 @@ def test_budgets_in_seconds_end_in_time(tmp_path: Path) -> None:
 
 
 def test_the_evaluator_agrees_with_the_backtest(finished: TournamentResult) -> None:
-    from fintrader.backtest import simulate
+    from fintrader.backtesting import simulate
 
     result = RunStore(finished.folder).read_result(finished.best)
     market = make_market(240, 3, session_bars=10).split().validation

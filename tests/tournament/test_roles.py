@@ -21,12 +21,15 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, weights_of
 from fintrader.tournament.evaluator import check_windows, combine, score
-from fintrader.tournament.generational import Generational, Replay, Submission
-from fintrader.tournament.generator import Breeder, rank_softmax, stop_rules
-from fintrader.tournament.places import place_of
-from fintrader.tournament.pod import PodContext, PodResult, PodSpec, run_pod
-from fintrader.tournament.settings import Range, TournamentSettings
-from fintrader.tournament.updater import Board, Entry, submit
+from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.process import place_of
+from fintrader.tournament.schedulers import Generational, Replay, Submission
+from fintrader.tournament.search_space import Range
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.updater import submit
 from tests.tournament import stubs
 from tests.tournament.conftest import settings
 from tests.tournament.stubs import OtherAgent, StubAgent
@@ -49,15 +52,15 @@ def entry(index: int, value: float | None, *, agent: dict[str, Any] | None = Non
     return Entry(spec, PodResult(pod=pod, status=status, score=value, snapshot=snapshot, **more))
 
 
-def board_of(*scores: float | None, size: int = 16, **more: Any) -> Board:
-    board = Board(size)
+def board_of(*scores: float | None, size: int = 16, **more: Any) -> Leaderboard:
+    board = Leaderboard(size)
     for index, value in enumerate(scores):
         submit(board, entry(index, value, **more))
     return board
 
 
-def breeder(*agents: Any, seed: int = 0, **changes: Any) -> Breeder:
-    return Breeder(settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h")
+def breeder(*agents: Any, seed: int = 0, **changes: Any) -> Generator:
+    return Generator(settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h")
 
 
 # --- updater ---------------------------------------------------------------------------------------------------
@@ -71,14 +74,14 @@ def test_the_board_does_not_depend_on_the_order_of_results(scores: list[float | 
     entries = [entry(index, value) for index, value in enumerate(scores)]
     expected = sorted((e for e in entries if e.result.score is not None), key=lambda e: (-e.score, e.spec.index))[:size]
     random.shuffle(entries)
-    board = Board(size)
+    board = Leaderboard(size)
     for one in entries:
         submit(board, one)
     assert [row.spec.pod for row in board.rows] == [row.spec.pod for row in expected]
 
 
 def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder() -> None:
-    board = Board(2)
+    board = Leaderboard(2)
     assert submit(board, entry(5, 1.0)).position == 0
     assert submit(board, entry(3, 1.0)).position == 0
     assert not submit(board, entry(3, 99.0)).new
@@ -111,7 +114,7 @@ def test_specs_are_pure_functions_of_seed_number_and_board() -> None:
 
 def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search() -> None:
     many = breeder(StubAgent(), OtherAgent())
-    board = Board(4)
+    board = Leaderboard(4)
     first, second, third = (many.fresh(index, board) for index in range(3))
     assert first.agent == StubAgent().model_dump()
     assert second.agent == OtherAgent().model_dump()
@@ -223,7 +226,7 @@ def test_an_impossible_range_is_refused(space: dict[str, Any]) -> None:
 def test_successive_halving_compares_peers_of_an_age() -> None:
     on = settings(halving=0.5, halving_rungs=(0.25, 0.5))
     scores = [{"0.25": value, "0.5": value * 2} for value in (1.0, 2.0, 3.0, 4.0)]
-    board = Board(8)
+    board = Leaderboard(8)
     for index, rungs in enumerate(scores):
         submit(board, entry(index, 1.0, rung_scores=rungs))
     submit(board, entry(9, 1.0, rung_scores={"0.25": 99.0}, generation=1))
@@ -342,14 +345,14 @@ def test_settings_refuse_nonsense() -> None:
 )
 def test_a_pod_has_a_learner_for_each_device_it_spans(asked: dict[str, Any], learners: int) -> None:
     assert TournamentSettings(**asked).learners == learners
-    assert breeder(**asked).fresh(0, Board(4)).replicas == learners
+    assert breeder(**asked).fresh(0, Leaderboard(4)).replicas == learners
 
 
 def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process counts the GPUs it may use from 0, so `cuda:0` alone says nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     run = RunFolder(tmp_path)
-    spec = breeder().fresh(0, Board(4))
+    spec = breeder().fresh(0, Leaderboard(4))
     result = run_pod(spec, PodContext(run, tmp_path, device="cuda:0"), stubs.body)
     assert result.place == f"{socket.gethostname()} cuda:0 (GPU 3)"
     assert place_of("cpu") == f"{socket.gethostname()} cpu"

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fintrader.runs import read_jsonl
-from fintrader.tournament.arrivals import Arrivals
-from fintrader.tournament.generational import Asynchronous, Generational, Submission
+from fintrader.files import read_jsonl
+from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
-from fintrader.tournament.leaderboard import canonical
-from fintrader.tournament.pod import PodResult, PodSpec
-from fintrader.tournament.updater import Board, Entry, submit
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.schedulers import Arrivals, Asynchronous, Generational, Submission
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.updater import submit
 from tests.tournament.simulation import Simulated, World, simulate
 from tests.tournament.simulation_checks import check, settings
 
@@ -141,7 +141,7 @@ def test_a_turn_does_not_read_the_history(tmp_path: Path) -> None:
 
 
 def test_survivors_are_sorted_once_a_generation() -> None:
-    board = Board(4)
+    board = Leaderboard(4)
     for index in range(10):
         submit(board, Entry(spec(index), result(index, score=index / 10)))
     counting = Counting()
@@ -153,7 +153,7 @@ def test_survivors_are_sorted_once_a_generation() -> None:
     before = counting.read
     assert all(scheduler._best(board, 0) is first for _ in range(20))
     assert counting.read == before
-    again = Board(4)  # another board is another race
+    again = Leaderboard(4)  # another board is another race
     for index in range(10):
         submit(again, Entry(spec(index), result(index, score=-index / 10)))
     assert scheduler._best(again, 0)[0].spec.pod == "p0000"
@@ -175,7 +175,7 @@ def test_halving_compares_with_the_same_scores_as_a_search_through_the_history()
     from tests.tournament.conftest import settings as small
 
     asked = small(halving=0.5, halving_rungs=(0.25, 0.5))
-    board = Board(4)
+    board = Leaderboard(4)
     rng = np.random.default_rng(0)
     for index in range(60):
         reached = {"0.25": float(rng.normal()), "0.5": None if index % 7 == 0 else float(rng.normal())}

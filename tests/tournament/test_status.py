@@ -15,16 +15,18 @@ import pytest
 
 from fintrader import cli
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, read_jsonl
+from fintrader.files import read_jsonl
+from fintrader.results.leaderboard import canonical
+from fintrader.runs import RunFolder
 from fintrader.tournament import lease
-from fintrader.tournament.control import Control, prospect, scale
 from fintrader.tournament.launchers import ThreadLauncher
-from fintrader.tournament.leaderboard import canonical
-from fintrader.tournament.pod import PodContext, PodOutput, PodSpec
-from fintrader.tournament.reconcile import Orchestrator
-from fintrader.tournament.status import compare, lineage, rebuild, replay, status
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.replay import compare, replay
+from fintrader.tournament.scale import Control, prospect, scale
+from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
+from fintrader.tournament.status import lineage, rebuild, status
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.view import describe
+from fintrader.tournament.terminal import describe
 from tests.tournament import stubs
 from tests.tournament.conftest import ORDER, Race, settings
 from tests.tournament.stubs import plant

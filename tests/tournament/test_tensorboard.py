@@ -10,7 +10,8 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder, write_text
+from fintrader.files import write_text
+from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.tensorboard import MARK, export
 from tests.tournament.conftest import Race

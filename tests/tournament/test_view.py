@@ -7,8 +7,8 @@ from rich.console import Console
 
 from fintrader.progress import LineProgress, TerminalProgress
 from fintrader.runs import RunFolder
-from fintrader.tournament import view
-from fintrader.tournament.reconcile import Orchestrator
+from fintrader.tournament import terminal
+from fintrader.tournament.orchestrator import Orchestrator
 from tests.tournament.conftest import Race
 from tests.tournament.stubs import plant
 
@@ -18,7 +18,7 @@ def test_the_view_shows_board_pods_and_events(race: Race) -> None:
 
     def look(orchestrator: Orchestrator) -> None:
         console = Console(file=io.StringIO(), width=150)
-        console.print(view.render(orchestrator))
+        console.print(terminal.render(orchestrator))
         assert isinstance(console.file, io.StringIO)
         pictures.append(console.file.getvalue())
 
@@ -63,4 +63,4 @@ def test_a_terminal_gets_the_view_below_the_bar(race: Race) -> None:
     ],
 )
 def test_events_in_words(event: dict[str, object], line: str) -> None:
-    assert view.describe(event) == line
+    assert terminal.describe(event) == line

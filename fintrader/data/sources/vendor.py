@@ -22,11 +22,11 @@ import numpy as np
 from pydantic import Field
 
 from fintrader.config import Settings
-from fintrader.data.adjust import Action
 from fintrader.data.bars import Array, Bars
+from fintrader.data.calendar import SessionGrid, session_grid
+from fintrader.data.chunks import Collection
+from fintrader.data.corporate_actions import Action
 from fintrader.data.place import Place
-from fintrader.data.sessions import SessionGrid, session_grid
-from fintrader.data.store import Collection
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 

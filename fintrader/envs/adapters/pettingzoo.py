@@ -5,7 +5,7 @@
     actions = {agent: env.action_space(agent).sample() for agent in env.agents}
     observations, rewards, terminations, truncations, infos = env.step(actions)
 
-For many games at once on tensors use `fintrader.envs.traders.MultiTraderEnv` itself.
+For many games at once on tensors use `fintrader.envs.multi_agent.MultiTraderEnv` itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from pettingzoo import ParallelEnv
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
 from fintrader.envs.settings import EnvSettings
-from fintrader.envs.traders import MultiTraderEnv, TraderSettings
 from fintrader.errors import EnvError
 
 

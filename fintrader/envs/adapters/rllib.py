@@ -21,7 +21,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from fintrader.config import validate
-from fintrader.envs.adapters.single import SingleTradingEnv, to_numpy
+from fintrader.envs.adapters.gymnasium import SingleTradingEnv, to_numpy
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.seeding import derive

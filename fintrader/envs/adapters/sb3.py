@@ -19,7 +19,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from fintrader.envs.adapters.single import to_numpy
+from fintrader.envs.adapters.gymnasium import to_numpy
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 

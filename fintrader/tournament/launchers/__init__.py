@@ -9,9 +9,10 @@ from fintrader.tournament.launchers.base import (
     PodProgress,
     settle,
 )
-from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
-from fintrader.tournament.launchers.ray import RayLauncher, on_ray
-from fintrader.tournament.launchers.settings import RaySettings
+from fintrader.tournament.launchers.devices import Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers.local import LocalLauncher
+from fintrader.tournament.launchers.ray.launcher import RayLauncher, on_ray
+from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.launchers.threads import ThreadLauncher
 
 __all__ = [

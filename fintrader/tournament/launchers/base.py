@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.pod import PodResult, PodSpec, Reason
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec, Reason
 
 LEAVE_SECONDS = 10.0
 """A pod that is asked to end has so long to store its state, a task that has failed to be gone."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers.base import PodFailure, PodProgress
-from fintrader.tournament.pod import Body, PodContext, PodResult, PodSpec, failure_reason, run_pod
+from fintrader.tournament.pod import failure_reason, run_pod
+from fintrader.tournament.spec import Body, PodContext, PodResult, PodSpec
 
 
 class ThreadLauncher:

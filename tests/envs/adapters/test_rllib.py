@@ -9,8 +9,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
+from fintrader.envs.adapters.gymnasium import SingleTradingEnv
 from fintrader.envs.adapters.rllib import NumpyVectorEnv, rllib_env
-from fintrader.envs.adapters.single import SingleTradingEnv
 from fintrader.errors import ConfigError
 from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market

@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.adapters.single import SingleTradingEnv
+from fintrader.envs.adapters.gymnasium import SingleTradingEnv
 from fintrader.errors import EnvError
 from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market

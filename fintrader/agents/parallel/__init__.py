@@ -1,0 +1,1 @@
+"""Learner and pipeline parallelism of one agent (ElegantRL-Podracer, section 4)."""

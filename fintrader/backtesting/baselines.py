@@ -1,0 +1,289 @@
+"""What anybody could have done in the same window: the lines a result has to beat.
+
+Baselines that trade do so through the ledger and at the costs of the policy they stand beside. They size whole
+orders themselves (shares, not weights), so that holding means holding: no order is made by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from torch import Tensor
+
+from fintrader import metrics as m
+from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulate import simulate_rule
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.envs.ledger import MAX_WHOLE_SHARES
+from fintrader.progress import Progress
+from fintrader.results.backtest_files import empty_trades
+
+Array = NDArray[np.float64]
+
+
+Weights = Callable[[int], Tensor]
+"""Bar -> target weights `[N]` float64 (sum at most 1)."""
+
+
+def baseline_settings(settings: EnvSettings) -> EnvSettings:
+    """The policy's costs, fills and capital, with orders in shares, a decision a bar, long-only, no turbulence rule."""
+    return settings.model_copy(
+        update={
+            "action": "trade",
+            "max_shares": MAX_WHOLE_SHARES,
+            "dead_band": 0.0,
+            "rebalance_band": 0.0,
+            "decision_interval": 1,
+            "short": False,
+            "max_leverage": 1.0,
+            "maintenance_margin": 0.0,
+            "turbulence_column": None,
+            "reward": "log_return",
+        }
+    )
+
+
+def simulate_weights(
+    weights: Weights,
+    due: frozenset[int],
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    name: str,
+    note: str = "",
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """Trade towards target weights at the bars `due`, in shares sized at that bar's close; hold in between.
+
+    Raises BacktestError for a window of fewer than two bars.
+    """
+    settings = baseline_settings(settings)
+    mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu()
+
+    def decide(desk: BacktestAccount) -> Tensor:
+        target, price = weights(desk.bar).cpu(), mark[desk.bar]
+        want = torch.where(price > 0, target * desk.equity / price.clamp(min=1e-12), torch.zeros_like(price))
+        order = want - torch.from_numpy(desk.held)
+        return (order if settings.fractional else torch.trunc(order)).unsqueeze(0) / MAX_WHOLE_SHARES
+
+    return simulate_rule(decide, market, settings, name=name, due=due, note=note, progress=progress)
+
+
+def equal_weights(market: MarketTensors, bar: int) -> Tensor:
+    """`[N]`: 1/n for the n symbols that are members and trade at this bar, 0 for the others."""
+    chosen = (market.member[bar] & market.tradable[bar]).to(torch.float64)
+    return chosen / chosen.sum().clamp(min=1.0)
+
+
+def buy_and_hold(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
+    """Equal dollars in every member that trades at the window's first bar, then nothing more."""
+
+    note = "equal dollars at the window's first bar, then held"
+    return simulate_weights(
+        lambda bar: equal_weights(market, bar),
+        frozenset({0}),
+        market,
+        settings,
+        name="buy_and_hold",
+        note=note,
+        progress=progress,
+    )
+
+
+def equal_weight(
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    every_sessions: int = 1,
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of costs."""
+    often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
+    return simulate_weights(
+        lambda bar: equal_weights(market, bar),
+        rebalance_bars(market, every_sessions),
+        market,
+        settings,
+        name="equal_weight",
+        note=f"1/n, rebalanced {often}, net of costs",
+        progress=progress,
+    )
+
+
+def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
+    """The first bar of every k-th session."""
+    ends = m.session_ends(market.session.cpu().numpy())
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return frozenset(starts[::every_sessions].tolist())
+
+
+def inverse_volatility(
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    every_sessions: int = 5,
+    lookback_sessions: int = 20,
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """Weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended before the bar."""
+
+    def weigh(returns: Array) -> Array:
+        raw: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
+        return raw
+
+    note = f"1/volatility of {lookback_sessions} sessions, rebalanced every {every_sessions}"
+    return _from_past(weigh, market, settings, "inverse_volatility", note, every_sessions, lookback_sessions, progress)
+
+
+def minimum_variance(
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    every_sessions: int = 5,
+    lookback_sessions: int = 20,
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """Long-only minimum-variance weights, covariance of past daily returns shrunk towards its diagonal by half.
+
+    The shrinkage is fixed (Ledoit and Wolf 2004 estimate it): with fewer sessions than symbols the sample
+    covariance is singular, and a baseline should have nothing to tune.
+    """
+
+    def weigh(returns: Array) -> Array:
+        covariance = np.cov(returns.T).reshape(returns.shape[1], -1)
+        target = np.diag(np.maximum(np.diag(covariance), 1e-12))
+        return long_only_minimum_variance(0.5 * covariance + 0.5 * target)
+
+    note = f"minimum variance of {lookback_sessions} sessions, long only, rebalanced every {every_sessions}"
+    return _from_past(weigh, market, settings, "minimum_variance", note, every_sessions, lookback_sessions, progress)
+
+
+def long_only_minimum_variance(covariance: Array) -> Array:
+    """`[N]`: argmin wᵀΣw with w >= 0, Σw = 1.
+
+    Non-negative least squares on `|Lᵀw|² + (1ᵀw − 1)²`, Σ = LLᵀ: both terms are homogeneous along a ray, so its
+    minimiser is the constrained one up to scale. Σ is scaled first, to weigh the two terms alike.
+    """
+    scaled = covariance / np.trace(covariance)
+    rows = np.vstack([np.linalg.cholesky(scaled).T, np.ones(len(scaled))])
+    raw, _ = nnls(rows, np.append(np.zeros(len(scaled)), 1.0))
+    weights: Array = raw / raw.sum()
+    return weights
+
+
+def momentum(
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    every_sessions: int = 1,
+    fast_sessions: int = 5,
+    slow_sessions: int = 20,
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """Equal weights in the symbols whose fast moving average of daily closes lies above the slow one; else cash."""
+
+    def weigh(returns: Array) -> Array:
+        closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
+        above = closes[-fast_sessions:].mean(axis=0) > closes[-slow_sessions:].mean(axis=0)
+        return np.where(above, 1.0, 0.0)
+
+    note = f"equal weights where the {fast_sessions}-session average is above the {slow_sessions}-session one"
+    return _from_past(weigh, market, settings, "momentum", note, every_sessions, slow_sessions, progress, spread=True)
+
+
+def _from_past(
+    weigh: Callable[[Array], Array],
+    market: MarketTensors,
+    settings: EnvSettings,
+    name: str,
+    note: str,
+    every_sessions: int,
+    lookback_sessions: int,
+    progress: Progress | None,
+    *,
+    spread: bool = False,
+) -> BacktestResult:
+    """A rule over the daily returns `[L, n]` of the sessions that ended before the decision's bar.
+
+    Until two sessions have ended, and for symbols without a full history, it holds equal weights. With `spread`
+    the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the rest stays in cash.
+    """
+    ends = m.session_ends(market.session.cpu().numpy())
+    close = market.close.cpu().to(torch.float64).numpy()[ends]
+
+    def weights(bar: int) -> Tensor:
+        allowed = (market.member[bar] & market.tradable[bar]).cpu().numpy()
+        past = close[: int(np.searchsorted(ends, bar))][-(lookback_sessions + 1) :]
+        known = allowed & np.isfinite(past).all(axis=0)
+        if len(past) < 3 or not known.any():
+            return equal_weights(market, bar)
+        returns = past[1:, known] / past[:-1, known] - 1
+        target = np.zeros(len(allowed))
+        raw = weigh(returns)
+        target[known] = raw / (len(raw) if spread else raw.sum())
+        return torch.from_numpy(target)
+
+    due = rebalance_bars(market, every_sessions)
+    return simulate_weights(weights, due, market, settings, name=name, note=note, progress=progress)
+
+
+def cash(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
+    """The starting capital, untouched: no interest is paid on it here, nor to any other strategy."""
+    return _level(market, settings, np.ones(market.num_bars), "cash", "no interest")
+
+
+def benchmark(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
+    """The index itself, scaled to the starting capital. It is a level, not a trade: no costs, no positions."""
+    level = market.benchmark.cpu().to(torch.float64).numpy()
+    return _level(market, settings, level, "benchmark", f"level of {market.benchmark_name}, no costs")
+
+
+def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str) -> BacktestResult:
+    bars, assets = market.num_bars, market.num_assets
+    nothing = np.zeros(bars)
+    return BacktestResult(
+        name=name,
+        symbols=market.symbols,
+        minutes=market.minutes.cpu().numpy(),
+        session=market.session.cpu().numpy(),
+        equity=settings.initial_cash_usd * level / level[0],
+        shares=np.broadcast_to(0.0, (bars, assets)),
+        mark=np.broadcast_to(0.0, (bars, assets)),
+        costs_usd=nothing,
+        turnover_usd=nothing,
+        trades=empty_trades(),
+        benchmark=market.benchmark.cpu().to(torch.float64).numpy(),
+        benchmark_name=market.benchmark_name,
+        bar_minutes=market.bar_minutes,
+        has_positions=False,
+        note=note,
+    )
+
+
+def simulate_baselines(
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None, every: bool = False
+) -> dict[str, BacktestResult]:
+    """buy_and_hold, equal_weight and benchmark over the whole of `market`, at the policy's costs.
+
+    With `every` also inverse_volatility, minimum_variance, momentum and cash.
+    """
+    results = {
+        "buy_and_hold": buy_and_hold(market, settings, progress=progress),
+        "equal_weight": equal_weight(market, settings, progress=progress),
+    }
+    if every:
+        results |= {
+            "inverse_volatility": inverse_volatility(market, settings, progress=progress),
+            "minimum_variance": minimum_variance(market, settings, progress=progress),
+            "momentum": momentum(market, settings, progress=progress),
+        }
+    results["benchmark"] = benchmark(market, settings)
+    if every:
+        results["cash"] = cash(market, settings)
+    return results

@@ -1,0 +1,231 @@
+"""Resampling that keeps dependence in time: the stationary bootstrap, and the tests built on it.
+
+Sources: Politis and Romano, "The Stationary Bootstrap" (1994); Politis and White, "Automatic Block-Length
+Selection" (2004) with the correction of Patton, Politis and White (2009); White, "A Reality Check for Data
+Snooping" (2000); Hansen, "A Test for Superior Predictive Ability" (2005).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fintrader.errors import BacktestError
+from fintrader.metrics.resample import TRADING_DAYS
+from fintrader.seeding import numpy_generator
+
+Array = NDArray[np.float64]
+
+
+REPEATS = 2000
+
+
+def block_length(values: ArrayLike) -> float:
+    """Mean block length for the stationary bootstrap of a series `[T]` (Politis and White, corrected 2009).
+
+    b = (2 g² / d)^(1/3) T^(1/3) with g = Σ λ(k/m) |k| R(k), d = 2 (Σ λ(k/m) R(k))², λ the flat-top window and m
+    twice the first lag after which the autocorrelations are negligible. At least 1; 1 for a constant series.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    size = x.size
+    if size < 8 or x.max() == x.min():
+        return 1.0
+    centred = x - x.mean()
+    most = math.ceil(min(3 * math.sqrt(size), size / 3))
+    quiet = max(5, int(math.log10(size)))
+    lags = min(math.ceil(math.sqrt(size)) + quiet, size - 2)
+    level = 2 * math.sqrt(math.log10(size) / size)
+    products = np.array([centred[k:] @ centred[: size - k] for k in range(lags + 1)])
+    squares = np.array(
+        [
+            (centred[k + 1 :] @ centred[k + 1 :]) * (centred[: size - k - 1] @ centred[: size - k - 1])
+            for k in range(lags + 1)
+        ]
+    )
+    correlation = np.abs(products) / np.sqrt(np.where(squares > 0, squares, np.inf))
+    last = next((k - quiet for k in range(quiet, lags + 1) if (correlation[k - quiet : k] < level).all()), None)
+    m = lags if last is None else min(2 * max(last, 1), lags)
+    k = np.arange(1, m + 1)
+    window = np.where(k / m <= 0.5, 1.0, 2 * (1 - k / m))
+    covariance = products / size
+    g = float((2 * window * k * covariance[1 : m + 1]).sum())
+    spectrum = float(covariance[0] + (2 * window * covariance[1 : m + 1]).sum())
+    if spectrum == 0:
+        return 1.0
+    best = float(np.cbrt(g**2 / spectrum**2 * size))
+    return max(1.0, min(best, most))
+
+
+def bootstrap_indices(size: int, length: float, repeats: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """`[repeats, size]` row numbers: blocks of geometric length with mean `length`, wrapping around."""
+    fresh = rng.random((repeats, size)) < 1 / max(length, 1.0)
+    fresh[:, 0] = True
+    starts = rng.integers(0, size, (repeats, size))
+    steps = np.arange(size)
+    since = np.maximum.accumulate(np.where(fresh, steps, 0), axis=1)
+    rows: NDArray[np.int64] = (np.take_along_axis(starts, since, axis=1) + steps - since) % size
+    return rows
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its bootstrap percentile interval."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+    level: float
+
+    def to_json(self) -> dict[str, float | None]:
+        return {"estimate": self.estimate, "low": self.low, "high": self.high, "level": self.level}
+
+
+def intervals(
+    returns: ArrayLike, *, seed: int, level: float = 0.95, repeats: int = REPEATS
+) -> tuple[dict[str, Interval], float]:
+    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean block length.
+
+    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
+    """
+    values = np.asarray(returns, dtype=np.float64)
+    estimates = _statistics(values[None, :]) if values.size else {}
+    names = ("sharpe", "annual_return", "max_drawdown")
+    if values.size < 8:
+        return {name: Interval(_plain(estimates, name), None, None, level) for name in names}, 1.0
+    length = block_length(values)
+    rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
+    drawn = _statistics(values[rows])
+    result = {}
+    for name in names:
+        kept = drawn[name][np.isfinite(drawn[name])]
+        tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (None, None)
+        low, high = (None if tail is None else float(tail) for tail in tails)
+        result[name] = Interval(_plain(estimates, name), low, high, level)
+    return result, length
+
+
+def _plain(estimates: dict[str, Array], name: str) -> float | None:
+    value = float(estimates[name][0]) if name in estimates else math.nan
+    return value if math.isfinite(value) else None
+
+
+def _statistics(samples: Array) -> dict[str, Array]:
+    """Statistics of every row of `[R, S]`."""
+    size = samples.shape[1]
+    wealth = np.cumprod(1 + samples, axis=1)
+    peak = np.maximum(np.maximum.accumulate(wealth, axis=1), 1.0)
+    spread = samples.std(axis=1, ddof=1) if size > 1 else np.full(len(samples), np.nan)
+    flat = ~(spread > 1e-15)
+    sharpe = samples.mean(axis=1) / np.where(flat, np.nan, spread) * math.sqrt(TRADING_DAYS)
+    growth = np.maximum(wealth[:, -1], 0.0) ** (TRADING_DAYS / size) - 1
+    return {"sharpe": sharpe, "annual_return": growth, "max_drawdown": (wealth / peak - 1).min(axis=1)}
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Paired comparison of one strategy with another on the same days."""
+
+    excess: float
+    """Mean daily excess return times 252."""
+    low: float
+    high: float
+    level: float
+    p_value: float
+    """Probability, under no excess, of an excess at least as large (one-sided, recentred bootstrap)."""
+    block: float
+
+
+def paired_excess(
+    returns: ArrayLike, baseline: ArrayLike, *, seed: int, level: float = 0.95, repeats: int = REPEATS
+) -> Excess | None:
+    """Block-bootstrap the daily excess over a baseline, both resampled on the same days; None below eight sessions."""
+    excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    if excess.size < 8:
+        return None
+    length = block_length(excess)
+    rows = bootstrap_indices(excess.size, length, repeats, numpy_generator(seed, "excess"))
+    means = excess[rows].mean(axis=1)
+    mean = float(excess.mean())
+    low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)]) * TRADING_DAYS
+    p_value = (1 + int((means - mean >= mean).sum())) / (1 + repeats)
+    return Excess(mean * TRADING_DAYS, float(low), float(high), level, p_value, length)
+
+
+@dataclass(frozen=True)
+class Superiority:
+    """Is the best of several strategies better than a benchmark, beyond what searching among them explains?"""
+
+    reality_check: float
+    """White's p-value."""
+    spa_lower: float
+    spa_consistent: float
+    """Hansen's p-value."""
+    spa_upper: float
+    best: int
+    """Column of the strategy with the largest studentised mean excess."""
+    block: float
+
+
+def superiority(
+    returns: ArrayLike, benchmark: ArrayLike, *, seed: int, block: float | None = None, repeats: int = REPEATS
+) -> Superiority:
+    """White's reality check and Hansen's SPA for strategies `[T, K]` against a benchmark `[T]`.
+
+    Null hypothesis: none of the strategies has a higher mean return. Raises BacktestError below eight periods.
+    """
+    values = np.asarray(returns, dtype=np.float64)
+    excess = values - np.asarray(benchmark, dtype=np.float64)[:, None]
+    size, count = excess.shape
+    if size < 8 or count < 1:
+        raise BacktestError(f"{size} periods of {count} strategies are too few to test; give at least 8 periods")
+    mean = excess.mean(axis=0)
+    length = block if block is not None else float(np.mean([block_length(excess[:, k]) for k in range(count)]))
+    rng = numpy_generator(seed, "superiority")
+    rows = bootstrap_indices(size, length, repeats, rng)
+    # Means of resampled rows are counts times rows: one product instead of a [R, T, K] array.
+    counts = np.stack([np.bincount(row, minlength=size) for row in rows]) / size
+    drawn = counts @ excess
+    scale = np.sqrt(np.maximum(_long_run_variance(excess - mean, length), 1e-30))
+    flat = excess.max(axis=0) == excess.min(axis=0)
+    root = math.sqrt(size)
+    best_mean = root * float(mean.max())
+    reality = _tail(root * (drawn - mean).max(axis=1), best_mean)
+    studentised = np.where(flat, 0.0, root * mean / scale)
+    statistic = max(0.0, float(studentised.max()))
+    threshold = -math.sqrt(2 * math.log(math.log(max(size, 3))))
+    centres = {
+        "lower": np.maximum(mean, 0.0),
+        "consistent": np.where(studentised >= threshold, mean, 0.0),
+        "upper": mean,
+    }
+    p_values = {
+        name: _tail(np.maximum(np.where(flat, 0.0, root * (drawn - centre) / scale).max(axis=1), 0.0), statistic)
+        for name, centre in centres.items()
+    }
+    return Superiority(
+        reality_check=reality,
+        spa_lower=p_values["lower"],
+        spa_consistent=p_values["consistent"],
+        spa_upper=p_values["upper"],
+        best=int(studentised.argmax()),
+        block=length,
+    )
+
+
+def _tail(drawn: Array, value: float) -> float:
+    return (1 + int((drawn >= value).sum())) / (1 + drawn.size)
+
+
+def _long_run_variance(centred: Array, length: float) -> Array:
+    """Variance of √T times the mean under the stationary bootstrap, per column (Hansen 2005, section 3.2)."""
+    size = centred.shape[0]
+    stay = 1 - 1 / max(length, 1.0)
+    variance: Array = np.square(centred).mean(axis=0)
+    for k in range(1, size):
+        weight = (1 - k / size) * stay**k + (k / size) * stay ** (size - k)
+        if weight > 1e-12:
+            variance = variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
+    return variance

@@ -1,0 +1,204 @@
+"""Train, validate, test, roll on: windows that move through a market, and their tests put together into one.
+
+for fold in make_folds(market, WalkForwardSettings()):
+    part = fold_market(market, fold)      # its windows are the fold's: a tournament runs on it as on any market
+    ...                                   # tournament on `part`, then simulate its policy on part.split().test
+whole = stitch(results, settings)         # one result over all test windows, each bar tested once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fintrader import metrics as m
+from fintrader.backtesting.result import BacktestResult
+from fintrader.config import Settings
+from fintrader.data.tensors import MarketTensors, Windows
+from fintrader.envs import EnvSettings
+from fintrader.envs.ledger import closing_cost
+from fintrader.errors import BacktestError
+from fintrader.results.backtest_files import TRADE_COLUMNS
+
+Array = NDArray[np.float64]
+
+
+class WalkForwardSettings(Settings):
+    """Lengths in sessions."""
+
+    train_sessions: int = Field(120, ge=1)
+    """Length of each training window; with `anchored` the least length."""
+    validation_sessions: int = Field(40, ge=1)
+    """Length of each validation window."""
+    test_sessions: int = Field(40, ge=1)
+    """Length of each test window, and of the step from fold to fold: every session is tested at most once."""
+    embargo_sessions: int = Field(1, ge=0)
+    """Sessions left out before validation and before test."""
+    anchored: bool = False
+    """Train from the market's first session on, in every fold, instead of over a window that moves."""
+
+
+class Fold(NamedTuple):
+    """Half-open ranges of bars of the whole market."""
+
+    number: int
+    train: tuple[int, int]
+    validation: tuple[int, int]
+    test: tuple[int, int]
+
+
+def make_folds(market: MarketTensors, settings: WalkForwardSettings) -> list[Fold]:
+    """All folds whose test window fits; the last one may be shorter, but not below half.
+
+    Raises BacktestError when not even one fits.
+    """
+    ends = m.session_ends(market.session.cpu().numpy())
+    starts = np.concatenate([[0], ends + 1])
+    sessions = len(ends)
+    embargo = settings.embargo_sessions
+    folds: list[Fold] = []
+    first = 0
+    while True:
+        train = first + settings.train_sessions
+        validation = train + embargo, train + embargo + settings.validation_sessions
+        test = validation[1] + embargo
+        stop = min(test + settings.test_sessions, sessions)
+        if stop - test < max(1, settings.test_sessions // 2):
+            break
+        begin = 0 if settings.anchored else first
+        ranges = [(begin, train), validation, (test, stop)]
+        bars = [(int(starts[a]), int(starts[b])) for a, b in ranges]
+        folds.append(Fold(len(folds), *bars))
+        first += settings.test_sessions
+    if not folds:
+        needed = settings.train_sessions + settings.validation_sessions + settings.test_sessions + 2 * embargo
+        raise BacktestError(f"{sessions} sessions hold no fold of {needed}; shorten the windows or give more data")
+    return folds
+
+
+def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
+    """The bars of one fold as a market with the fold's own windows.
+
+    Features keep the scale they were built with, that of the whole market's first training window, which lies
+    before every fold's validation; agents standardise what they see by their own training window anyway.
+    """
+    start, stop = fold.train[0], fold.test[1]
+    windows = Windows(*((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test)))
+    meta = {**market.meta, "fold": {"number": fold.number, "bars": [start, stop]}}
+    return replace(market.window(start, stop), windows=windows, meta=meta)
+
+
+@dataclass
+class _Chain:
+    """What is carried from test window to test window."""
+
+    factor: float = 1.0
+    bars: int = 0
+
+
+def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: str | None = None) -> BacktestResult:
+    """Test windows one after another as one result: each starts with what the one before left.
+
+    At the end of every window but the last the positions are sold at the last mark, at `settings`' costs; the next
+    window begins in cash. Shares and trades are scaled to the capital carried over, so they may be fractions.
+    Raises BacktestError when windows overlap or trade other symbols.
+    """
+    if not results:
+        raise BacktestError("there is no test window to put together")
+    chain = _Chain()
+    parts: list[BacktestResult] = []
+    for number, result in enumerate(results):
+        if number and (result.symbols != results[0].symbols or result.minutes[0] <= results[number - 1].minutes[-1]):
+            raise BacktestError(f"test window {number} overlaps the one before it, or trades other symbols")
+        closed = result if number == len(results) - 1 else _sold(result, settings)
+        parts.append(_scaled(closed, chain.factor, chain.bars))
+        chain.bars += len(result.minutes)
+        chain.factor *= float(closed.equity[-1]) / closed.initial_cash_usd
+        if chain.factor <= 0:
+            raise BacktestError(f"test window {number} left nothing; what follows cannot be traded")
+
+    def joined(field: str) -> Array:
+        values: Array = np.concatenate([getattr(part, field) for part in parts])
+        return values
+
+    sessions = [part.session - part.session[0] for part in parts]
+    for k in range(1, len(sessions)):
+        sessions[k] = sessions[k] + sessions[k - 1][-1] + 1
+    levels = [parts[0].benchmark]
+    for part in parts[1:]:
+        levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
+    trades = [part.trades for part in parts if len(part.trades)]
+    frame = pd.concat(trades, ignore_index=True).astype(TRADE_COLUMNS) if trades else parts[0].trades
+    return replace(
+        parts[0],
+        name=name or parts[0].name,
+        session=np.concatenate(sessions),
+        benchmark=np.concatenate(levels),
+        trades=frame,
+        ruined=any(part.ruined for part in parts),
+        last_bar=None,
+        note=parts[0].note or f"{len(parts)} test windows in a row",
+        minutes=np.concatenate([part.minutes for part in parts]),
+        equity=joined("equity"),
+        shares=joined("shares"),
+        mark=joined("mark"),
+        costs_usd=joined("costs_usd"),
+        turnover_usd=joined("turnover_usd"),
+    )
+
+
+def _sold(result: BacktestResult, settings: EnvSettings) -> BacktestResult:
+    """The same result with everything sold at the last bar's mark."""
+    held = result.shares[-1]
+    which = np.flatnonzero(held)
+    if not which.size or not result.has_positions:
+        return result
+    bar = len(result.minutes) - 1
+    notional = np.abs(held * result.mark[-1])
+    cost = closing_cost(torch.from_numpy(notional).unsqueeze(0), settings)[0].numpy()
+    time = pd.Timestamp(int(result.minutes[-1]) + result.bar_minutes * 60_000_000_000, tz="UTC")
+    rows = {
+        "decision_bar": bar,
+        "fill_bar": bar,
+        "decision_time": time,
+        "fill_time": time,
+        "symbol": np.array(result.symbols, dtype=object)[which],
+        "shares": -held[which],
+        "price_usd": result.mark[-1][which],
+        "notional_usd": notional[which],
+        "cost_usd": cost[which],
+        "kind": "forced",
+    }
+    sold = pd.DataFrame(rows, index=range(which.size)).astype(TRADE_COLUMNS)
+    trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold
+    equity, shares = result.equity.copy(), result.shares.copy()
+    costs, turnover = result.costs_usd.copy(), result.turnover_usd.copy()
+    equity[-1] -= cost.sum()
+    shares[-1] = 0.0
+    costs[-1] += cost.sum()
+    turnover[-1] += notional.sum()
+    return replace(result, equity=equity, shares=shares, costs_usd=costs, turnover_usd=turnover, trades=trades)
+
+
+def _scaled(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
+    """Everything in USD or shares times `factor`, bars counted from `bars`."""
+    trades = result.trades.copy()
+    for column in ("shares", "notional_usd", "cost_usd"):
+        trades[column] *= factor
+    for column in ("decision_bar", "fill_bar"):
+        trades[column] += bars
+    return replace(
+        result,
+        equity=result.equity * factor,
+        shares=result.shares * factor,
+        costs_usd=result.costs_usd * factor,
+        turnover_usd=result.turnover_usd * factor,
+        trades=trades,
+    )

@@ -1,0 +1,111 @@
+"""`BacktestResult`: what one strategy did in one window, bar by bar, and the numbers that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+from fintrader.errors import BacktestError
+from fintrader.results.catalogue import measure
+
+Array = NDArray[np.float64]
+
+
+"""Columns of `BacktestResult.trades`. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
+`forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
+
+
+@dataclass(frozen=True, eq=False)
+class BacktestResult:
+    """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is unusable."""
+
+    name: str
+    symbols: tuple[str, ...]
+    minutes: NDArray[np.int64]
+    """`[T]`: start of each bar, nanoseconds since 1970 UTC."""
+    session: NDArray[np.int64]
+    """`[T]`: number of the trading session."""
+    equity: Array
+    """`[T]` USD at each bar's close; `equity[0]` is the starting capital, nothing has been traded by then."""
+    shares: Array
+    """`[T, N]` held at each bar's close, before the orders decided at that close."""
+    mark: Array
+    """`[T, N]` USD: the price each position is marked at; 0 before a symbol's first bar."""
+    costs_usd: Array
+    """`[T]` fees, spread, impact and interest, at the bar whose equity they first reduce."""
+    turnover_usd: Array
+    """`[T]` notional bought and sold, at the same bars."""
+    trades: pd.DataFrame = field(repr=False)
+    """One row a fill; see `TRADE_COLUMNS`."""
+    benchmark: Array
+    """`[T]` level of the index."""
+    benchmark_name: str = "index"
+    bar_minutes: int = 1
+    ruined: bool = False
+    """The account was closed for ruin before the window's end."""
+    has_positions: bool = True
+    """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
+    last_bar: NDArray[np.int64] | None = None
+    """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not noted."""
+    note: str = ""
+    """One line on how the strategy trades, for tables and the report."""
+
+    def __post_init__(self) -> None:
+        bars = len(self.minutes)
+        if bars < 2:
+            raise BacktestError(f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two")
+        for name in ("session", "equity", "costs_usd", "turnover_usd", "benchmark", "shares", "mark"):
+            if len(getattr(self, name)) != bars:
+                raise BacktestError(f"{self.name}: {name} has {len(getattr(self, name))} rows for {bars} bars")
+        if not np.isfinite(self.equity).all():
+            where = int(np.flatnonzero(~np.isfinite(self.equity))[0])
+            raise BacktestError(f"{self.name}: equity is not finite at bar {where}; check the market's prices there")
+        if self.equity[0] <= 0:
+            raise BacktestError(f"{self.name}: the account starts with {self.equity[0]:,.2f} USD; it must be positive")
+
+    @property
+    def initial_cash_usd(self) -> float:
+        """Starting capital."""
+        return float(self.equity[0])
+
+    @cached_property
+    def cash(self) -> Array:
+        """`[T]` USD: equity less the positions' value."""
+        if not self.has_positions:
+            return np.zeros_like(self.equity)
+        cash: Array = self.equity - (self.shares * self.mark).sum(axis=1)
+        return cash
+
+    @cached_property
+    def daily_returns(self) -> Array:
+        """`[S]`: return of each session, the first against the starting capital."""
+        return m.daily_returns(self.equity, self.session)
+
+    @cached_property
+    def benchmark_daily_returns(self) -> Array:
+        """`[S]`: the index's return of each session, the first since the window's first close."""
+        return m.daily_returns(self.benchmark, self.session)
+
+    def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:
+        """`[len(bars), N]`: value of each position over equity (0 once the equity is gone)."""
+        equity = self.equity[bars][:, None]
+        value = self.shares[bars] * self.mark[bars]
+        return np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
+
+    @cached_property
+    def metrics(self) -> dict[str, float | None]:
+        """Name -> number, None where it is undefined; `measures.CATALOGUE` says what each one is."""
+        return measure(self)
+
+    def trade_list_profit(self) -> float:
+        """Profit recomputed from the trade list alone: cash flows, costs and interest, and what is held at the end."""
+        flows = -(self.trades["shares"] * self.trades["price_usd"]).sum() - self.trades["cost_usd"].sum()
+        interest = self.costs_usd.sum() - self.trades["cost_usd"].sum()
+        held = self.trades.groupby("symbol")["shares"].sum()
+        last = dict(zip(self.symbols, self.mark[-1], strict=True))
+        return float(flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items()))

@@ -1,0 +1,243 @@
+"""How much of a result hangs on one choice: costs, fills, a bar's delay, the first day, a single stock.
+
+Every row is a whole simulation with one thing changed. What a result survives is worth more than its best number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fintrader import metrics as m
+from fintrader.backtesting.account import BacktestAccount, EnvAccount, NumpyAccount, make_account
+from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulate import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, Policy, TradingEnv
+from fintrader.errors import BacktestError
+from fintrader.metrics import performance as p
+from fintrader.progress import SILENT, Progress, Task
+
+COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+
+
+FILLS = ("next_open", "next_close", "close")
+
+
+START_SHIFTS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Variation:
+    """The outcome of one changed choice."""
+
+    kind: str
+    """`cost_bps`, `fill`, `delay_bars`, `start_sessions` or `without`."""
+    setting: str
+    """The changed value, as text."""
+    cumulative_return: float | None
+    annual_return: float | None
+    sharpe: float | None
+    max_drawdown: float | None
+    chosen: bool = False
+    """Whether this is the choice that the backtest itself made."""
+
+
+def sensitivity(
+    policy: Policy,
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    costs_bps: Sequence[float] = COSTS_BPS,
+    fills: Sequence[str] = FILLS,
+    start_shifts: Sequence[int] = START_SHIFTS,
+    stocks: bool = True,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """All variations as plain JSON rows. Raises BacktestError where a simulation does."""
+    starts = _session_starts(market)
+    shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
+    total = _conventions(costs_bps, fills, settings) + len(shifts) + stocks
+    with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
+        rows = list(_traded_otherwise([policy], [market], settings, costs_bps, fills, task))
+        for shift in shifts:
+            window = market.window(int(starts[shift]), market.num_bars)
+            result = simulate(policy, window, settings, name=f"start {shift}")
+            rows.append(_row("start_sessions", str(shift), result))
+            task.advance(note=f"start {shift} sessions later")
+        if stocks:
+            rows += without_each(policy, market, settings)
+            task.advance(note="each stock removed")
+    return [asdict(row) for row in rows]
+
+
+def rolling_sensitivity(
+    policies: Sequence[Policy],
+    windows: Sequence[MarketTensors],
+    settings: EnvSettings,
+    *,
+    costs_bps: Sequence[float] = COSTS_BPS,
+    fills: Sequence[str] = FILLS,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Costs, fills and delay over a walk-forward: each fold's policy over its test window, put together by `stitch`.
+
+    The first day is the folds' and the symbols are each policy's own, so these are not varied. Raises BacktestError
+    where a simulation does.
+    """
+    with (progress or SILENT).task("sensitivity", total=_conventions(costs_bps, fills, settings), unit="runs") as task:
+        return [asdict(row) for row in _traded_otherwise(policies, windows, settings, costs_bps, fills, task)]
+
+
+def _conventions(costs_bps: Sequence[float], fills: Sequence[str], settings: EnvSettings) -> int:
+    return len({*costs_bps, settings.cost_bps}) + len(fills) + 2
+
+
+def _traded_otherwise(
+    policies: Sequence[Policy],
+    windows: Sequence[MarketTensors],
+    settings: EnvSettings,
+    costs_bps: Sequence[float],
+    fills: Sequence[str],
+    task: Task,
+) -> Iterator[Variation]:
+    """Rows `cost_bps`, `fill` and `delay_bars`: every policy over its own window, several of them as one result."""
+
+    def row(
+        kind: str, setting: str, changed: EnvSettings, chosen: bool, run: Callable[..., BacktestResult] = simulate
+    ) -> Variation:
+        parts = [run(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
+        task.advance(note=f"{kind} {setting}")
+        try:
+            return _row(kind, setting, parts[0] if len(parts) == 1 else stitch(parts, changed), chosen)
+        except BacktestError:  # one fold left nothing to go on with: no figures, and the other rows stand
+            return Variation(kind, setting, None, None, None, None, chosen)
+
+    for cost in sorted({*costs_bps, settings.cost_bps}):
+        changed = settings.model_copy(update={"cost_bps": cost})
+        yield row("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)
+    for fill in fills:
+        yield row("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
+    yield row("delay_bars", "0", settings, True)
+    yield row("delay_bars", "1", settings, False, delayed)
+
+
+def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestResult:
+    """Every decision carried out one bar late: seen at t, ordered at t + 1. `exact` trades in `TradingEnv` itself."""
+    order, wait = _late_desks(market, settings, exact=exact)
+    now, interval = wait, settings.decision_interval
+    with torch.no_grad():
+        action = policy(now.observe())
+        over = now.act(None, 1)
+        while not over:
+            # With an interval of one bar the next decision is seen where this one is carried out.
+            coming = policy(now.observe()) if interval == 1 else None
+            now = _hand_over(now, order)
+            over = now.act(action, max(1, interval - 1))
+            if not over and interval > 1:
+                coming = policy(now.observe())
+                now = _hand_over(now, wait)
+                over = now.act(None, 1)
+            action = action if coming is None else coming
+    return now.book.result("delayed", "one bar late")
+
+
+def _late_desks(
+    market: MarketTensors, settings: EnvSettings, *, exact: bool
+) -> tuple[BacktestAccount, BacktestAccount]:
+    """Who carries orders out and waits all but one bar of the interval, and who waits that bar: one desk where it can.
+
+    The environment's interval and rules are fixed, so there one account goes to and fro between two environments.
+    """
+    desk = make_account(market, settings, exact=exact)
+    if isinstance(desk, NumpyAccount):
+        return desk, desk
+    order = EnvAccount(
+        market, settings.model_copy(update={"decision_interval": max(1, settings.decision_interval - 1)})
+    )
+    # Where actions are orders in shares, that of nothing holds what there is.
+    holding = {"decision_interval": 1, "action": "trade", "turbulence_column": None}
+    wait = EnvAccount(market, settings.model_copy(update=holding))
+    wait.take_over(order)
+    return order, wait
+
+
+def _hand_over(now: BacktestAccount, to: BacktestAccount) -> BacktestAccount:
+    if to is not now and isinstance(to, EnvAccount) and isinstance(now, EnvAccount):
+        to.take_over(now)
+    return to
+
+
+def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -> list[Variation]:
+    """One account for each symbol, which never buys that symbol: all of them at once in one environment."""
+    count = market.num_assets
+    settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
+    env = TradingEnv.evaluation(market, settings, num_envs=count, record=True)
+    equity = np.full((market.num_bars, count), float(settings.initial_cash_usd))
+    keep = 1 - torch.eye(count, device=env.device)
+    alive = np.ones(count, dtype=bool)
+    with torch.no_grad():
+        obs, _ = env.reset()
+        over = False
+        while not over:
+            obs, _, terminated, truncated, info = env.step(_clean(policy(obs), keep))
+            bars = info["bars"][0].cpu().numpy()
+            values = info["bar_equity"].cpu().numpy()
+            equity[bars[:, None], np.flatnonzero(alive)] = values.T[:, alive]
+            # A ruined account stays at what it had; the others go on (its episode is begun anew and ignored).
+            gone = terminated.cpu().numpy() & alive
+            equity[bars[-1] :, gone] = values[gone, -1]
+            alive &= ~gone
+            over = bool(truncated[torch.from_numpy(alive)].any()) or not alive.any()
+            if not over and bool(terminated.any()):
+                obs = _restart(env, terminated, int(bars[-1]))
+    session = market.session.cpu().numpy()
+    rows = []
+    for column, symbol in enumerate(market.symbols):
+        rows.append(_numbers("without", symbol, m.daily_returns(equity[:, column], session)))
+    return rows
+
+
+def _clean(action: Tensor, keep: Tensor) -> Tensor:
+    return action.detach() * keep
+
+
+def _restart(env: TradingEnv, which: Tensor, bar: int) -> Tensor:
+    """Reset finished accounts at the bar where the others stand."""
+    obs: Tensor = env.reset(options={"reset_mask": which, "start": bar})[0]
+    return obs
+
+
+def _session_starts(market: MarketTensors) -> np.ndarray[Any, np.dtype[np.int64]]:
+    ends = m.session_ends(market.session.cpu().numpy())
+    return np.concatenate([[0], ends[:-1] + 1])
+
+
+def _row(kind: str, setting: str, result: BacktestResult, chosen: bool = False) -> Variation:
+    return _numbers(kind, setting, result.daily_returns, chosen)
+
+
+def _numbers(kind: str, setting: str, daily: Any, chosen: bool = False) -> Variation:
+    return Variation(
+        kind,
+        setting,
+        p.cumulative_return(daily),
+        p.annual_return(daily),
+        p.sharpe(daily),
+        p.max_drawdown(daily),
+        chosen,
+    )
+
+
+def by_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows grouped, in order."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row["kind"]), []).append(row)
+    return groups

@@ -1,0 +1,153 @@
+"""Any policy over any window, one account, float64, by the environment's own ledger.
+
+result = simulate(load_policy(path), market.split().test, settings, name="ensemble")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fintrader.backtesting.account import Action, BacktestAccount, NumpyAccount, make_account
+from fintrader.backtesting.result import BacktestResult
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, Policy
+from fintrader.errors import BacktestError
+from fintrader.progress import SILENT, Progress
+
+Decide = Callable[[BacktestAccount], "Action | None"]
+"""What a strategy does at a decision: an action `[1, N]` or `[N]`, or None to order nothing."""
+
+
+TOLD_BARS = 100
+"""Bars between two words of progress."""
+
+
+Bound = Callable[[int, "NDArray[np.float32]"], "NDArray[np.float32]"]
+"""`bound(bar, private [A + N]) -> action [N]`: a policy laid out for one window's market rows."""
+
+
+_DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """A policy that can be laid out for one window's market rows, such as those that `load_policy` returns."""
+
+    def bind(self, rows: NDArray[np.float32], /) -> Bound | None:
+        """The policy over the rows `[T, W]`; None where it cannot be done."""
+
+
+def simulate(
+    policy: Policy,
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    name: str = "policy",
+    progress: Progress | None = None,
+    note: str = "",
+    exact: bool = False,
+) -> BacktestResult:
+    """Trade the whole of `market` (a window of it, usually) with `policy`, decisions, fills and costs as `settings`.
+
+    Where it can, the account runs in compiled arithmetic and the policy is bound to the window's rows; `exact` steps
+    through `TradingEnv` and asks the policy itself. The ledgers agree to the last bit with whole shares, the actions
+    to float32 rounding. Raises BacktestError for a window of fewer than two bars and for an output that cannot be
+    traded.
+    """
+    if market.num_bars < 2:
+        raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
+    desk = make_account(market, settings, exact=exact)
+    return trade(ask(policy, desk, name), desk, name=name, progress=progress, note=note)
+
+
+def ask(policy: Policy, desk: BacktestAccount, name: str) -> Decide:
+    """How this policy is asked at this desk: bound to the window where both can, through observations elsewhere."""
+    bound = policy.bind(desk.rows) if isinstance(desk, NumpyAccount) and isinstance(policy, Bindable) else None
+    if bound is not None and isinstance(desk, NumpyAccount):
+        return _ask_bound(bound, desk, name)
+
+    def decide(desk: BacktestAccount) -> Tensor:
+        action = policy(desk.observe())
+        if not isinstance(action, Tensor) or action.shape != (1, desk.layout.num_assets):
+            shape = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
+            raise BacktestError(f"{name}: the policy gave {shape} for one account of {desk.layout.num_assets} assets")
+        if not bool(action.isfinite().all()):
+            raise BacktestError(_DIVERGED.format(name))
+        return action.detach()
+
+    return decide
+
+
+def _ask_bound(bound: Bound, desk: NumpyAccount, name: str) -> Decide:
+    def decide(_: BacktestAccount) -> NDArray[np.float32]:
+        action = bound(desk.bar, desk.private())
+        if not math.isfinite(action.sum()):  # actions lie in [-1, 1]: their sum is finite where all of them are
+            raise BacktestError(_DIVERGED.format(name))
+        return action
+
+    return decide
+
+
+def simulate_windows(
+    policy: Policy,
+    windows: Mapping[str, MarketTensors],
+    settings: EnvSettings,
+    *,
+    progress: Progress | None = None,
+) -> dict[str, BacktestResult]:
+    """`simulate` over several windows, each with an account of its own; name of the window -> result."""
+    return {name: simulate(policy, market, settings, name=name, progress=progress) for name, market in windows.items()}
+
+
+def simulate_rule(
+    decide: Decide,
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    name: str,
+    due: frozenset[int] | None = None,
+    progress: Progress | None = None,
+    note: str = "",
+    exact: bool = False,
+) -> BacktestResult:
+    """As `simulate`, for a strategy that looks at the account itself; with `due` it is only asked at those bars.
+
+    Raises BacktestError for a window of fewer than two bars.
+    """
+    if market.num_bars < 2:
+        raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
+    desk = make_account(market, settings, exact=exact)
+    return trade(decide, desk, name=name, due=due, progress=progress, note=note)
+
+
+def trade(
+    decide: Decide,
+    desk: BacktestAccount,
+    *,
+    name: str,
+    due: frozenset[int] | None = None,
+    progress: Progress | None = None,
+    note: str = "",
+) -> BacktestResult:
+    """Run an account to the end of its window, asking `decide` at every decision (with `due`, only at those bars)."""
+    last = desk.market.num_bars - 1
+    coming = sorted(due) if due is not None else []
+    with torch.no_grad(), (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task:
+        over, told = False, 0
+        while not over:
+            action = decide(desk) if due is None or desk.bar in due else None
+            while coming and coming[0] <= desk.bar:
+                coming.pop(0)
+            wait = None if due is None else (coming[0] if coming else last + 1) - desk.bar
+            over = desk.act(action, wait)
+            if desk.bar - told >= TOLD_BARS or over:
+                told = desk.bar
+                task.update(float(told))
+    return desk.book.result(name, note)

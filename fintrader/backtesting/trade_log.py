@@ -1,0 +1,126 @@
+"""The book of one account: what was held, earned and paid at every bar, and the list of its trades."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from fintrader.backtesting.result import BacktestResult
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.envs.ledger import closing_cost
+from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
+
+Array = NDArray[np.float64]
+
+
+MINUTE_NS = 60_000_000_000
+
+
+class Fills(NamedTuple):
+    """Columns of some rows of the trade list."""
+
+    kind: NDArray[np.object_]
+    decided: NDArray[np.int64]
+    filled: NDArray[np.int64]
+    asset: NDArray[np.int64]
+    shares: Array
+    """Signed: bought > 0."""
+    price: Array
+    cost: Array
+
+
+class TradeLog:
+    """Arrays over T bars and N assets, written by whoever runs the account."""
+
+    def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
+        bars, assets = market.num_bars, market.num_assets
+        self.market, self.settings = market, settings
+        self.mark = carried_close(market)
+        self.equity = np.full(bars, float(settings.initial_cash_usd))
+        self.shares = np.zeros((bars, assets))
+        self.costs, self.turnover = np.zeros(bars), np.zeros(bars)
+        self.ruined = False
+        self._fills: list[Fills] = []
+
+    def trade(self, kind: str, decided: int, filled: int, shown: int, traded: Array, price: Array, cost: Array) -> None:
+        """Note signed trades `[N]` (0 where none) at `price` and `cost` `[N]`, first seen in the equity of `shown`."""
+        which = np.flatnonzero(traded)
+        if not which.size:
+            return
+        part = traded[which], price[which], cost[which]
+        when = np.full(which.size, decided), np.full(which.size, filled)
+        self.trades(np.full(which.size, kind, dtype=object), *when, which, *part)
+        self.turnover[shown] += np.abs(part[0] * part[1]).sum()
+        self.costs[shown] += part[2].sum()
+
+    def trades(self, *columns: NDArray[Any]) -> None:
+        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the book already."""
+        self._fills.append(Fills(*columns))
+
+    def ruin(self, bar: int) -> None:
+        """Close a ruined account at its last mark, with costs; its equity then stays what is left."""
+        held = self.shares[bar].copy()
+        notional = np.abs(held * self.mark[bar])
+        cost = closing_cost(torch.from_numpy(notional).unsqueeze(0), self.settings)[0].numpy()
+        self.trade("ruin", bar, bar, bar, -held, self.mark[bar], cost)
+        self.ruined = True
+        self.shares[bar:] = 0.0
+        self.equity[bar:] = self.equity[bar] - cost.sum()
+
+    def result(self, name: str, note: str) -> BacktestResult:
+        """Everything noted so far, as a result."""
+        market = self.market
+        return BacktestResult(
+            name=name,
+            symbols=market.symbols,
+            minutes=market.minutes.cpu().numpy(),
+            session=market.session.cpu().numpy(),
+            equity=self.equity,
+            shares=self.shares,
+            mark=self.mark,
+            costs_usd=self.costs,
+            turnover_usd=self.turnover,
+            trades=self._trades(),
+            benchmark=market.benchmark.cpu().numpy(),
+            benchmark_name=market.benchmark_name,
+            bar_minutes=market.bar_minutes,
+            ruined=self.ruined,
+            last_bar=market.last_bar.cpu().numpy(),
+            note=note,
+        )
+
+    def _trades(self) -> pd.DataFrame:
+        if not self._fills:
+            return empty_trades()
+        whole = Fills(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
+        kind, decided, filled, asset, shares, price, cost = whole
+        start = self.market.minutes.cpu().numpy()
+        length = self.market.bar_minutes * MINUTE_NS
+        at_open = (kind == "order") & (self.settings.fill == "next_open")
+        frame = {
+            "decision_bar": decided,
+            "fill_bar": filled,
+            "decision_time": pd.to_datetime(start[decided] + length, utc=True),
+            "fill_time": pd.to_datetime(start[filled] + np.where(at_open, 0, length), utc=True),
+            "symbol": np.array(self.market.symbols, dtype=object)[asset],
+            "shares": shares,
+            "price_usd": price,
+            "notional_usd": np.abs(shares * price),
+            "cost_usd": cost,
+            "kind": kind,
+        }
+        return pd.DataFrame(frame).astype(TRADE_COLUMNS)
+
+
+def carried_close(market: MarketTensors) -> Array:
+    """`[T, N]` float64: the newest close at or before each bar, 0 before the first."""
+    close = market.close.cpu().to(torch.float64).numpy()
+    steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
+    newest = np.maximum.accumulate(steps, axis=0)
+    carried: Array = np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)
+    return carried

@@ -1,0 +1,186 @@
+"""What a backtest leaves on disk, and how it is read back.
+
+    metrics.json       {strategy: {metric: number or null}}
+    equity.parquet     long: strategy, bar, minute (start of the bar, UTC), session, equity_usd, cash_usd, cost_usd,
+                       turnover_usd, exposure; one row a bar and strategy; `benchmark` also stands as a strategy
+    positions.parquet  long: strategy, minute, session, symbol, shares, price_usd, weight at each session's close,
+                       positions held only
+    prices.parquet     long: minute, session, symbol, close_usd at each session's close, where there is a price
+    trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
+    context.json       what the caller said about the run (trials, seed, hashes, command)
+    honesty.json       how far the result can be believed (`honesty.assess`)
+    sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
+    report.html        the same, to read
+
+Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
+metrics.json is a whole backtest.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fintrader import metrics as m
+from fintrader.backtesting.honesty import TrialReturns, assess
+from fintrader.backtesting.result import BacktestResult
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
+from fintrader.files import write_bytes, write_json
+from fintrader.results.backtest_files import PRICE_COLUMNS, StoredBacktest, empty_trades
+
+
+def tabulate(
+    results: Mapping[str, BacktestResult],
+    context: Mapping[str, Any] | None = None,
+    honesty: Mapping[str, Any] | None = None,
+    sensitivity: Sequence[Mapping[str, Any]] = (),
+) -> StoredBacktest:
+    """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
+    if not results:
+        raise BacktestError("there is no result to write; simulate at least one strategy first")
+    first = next(iter(results.values()))
+    for name, result in results.items():
+        if not np.array_equal(result.minutes, first.minutes):
+            raise BacktestError(f"{name} and {first.name} cover different bars; simulate them over the same window")
+    return StoredBacktest(
+        metrics={name: dict(result.metrics) for name, result in results.items()},
+        equity=pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
+        positions=pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
+        trades=_trade_rows(results),
+        context={"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
+        honesty=dict(honesty or {}),
+        prices=_price_rows(results),
+        sensitivity=[dict(row) for row in sensitivity],
+    )
+
+
+def _times(minutes: Any) -> pd.DatetimeIndex:
+    return pd.to_datetime(np.asarray(minutes).astype("datetime64[ns]"), utc=True)
+
+
+def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
+    gross = np.abs(result.shares * result.mark).sum(axis=1)
+    return pd.DataFrame(
+        {
+            "strategy": name,
+            "bar": np.arange(len(result.minutes)),
+            "minute": _times(result.minutes),
+            "session": result.session,
+            "equity_usd": result.equity,
+            "cash_usd": result.cash,
+            "cost_usd": result.costs_usd,
+            "turnover_usd": result.turnover_usd,
+            "exposure": np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0),
+        }
+    )
+
+
+def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
+    ends = m.session_ends(result.session)
+    rows, assets = np.nonzero(result.shares[ends])
+    bars = ends[rows]
+    return pd.DataFrame(
+        {
+            "strategy": pd.Series([name] * len(bars), dtype="str"),
+            "minute": _times(result.minutes[bars]),
+            "session": result.session[bars],
+            "symbol": pd.Series(np.array(result.symbols, dtype=object)[assets], dtype="str"),
+            "shares": result.shares[bars, assets],
+            "price_usd": result.mark[bars, assets],
+            "weight": result.weights(ends)[rows, assets],
+        }
+    )
+
+
+def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+    """Session closes of the market that the strategies traded in."""
+    traded = [result for result in results.values() if result.has_positions]
+    if not traded:
+        return pd.DataFrame(columns=list(PRICE_COLUMNS))
+    result = traded[0]
+    ends = m.session_ends(result.session)
+    close = result.mark[ends].copy()
+    if result.last_bar is not None:  # the mark of an ended symbol goes on, its price does not
+        started = np.concatenate([[0], ends[:-1] + 1])
+        close[started[:, None] > result.last_bar] = 0.0
+    rows, assets = np.nonzero(close)
+    return pd.DataFrame(
+        {
+            "minute": _times(result.minutes[ends[rows]]),
+            "session": result.session[ends[rows]],
+            "symbol": pd.Series(np.array(result.symbols, dtype=object)[assets], dtype="str"),
+            "close_usd": close[rows, assets],
+        }
+    )
+
+
+def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+    parts = []
+    for name, result in results.items():
+        trades = result.trades if len(result.trades) else empty_trades()
+        parts.append(trades.assign(strategy=pd.Series([name] * len(trades), index=trades.index, dtype="str")))
+    filled = [part for part in parts if len(part)] or parts[:1]
+    frame = pd.concat(filled, ignore_index=True)
+    return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
+
+
+def write_backtest(
+    folder: Path,
+    results: Mapping[str, BacktestResult],
+    *,
+    context: Mapping[str, Any] | None = None,
+    trial_returns: TrialReturns | None = None,
+    market: MarketTensors | Sequence[MarketTensors] | None = None,
+    settings: EnvSettings | None = None,
+    control: Mapping[str, Any] | None = None,
+    sensitivity: Sequence[Mapping[str, Any]] = (),
+    seed: int = 0,
+) -> StoredBacktest:
+    """Write all files of a backtest below `folder`; returns what was written.
+
+    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and the report shows
+    the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and `control`
+    make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover different bars.
+    """
+    from fintrader.report.html import render_report
+
+    context = dict(context or {})
+    tabulate(results)  # refuses what cannot be written before anything is computed or touched
+    trials = context.get("trials")
+    honesty = assess(
+        results,
+        trials=trials if isinstance(trials, int) and trials > 0 else None,
+        trial_returns=trial_returns,
+        market=market,
+        settings=settings,
+        control=control,
+        seed=seed,
+    )
+    stored = tabulate(results, context, honesty, sensitivity)
+    folder = Path(folder)
+    report = render_report(stored).encode()
+    (folder / "metrics.json").unlink(missing_ok=True)  # an earlier backtest's, of which the rest goes now
+    for name in ("equity", "positions", "prices", "trades"):
+        write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
+    write_json(folder / "context.json", stored.context)
+    write_json(folder / "honesty.json", stored.honesty)
+    write_json(folder / "sensitivity.json", stored.sensitivity)
+    write_bytes(folder / "report.html", report)
+    write_json(folder / "metrics.json", stored.metrics)
+    return stored
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()

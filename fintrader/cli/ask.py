@@ -1,0 +1,178 @@
+"""Commands that ask about a run, or steer it from outside: status, lineage, scale, replay, rebuild."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from fintrader.cli.options import parse, positional
+from fintrader.config import Settings
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder
+from fintrader.storage.urls import is_url
+
+
+class ScaleOptions(Settings):
+    """How many pods a tournament keeps at work; it re-reads this while it runs."""
+
+    pods: int | None = Field(None, ge=1)
+    """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size` work, no more."""
+
+
+class ReplayOptions(Settings):
+    """Where a replay goes."""
+
+    name: str | None = None
+    """Name of the new run; the old one's with `-replay` unless set."""
+
+
+class ExportOptions(Settings):
+    """Where an export goes."""
+
+    out: Path | None = None
+    """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is replaced."""
+
+
+def status(argv: list[str]) -> None:
+    """RUN [--json]: pods by state, time left, leaderboard, what is at work, losses and their reasons."""
+    from fintrader.tournament.status import status as ask
+
+    as_json = "--json" in argv
+    folder = _run_folder("status", [word for word in argv if word != "--json"])
+    if folder is None:
+        return
+    answer = ask(folder)
+    if as_json:
+        print(json.dumps(answer, indent=2, sort_keys=True))
+        return
+    console = Console()
+    state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(answer["states"].items()))
+    console.print(f"{answer['run']}: {state}; {counts}; {answer['trials']} trials, {answer['env_steps']:,} env-steps")
+    if answer["eta_seconds"] is not None:
+        left = timedelta(seconds=round(answer["eta_seconds"]))
+        console.print(f"{answer['applied']} of {answer['wanted_results']} results; about {left} left")
+    if answer["losses"]:
+        lost = ", ".join(f"{count} x {name}" for name, count in sorted(answer["losses"].items()))
+        console.print(f"lost attempts: {lost}")
+    console.print(_table(answer["leaderboard"], ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")))
+    for pod in answer["at_work"]:
+        console.print("  at work: " + ", ".join(f"{key} {_show(value)}" for key, value in pod.items()))
+
+
+def lineage(argv: list[str]) -> None:
+    """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
+    from fintrader.tournament.status import lineage as ask
+
+    if len(argv) == 2 and not argv[0].startswith("-"):
+        rows = ask(_folder(argv[0]), argv[1])
+        Console().print(_table(rows, ("pod", "origin", "score", "algo", "changed")))
+        return
+    if argv and argv[0] in {"-h", "--help"}:
+        print("usage: fintrader lineage RUN_DIR POD")
+        return
+    raise ConfigError("`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods")
+
+
+def scale(argv: list[str]) -> None:
+    """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
+    from fintrader.tournament.scale import prospect
+    from fintrader.tournament.scale import scale as ask
+
+    folder, rest = positional("scale", "RUN_DIR", argv)
+    options = parse(ScaleOptions, ScaleOptions(), rest if folder else ["--help"], "scale RUN_DIR")
+    if folder is not None and is_url(folder):
+        raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
+    if folder is not None:
+        run = _folder(folder)
+        ask(run, options.pods)
+        print(f"{folder}: {prospect(run, options.pods)}")
+
+
+def replay(argv: list[str]) -> None:
+    """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by byte."""
+    from fintrader import pipeline
+
+    folder, rest = positional("replay", "RUN_DIR", argv)
+    options = parse(ReplayOptions, ReplayOptions(), rest if folder else ["--help"], "replay RUN_DIR")
+    if folder is None:
+        return
+    differences = pipeline.replay_run(_folder(folder).root, options.name)
+    for line in differences:
+        print(line)
+    print("equal, byte for byte" if not differences else f"{len(differences)} differences")
+    sys.exit(1 if differences else 0)
+
+
+def rebuild(argv: list[str]) -> None:
+    """RUN_DIR: make the leaderboard's database again from the stored results."""
+    from fintrader.tournament.status import rebuild as ask
+
+    folder = _run_folder("tournament rebuild", argv)
+    if folder is not None:
+        print(f"{folder.leaderboard}: made again from {ask(folder)} results")
+
+
+def export_tensorboard(argv: list[str]) -> None:
+    """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for TensorBoard."""
+    from fintrader.tournament.tensorboard import export
+
+    folder, rest = positional("export tensorboard", "RUN_DIR", argv)
+    options = parse(ExportOptions, ExportOptions(), rest if folder else ["--help"], "export tensorboard RUN_DIR")
+    if folder is None:
+        return
+    exported = export(_folder(folder), options.out)
+    print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
+
+
+def _run_folder(command: str, argv: list[str]) -> RunFolder | None:
+    name, rest = positional(command, "RUN_DIR", argv)
+    if name is None:
+        print(f"usage: fintrader {command} RUN_DIR")
+        return None
+    if rest:
+        raise ConfigError(f"{rest[0]!r}: `fintrader {command}` takes only RUN_DIR")
+    return _folder(name)
+
+
+def _folder(name: str) -> RunFolder:
+    return RunFolder(run_path(name))
+
+
+def run_path(name: str) -> Path:
+    """The folder of a run given by its path or URL. Raises TournamentError when there is none."""
+    if is_url(name):
+        from fintrader.pipeline import open_run
+
+        return open_run(name)
+    path = Path(name)
+    if not path.is_dir():
+        raise TournamentError(f"{name}: no such folder; give the folder of a run")
+    return path
+
+
+def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
+    table = Table(pad_edge=False)
+    present = [column for column in columns if any(column in row for row in rows)]
+    for column in present:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*[_show(row.get(column)) for column in present])
+    return table
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_show(below)}" for key, below in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

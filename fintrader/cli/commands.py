@@ -1,0 +1,157 @@
+"""Commands that make something: data, tournaments, backtests; and the app and the benchmarks."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+from pydantic import Field
+
+from fintrader.cli.options import help_config, parse, parse_config, positional
+from fintrader.config import Settings
+from fintrader.errors import ConfigError
+
+
+class AppSettings(Settings):
+    """Where the app looks and listens."""
+
+    runs_dir: str = "runs"
+    """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), of which copies are shown."""
+    port: int = Field(8501, ge=1, le=65535)
+    """Port to listen on."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the app has no users and no passwords, so anything but loopback needs a guard before it."""
+    headless: bool = False
+    """Do not open a browser."""
+
+
+def run(argv: list[str]) -> None:
+    """CONFIG [--overrides]: bars to backtest, all stages; again after a kill, it goes on where it was."""
+    from fintrader import pipeline
+
+    pipeline.run(parse_config("run", argv))
+
+
+def train(argv: list[str]) -> None:
+    """CONFIG [--overrides]: one agent, no tournament, for the budget of a pod; scored on the validation window."""
+    from fintrader import pipeline
+
+    pipeline.train_one(parse_config("train", argv))
+
+
+def tournament(argv: list[str]) -> None:
+    """CONFIG [--overrides]: data and tournament, without the look at the test window."""
+    from fintrader import pipeline
+
+    pipeline.run_tournament(parse_config("tournament", argv))
+
+
+def data_build(argv: list[str]) -> None:
+    """CONFIG [--overrides]: build the market file, or say that it is there already."""
+    from fintrader import pipeline
+
+    pipeline.build_data(parse_config("data build", argv))
+
+
+def data_quality(argv: list[str]) -> None:
+    """CONFIG [--overrides]: report every hole and fault of the bars, by symbol and day."""
+    from fintrader import pipeline
+
+    pipeline.report_quality(parse_config("data quality", argv))
+
+
+def data_dry_run(argv: list[str]) -> None:
+    """CONFIG [--overrides]: say what a build would read, and build nothing."""
+    from fintrader import pipeline
+
+    pipeline.rehearse_data(parse_config("data dry-run", argv))
+
+
+def data_verify(argv: list[str]) -> None:
+    """CONFIG [--overrides]: check every stored file against its hash; exit status 1 when one differs."""
+    from fintrader import pipeline
+
+    sys.exit(0 if pipeline.verify_data(parse_config("data verify", argv)) else 1)
+
+
+def lookahead(argv: list[str]) -> None:
+    """CONFIG [--overrides]: change the future at random minutes and see whether the past notices (then status 1)."""
+    from fintrader import pipeline
+
+    sys.exit(0 if pipeline.check_lookahead(parse_config("lookahead", argv), cuts=3) else 1)
+
+
+def backtest(argv: list[str]) -> None:
+    """RUN [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
+    from fintrader import pipeline
+
+    folder, rest = positional("backtest", "RUN_DIR", argv)
+    if folder is None:
+        help_config("backtest RUN_DIR")
+        return
+    home = pipeline.open_run(folder)
+    path = home / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
+    config = parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR")
+    pipeline.backtest_run(home, config, called=folder)
+
+
+def walkforward(argv: list[str]) -> None:
+    """CONFIG [--overrides]: train, choose, test, roll on; each fold a tournament, all test windows one backtest."""
+    from fintrader import pipeline
+
+    pipeline.walk_forward(parse_config("walkforward", argv))
+
+
+def compare(argv: list[str]) -> None:
+    """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of another window."""
+    from fintrader.backtesting import read_backtest
+    from fintrader.report.compare import labels, write_comparison
+
+    words, out = list(argv), Path("comparison.html")
+    if "--out" in words[:-1]:
+        place = words.index("--out")
+        out = Path(words[place + 1])
+        del words[place : place + 2]
+    if not words or any(word.startswith("-") for word in words):
+        print("usage: fintrader compare RUN_DIR RUN_DIR ... [--out FILE]")
+        return
+    from fintrader.pipeline import open_run
+
+    found = {}
+    for label, word in zip(labels(words), words, strict=True):
+        home = open_run(word)
+        found[label] = read_backtest(home if (home / "metrics.json").is_file() else home / "backtest")
+    print(write_comparison(out, found))
+
+
+def app(argv: list[str]) -> None:
+    """[--runs-dir DIR_OR_URL] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
+    settings = parse(AppSettings, AppSettings(), argv, "app")
+    try:
+        from fintrader_app.launch import serve
+    except ImportError:
+        raise ConfigError("the app is not part of this installation; install fintrader from its source tree") from None
+    serve(settings.runs_dir, settings.port, host=settings.host, headless=settings.headless or None)
+
+
+def bench(argv: list[str]) -> None:
+    """NAME [arguments]: run benchmarks/NAME.py; its last line of output is one JSON object."""
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    if not names:
+        raise ConfigError(
+            "benchmarks come with the source tree: clone the repository and install it with `make install`"
+        )
+    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv)
+    if name is None:
+        print("usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(names))
+        return
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
+        raise ConfigError(f"{name!r} is no benchmark; {hint}")
+    sys.exit(subprocess.call([sys.executable, str(folder / f"{name}.py"), *rest]))

@@ -1,0 +1,145 @@
+"""Command-line words to settings: tyro parses, and what it complains about becomes one line that names the field."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fintrader.config import models_in
+from fintrader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fintrader.pipeline import RunConfig
+
+
+T = TypeVar("T")
+
+
+_VALIDATION = re.compile(
+    r"Error parsing (\S+): \d+ validation errors? for \S+ (?:(\S+) )?(.*?) \[type=\w+, input_value=(.*?), input_type"
+)
+
+
+def positional(command: str, what: str, argv: list[str]) -> tuple[str | None, list[str]]:
+    """The first argument, which must be no option; None when help was asked for in its place."""
+    if argv and argv[0] in {"-h", "--help"}:
+        return None, argv
+    if not argv or argv[0].startswith("-"):
+        raise ConfigError(f"`fintrader {command}` needs {what} as its first argument")
+    return argv[0], argv[1:]
+
+
+def parse_config(command: str, argv: list[str]) -> RunConfig:
+    from fintrader import pipeline
+
+    path, rest = positional(command, "CONFIG", argv)
+    if path is None:
+        help_config(f"{command} CONFIG")
+        sys.exit(0)
+    rest, chosen = _take_choices(rest)
+    return parse(pipeline.RunConfig, pipeline.load_config(Path(path), chosen), rest, f"{command} CONFIG")
+
+
+def _take_choices(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Split off options that choose *which* settings model stands in a place (they decide the other options)."""
+    from fintrader import pipeline
+
+    rest: list[str] = []
+    chosen: dict[str, str] = {}
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and key in pipeline.CHOICES:
+            value = value if equals else next(words, "")
+            if not value:
+                raise ConfigError(f"{name} needs a value: {', '.join(pipeline.CHOICES[key])}")
+            chosen[key] = value
+        else:
+            rest.append(word)
+    return rest, chosen
+
+
+def help_config(usage: str) -> None:
+    from fintrader import pipeline
+
+    with contextlib.suppress(SystemExit):
+        _tyro(pipeline.RunConfig, pipeline.RunConfig(), ["--help"], usage)
+
+
+def _tyro(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
+    import tyro
+
+    about = (model.__doc__ or "").strip()
+    if "RUN" in command or "CONFIG" in command:
+        from fintrader import pipeline
+
+        choices = "; ".join(f"--{name} {'|'.join(values)}" for name, values in pipeline.CHOICES.items())
+        about = f"{about}\n\nChoosing another one of these changes which further settings there are: {choices}"
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    return tyro.cli(
+        model, default=default, args=list(argv), prog=f"fintrader {command}", config=config, description=about
+    )
+
+
+def parse(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
+    """`default` with the options of `argv` over it. Raises ConfigError, one line, for anything wrong."""
+    if any(word in {"-h", "--help"} for word in argv):
+        return _tyro(model, default, ["--help"], command)
+    said = io.StringIO()
+    try:
+        with _wide(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            return _tyro(model, default, argv, command)
+    except SystemExit:
+        raise ConfigError(_reduce(said.getvalue(), model)) from None
+
+
+@contextlib.contextmanager
+def _wide() -> Iterator[None]:
+    """Keep tyro from wrapping its messages, so that they can be read back as one line."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "4000"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
+def _reduce(message: str, model: type[Any]) -> str:
+    """tyro's boxed message as one line that names the option and what to do."""
+    lines = [re.sub(r"^[|│╭╰+\s]+|[|│╮╯+\s]+$|[-─]{5,}", "", line).strip() for line in message.splitlines()]
+    lines = [line for line in lines if line]
+    text = " ".join(lines[1:] if len(lines) > 1 else lines)  # the first line is the box's title
+    if unknown := re.search(r"Unrecognized options: (--\S+?)[,\s]", text + " "):
+        option = unknown.group(1).split("=")[0]
+        known = list(_options(model))
+        if option.removeprefix("--") in known:
+            return f"{option}: cannot be set on the command line; set it in the configuration file"
+        close = difflib.get_close_matches(option.removeprefix("--"), known, n=1, cutoff=0.5)
+        hint = f"did you mean --{close[0]}?" if close else "`--help` lists the settings"
+        return f"{option}: unknown setting; {hint}"
+    if broken := _VALIDATION.search(text):
+        place, field, what, value = broken.groups()
+        name = ".".join(part for part in (place.removeprefix("--"), field) if part and part != "root")
+        what = what.removeprefix("Value error, ")
+        return f"{name}: {what[:1].lower()}{what[1:]}, got {value}"
+    return re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text).removeprefix("Error parsing ")
+
+
+def _options(model: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted, dashed names of all options below a settings model."""
+    for name, field in model.model_fields.items():
+        dashed = f"{prefix}{name.replace('_', '-')}"
+        yield dashed
+        for below in models_in(field.annotation):
+            yield from _options(below, dashed + ".")

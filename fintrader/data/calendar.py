@@ -1,0 +1,193 @@
+"""The exchange's own minutes, and the train, validation and test windows upon them.
+
+Sessions, half days and daylight saving come from exchange_calendars; windows are whole sessions that never overlap.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fintrader.config import Settings
+from fintrader.data.bars import MINUTE_NS, Array
+from fintrader.data.tensors import Windows
+from fintrader.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class SessionGrid:
+    """All bars of a calendar between two dates: `S` sessions, `T` bars of `bar_minutes` (the last of a session may be
+    shorter), `Q` exchange minutes below them."""
+
+    calendar: str
+    bar_minutes: int
+    dates: Array
+    """`[S]` datetime64[D], the exchange's own dates."""
+    minutes: Array
+    """`[T]` int64: start of each bar, nanoseconds since 1970 UTC."""
+    session: Array
+    """`[T]` int64: number of the session, 0 to S - 1."""
+    exchange_minutes: Array
+    """`[Q]` int64: start of each exchange minute, nanoseconds since 1970 UTC."""
+    bar_of_minute: Array
+    """`[Q]` int64: the bar in which an exchange minute lies."""
+
+    @property
+    def num_bars(self) -> int:
+        """T."""
+        return len(self.minutes)
+
+    @property
+    def num_sessions(self) -> int:
+        """S."""
+        return len(self.dates)
+
+    @property
+    def first_bar(self) -> Array:
+        """`[S + 1]` int64: the first bar of each session, and T at the end."""
+        return np.searchsorted(self.session, np.arange(self.num_sessions + 1))
+
+    @property
+    def session_minutes(self) -> Array:
+        """`[S]` int64: exchange minutes of each session (390, or 210 on a half day in New York)."""
+        return np.bincount(self.session[self.bar_of_minute], minlength=self.num_sessions)
+
+    def locate(self, ts: Array) -> Array:
+        """`[R]` int64: the bar in which each time lies, -1 where the exchange is closed."""
+        floor = ts - ts % MINUTE_NS
+        at = np.searchsorted(self.exchange_minutes, floor)
+        at = np.minimum(at, len(self.exchange_minutes) - 1)
+        return np.where(self.exchange_minutes[at] == floor, self.bar_of_minute[at], -1)
+
+
+def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1) -> SessionGrid:
+    """The grid of all sessions from `start` to `end`, both included.
+
+    Raises DataError when the calendar is unknown or holds no session in the range.
+    """
+    schedule = _schedule(calendar, start, end)
+    if len(schedule) == 0:
+        raise DataError(f"{calendar} has no session from {start} to {end}; choose a range with trading days")
+    opens, closes, pause_starts, pause_ends = (
+        _nanoseconds(schedule[name]) for name in ("open", "close", "break_start", "break_end")
+    )
+    stamps, bars, sessions, first = [], [], [], 0
+    for number in range(len(schedule)):
+        minutes = np.arange(opens[number], closes[number], MINUTE_NS)
+        if pause_starts[number] != _NO_TIME:  # a lunch break
+            minutes = minutes[(minutes < pause_starts[number]) | (minutes >= pause_ends[number])]
+        inside = np.arange(len(minutes)) // bar_minutes
+        stamps.append(minutes)
+        bars.append(first + inside)
+        first += int(inside[-1]) + 1
+        sessions.append(np.full(int(inside[-1]) + 1, number))
+    exchange_minutes, bar_of_minute = np.concatenate(stamps), np.concatenate(bars)
+    starts = np.flatnonzero(np.diff(bar_of_minute, prepend=-1))
+    return SessionGrid(
+        calendar=calendar,
+        bar_minutes=bar_minutes,
+        dates=schedule.index.to_numpy().astype("datetime64[D]"),
+        minutes=exchange_minutes[starts],
+        session=np.concatenate(sessions).astype(np.int64),
+        exchange_minutes=exchange_minutes,
+        bar_of_minute=bar_of_minute.astype(np.int64),
+    )
+
+
+def session_date(calendar: str, ts: int) -> dt.date:
+    """The exchange's own date at a moment (nanoseconds since 1970 UTC)."""
+    day: dt.date = exchange_days(calendar, np.array([ts]))[0].astype("datetime64[D]").item()
+    return day
+
+
+def exchange_days(calendar: str, ts: Array) -> Array:
+    """`[R]` int64: the exchange's own date at each moment, in days since 1970."""
+    import pandas as pd
+
+    stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC").tz_convert(_calendar(calendar, 2000, 2001).tz)
+    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
+
+
+def _schedule(calendar: str, start: dt.date, end: dt.date) -> Any:
+    if end < start:
+        raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
+    schedule = _calendar(calendar, start.year, end.year).schedule
+    return schedule.loc[str(start) : str(end)]
+
+
+_NO_TIME = np.iinfo(np.int64).min  # what pandas makes of NaT
+
+
+def _nanoseconds(column: Any) -> Array:
+    return np.asarray(column.dt.tz_convert(None).astype("datetime64[ns]").astype(np.int64).to_numpy())
+
+
+@lru_cache(maxsize=16)
+def _calendar(name: str, first_year: int, last_year: int) -> Any:
+    import exchange_calendars as xc  # imported late: a second of start-up that most commands never need
+
+    try:
+        return xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
+    except xc.errors.InvalidCalendarName:
+        raise DataError(f"{name!r} is no exchange calendar; XNAS and XNYS are the usual ones") from None
+    except ValueError as error:
+        raise DataError(f"calendar {name} does not cover {first_year} to {last_year} ({error})") from None
+
+
+DateRange = tuple[dt.date, dt.date]
+
+
+class WindowSettings(Settings):
+    """Either three date ranges (both days included) or three fractions of the sessions."""
+
+    train: DateRange | None = None
+    validation: DateRange | None = None
+    test: DateRange | None = None
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    """Shares of the sessions for train, validation and test, when no dates are given."""
+    embargo_sessions: int = Field(1, ge=0)
+    """Sessions that belong to no window before validation and before test; taken from the end of the earlier one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        dates = [window for window in (self.train, self.validation, self.test) if window is not None]
+        if len(dates) not in (0, 3):
+            raise ValueError("give all three of train, validation and test as dates, or none")
+        edges = [edge for window in dates for edge in window]
+        if edges != sorted(edges) or any(a >= b for a, b in zip(edges[1::2], edges[2::2], strict=False)):
+            raise ValueError("the dates of train, validation and test must be in order and not overlap")
+        if not dates and (min(self.fractions) <= 0 or sum(self.fractions) > 1 + 1e-9):
+            raise ValueError("fractions must be positive and sum to at most 1")
+        return self
+
+
+def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
+    """Ranges of bars. Raises DataError when a window is empty after the embargo."""
+    if settings.train is not None and settings.validation is not None and settings.test is not None:
+        ranges = [_sessions(grid, window) for window in (settings.train, settings.validation, settings.test)]
+    else:
+        cuts = np.cumsum((0.0, *settings.fractions)) * grid.num_sessions
+        edges = [round(float(cut)) for cut in cuts]
+        ranges = list(itertools.pairwise(edges))
+    bars = []
+    for number, (name, (start, stop)) in enumerate(zip(Windows._fields, ranges, strict=True)):
+        if number < 2:
+            stop = min(stop, ranges[number + 1][0] - settings.embargo_sessions)
+        if stop <= start:
+            raise DataError(
+                f"the {name} window holds no session after an embargo of {settings.embargo_sessions}; the data has "
+                f"{grid.num_sessions} sessions from {grid.dates[0]} to {grid.dates[-1]}: widen data.windows"
+            )
+        bars.append((int(grid.first_bar[start]), int(grid.first_bar[stop])))
+    return Windows(*bars)
+
+
+def _sessions(grid: SessionGrid, window: DateRange) -> tuple[int, int]:
+    first, last = (np.datetime64(day) for day in window)
+    return int(np.searchsorted(grid.dates, first)), int(np.searchsorted(grid.dates, last, side="right"))

@@ -1,0 +1,358 @@
+"""A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
+
+Files go through the store (`fintrader.data.chunks`): the first build cuts each file into chunks by symbol and month,
+later ones read the chunks. A vendor's bars are asked for month by month and kept the same way.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fintrader.data.bars import Array, Bars, concat
+from fintrader.data.calendar import SessionGrid
+from fintrader.data.chunks import Collection, month_name, months_of
+from fintrader.data.clean import refuse_bad_rows
+from fintrader.data.corporate_actions import Action
+from fintrader.data.place import Place
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.data.sources.files import BarFile, FilesSettings, iterate, list_files, read_files
+from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
+from fintrader.data.sources.vendor import VendorFeed, VendorSettings
+from fintrader.data.sources.yahoo import Yahoo, YahooSettings
+from fintrader.data.universe import load_membership
+from fintrader.errors import DataError
+from fintrader.progress import SILENT, Progress
+
+_BUFFER_ROWS = 8_000_000
+
+
+_RACY_NS = 2_000_000_000
+
+
+class Feed(Protocol):
+    """Bars by symbol."""
+
+    inputs_need_bars: bool
+    """Whether `inputs` is known only once `prepare` has run."""
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Do what takes long: read files, ask vendors. Raises DataError."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """What identifies the bars, as plain JSON without any path."""
+        ...
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """Splits and dividends that the source itself announces."""
+        ...
+
+    @property
+    def symbols(self) -> list[str]:
+        """Symbols that have bars, sorted."""
+        ...
+
+    def span(self) -> tuple[int, int]:
+        """First and last time of all bars (int64 nanoseconds)."""
+        ...
+
+    def bars(self, symbol: str) -> Bars:
+        """All bars of one symbol as the source had them."""
+        ...
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        """`[T]` level of the source's own index at each bar's close, None where it has none."""
+        ...
+
+
+class FilesFeed:
+    """Bars of files, by way of the store. Nothing is read before `prepare`."""
+
+    actions: tuple[Action, ...] = ()
+    inputs_need_bars = False
+
+    def __init__(self, settings: FilesSettings, store: Place) -> None:
+        self.settings = settings
+        self.store = store
+        self.files = list_files(settings)
+        self.inputs = file_inputs(self.files, _fingerprints(self.files, store))
+        self._collections: list[Collection] = []
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
+        how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
+        for file, entry in zip(self.files, self.inputs["files"], strict=True):
+            identity = {**entry, **how}
+            if self.settings.symbol_from == "column":
+                identity["name"] = file.name
+            collection = Collection.open(self.store, "files", identity)
+            if not collection.complete:
+                with collection.place.lock():
+                    collection = Collection.open(self.store, "files", identity)
+                    if not collection.complete:
+                        collection.place.sweep()
+                        try:
+                            ingest(file, self.settings, collection, progress)
+                        except DataError:  # chunks of a file that is refused are of no use to anybody
+                            collection.place.remove()
+                            raise
+            self._collections.append(collection)
+
+    @property
+    def symbols(self) -> list[str]:
+        return sorted({symbol for collection in self._collections for symbol in collection.symbols})
+
+    def span(self) -> tuple[int, int]:
+        spans = [collection.span() for collection in self._collections]
+        return min(first for first, _ in spans), max(last for _, last in spans)
+
+    def bars(self, symbol: str) -> Bars:
+        return concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        return None
+
+
+def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
+    """What identifies the bars of files."""
+    return {
+        "kind": "files",
+        "files": [{"name": file.name, "sha256": digest} for file, digest in zip(files, hashes, strict=True)],
+    }
+
+
+class MemoryFeed:
+    """Bars that are in memory already."""
+
+    inputs_need_bars = False
+
+    def __init__(
+        self,
+        bars: Bars,
+        inputs: Mapping[str, Any],
+        level: Array | None = None,
+        minutes: Array | None = None,
+        actions: tuple[Action, ...] = (),
+    ) -> None:
+        self.inputs = inputs
+        self.actions = actions
+        self._bars = bars if bars.is_sorted() else bars.sorted()
+        self._level, self._minutes = level, minutes
+        self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Nothing is left to do."""
+
+    @property
+    def symbols(self) -> list[str]:
+        counts = np.diff(self._edges)
+        return sorted(name for name, count in zip(self._bars.symbols, counts, strict=True) if count)
+
+    def span(self) -> tuple[int, int]:
+        return int(self._bars.ts.min()), int(self._bars.ts.max())
+
+    def bars(self, symbol: str) -> Bars:
+        code = self._bars.symbols.index(symbol)
+        rows = self._bars.take(np.arange(self._edges[code], self._edges[code + 1]))
+        return replace(rows, symbol=np.zeros(len(rows), dtype=np.int32), symbols=(symbol,))
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        if self._level is None or self._minutes is None:
+            return None
+        at = np.searchsorted(self._minutes, grid.minutes, side="right") - 1
+        if at.min() < 0:
+            raise DataError("the range begins before the synthetic market; move data.start")
+        return np.asarray(self._level[at])
+
+
+class MadeFeed:
+    """Bars that are made when they are needed (the synthetic market), and not for a market that is built already."""
+
+    inputs_need_bars = False
+
+    def __init__(self, inputs: Mapping[str, Any], make: Callable[[], MemoryFeed]) -> None:
+        self.inputs = inputs
+        self._make = make
+        self._made: MemoryFeed | None = None
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Make the bars, once."""
+        if self._made is None:
+            with (progress or SILENT).task(f"make the {self.inputs['kind']} market", total=1) as task:
+                self._made = self._make()
+                task.advance()
+
+    @property
+    def _ready(self) -> MemoryFeed:
+        self.prepare()
+        assert self._made is not None
+        return self._made
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self._ready.actions
+
+    @property
+    def symbols(self) -> list[str]:
+        return self._ready.symbols
+
+    def span(self) -> tuple[int, int]:
+        return self._ready.span()
+
+    def bars(self, symbol: str) -> Bars:
+        return self._ready.bars(symbol)
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        return self._ready.index(grid)
+
+
+def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:
+    """Cut one file into chunks by symbol and month; memory stays bounded whatever the file's order.
+
+    Rows wait until a batch passes that holds none of their symbol and month: in a file sorted by symbol or by time
+    that is soon. In a shuffled one all are stored as soon as too many wait, and a month has several pieces.
+    """
+    collection.chunks = {}  # what an unfinished attempt left is written over with the same bytes
+    waiting: dict[tuple[str, int], list[Bars]] = {}
+    held = 0
+    with (progress or SILENT).task(f"read {file.name}", unit="rows") as task:
+        for batch in iterate(file, settings):
+            refuse_bad_rows(batch)
+            touched = set()
+            for key, part in _by_symbol_and_month(batch):
+                waiting.setdefault(key, []).append(part)
+                touched.add(key)
+                held += len(part)
+            for key in sorted(waiting):
+                if key not in touched or held > _BUFFER_ROWS:
+                    held -= _store(collection, key, waiting.pop(key), settings)
+            task.advance(len(batch))
+        for key in sorted(waiting):
+            _store(collection, key, waiting.pop(key), settings)
+    collection.complete = True
+    collection.save()
+
+
+def _store(collection: Collection, key: tuple[str, int], parts: list[Bars], settings: FilesSettings) -> int:
+    bars = concat(parts)
+    collection.add(key[0], month_name(key[1]), bars, {"file": bars.origin})
+    return len(bars)
+
+
+def _by_symbol_and_month(batch: Bars) -> list[tuple[tuple[str, int], Bars]]:
+    month = months_of(batch.ts)
+    low = int(month.min())
+    key = batch.symbol.astype(np.int64) * (int(month.max()) - low + 1) + (month - low)
+    if np.any(np.diff(key) < 0):
+        order = np.argsort(key, kind="stable")
+        batch, key, month = batch.take(order), key[order], month[order]
+    edges = np.flatnonzero(np.diff(key, prepend=-1, append=-1))
+    groups = []
+    for start, stop in itertools.pairwise(edges):
+        part = batch.take(np.arange(start, stop))
+        name = batch.symbols[int(part.symbol[0])]
+        part = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
+        groups.append(((name, int(month[start])), part))
+    return groups
+
+
+def _fingerprints(files: list[BarFile], store: Place) -> list[str]:
+    """SHA-256 of each file. Those of files that did not change since are remembered in the store."""
+    with store.lock():
+        store.sweep(deep=False)
+        stored = store.read("fingerprints.json")
+        try:
+            known: dict[str, list[str]] = json.loads(stored) if stored else {}
+        except ValueError:
+            known = {}
+        before = dict(known)
+        hashes = [_fingerprint(file, known) for file in files]
+        if known != before:
+            store.write("fingerprints.json", json.dumps(known, sort_keys=True).encode())
+    return hashes
+
+
+def _fingerprint(file: BarFile, known: dict[str, list[str]]) -> str:
+    version, key = file.version(), f"{file.path}:{file.member or ''}"
+    remembered = known.get(key)
+    if version is not None and remembered is not None and remembered[0] == version:
+        return remembered[1]
+    digest = file.sha256()
+    if version is not None and not _racy(version):
+        known[key] = [version, digest]
+    return digest
+
+
+def _racy(version: str) -> bool:
+    """Whether a file changed so lately that it may change again within the clock's grain."""
+    parts = version.split(" ")
+    return len(parts) == 3 and parts[1].isdigit() and time.time_ns() - int(parts[1]) < _RACY_NS
+
+
+def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source as a feed; nothing is downloaded or cut yet. Without a cache, bars are read into memory."""
+    source = settings.source
+    if isinstance(source, SyntheticSettings):
+        if cache is not None:
+            store_place(settings, cache)  # nothing goes there, but a place that cannot be one is told
+        return MadeFeed({"kind": "synthetic"}, partial(_synthetic, source, settings.calendar, settings.bar_minutes))
+    if isinstance(source, YahooSettings | AlpacaSettings):
+        vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
+        if cache is None:
+            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+        return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, store_place(settings, cache))
+    if cache is None:
+        files = list_files(source)
+        return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
+    return FilesFeed(source, store_place(settings, cache))
+
+
+def _synthetic(source: SyntheticSettings, calendar: str, bar_minutes: int) -> MemoryFeed:
+    grid = synthetic_grid(source, calendar, bar_minutes)
+    made = generate(source, grid)
+    return MemoryFeed(made.bars, {"kind": "synthetic"}, made.index, grid.minutes, made.actions)
+
+
+def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:
+    """What to ask a vendor for: its own list, else the universe's, else all members of the index in the range."""
+    explicit = source.symbols or settings.universe.symbols
+    if explicit:
+        return list(explicit)
+    members = load_membership(settings.universe) or {}
+    end = source.end or dt.date.today()
+    return sorted(
+        name
+        for name, intervals in members.items()
+        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
+    )
+
+
+def store_place(settings: DataSettings, cache: Path) -> Place:
+    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of markets."""
+    if settings.store is not None:
+        return Place(settings.store)
+    cache = Path(cache)
+    return Place(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
+
+
+def read_source(settings: DataSettings) -> Bars:
+    """All bars that the source has, as they are, in memory. Raises DataError."""
+    source = settings.source
+    if isinstance(source, SyntheticSettings):
+        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes)).bars
+    if not isinstance(source, FilesSettings):
+        raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+    return read_files(source, settings.universe.symbols)

@@ -1,0 +1,291 @@
+"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the mark, the reset and the
+observation in one launch.
+
+It computes what `core.advance`, `core.begin` and `core.observe` compute, to the last bit, for the reasons given in
+`kernel`; it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are not the two
+roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs triton, which
+torch brings along on Linux with CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fintrader.envs.kernels import buffers
+from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
+
+_BAR, _START, _END = tl.constexpr(buffers.BAR), tl.constexpr(buffers.START), tl.constexpr(buffers.END)
+
+
+_EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
+
+
+_CASH, _EQUITY = tl.constexpr(buffers.CASH), tl.constexpr(buffers.EQUITY)
+
+
+_PEAK, _FIRST = tl.constexpr(buffers.PEAK), tl.constexpr(buffers.FIRST)
+
+
+_STEP_EQUITY, _STEP_PEAK = tl.constexpr(buffers.STEP_EQUITY), tl.constexpr(buffers.STEP_PEAK)
+
+
+_COST, _TURNOVER, _WORTH = tl.constexpr(buffers.COST), tl.constexpr(buffers.TURNOVER), tl.constexpr(buffers.WORTH)
+
+
+_TERMINATED, _TRUNCATED = tl.constexpr(buffers.TERMINATED), tl.constexpr(buffers.TRUNCATED)
+
+
+_FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
+
+
+_SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
+
+
+_LOG_RETURN, _PROFIT = tl.constexpr(buffers.LOG_RETURN), tl.constexpr(buffers.PROFIT)
+
+
+_GRID, _INVERSE_GRID = tl.constexpr(WEIGHT_GRID), tl.constexpr(1.0 / WEIGHT_GRID)
+
+
+_MOST = tl.constexpr(MAX_WHOLE_SHARES)
+
+
+# Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as torch.round does.
+_ROUNDER = tl.constexpr(6755399441055744.0)
+
+
+_GOLDEN = tl.constexpr(-7046029254386353131)
+
+
+_MIX_1, _MIX_2 = tl.constexpr(-4658895280553007687), tl.constexpr(-7723592293110705685)
+
+
+_ACCOUNT_WIDTH = tl.constexpr(4)
+
+
+# Places in `rules`.
+RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST = 0, 1, 2, 3, 4, 5
+
+
+_RATE, _RUIN, _MAX_SHARES = tl.constexpr(RATE), tl.constexpr(RUIN), tl.constexpr(MAX_SHARES)
+
+
+_DEAD_BAND, _BAND, _LEAST = tl.constexpr(DEAD_BAND), tl.constexpr(BAND), tl.constexpr(LEAST)
+
+
+@triton.jit
+def _shift_right(x, BITS: tl.constexpr):
+    """Logical right shift of int64."""
+    return (x >> BITS) & ((1 << (64 - BITS)) - 1)
+
+
+@triton.jit
+def _mix(x):
+    """SplitMix64's output function, on int64."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+@triton.jit
+def _write_private(
+    out, mask, count, n, cash, equity, peak, first, least, left,
+    shares, mark,
+):  # fmt: skip
+    """Account features and holdings weights at `out`, where `mask` says so; `shares` and `mark` are float32."""
+    safe = tl.maximum(equity, least * first)
+    kind = out.dtype.element_ty
+    tl.store(out, (cash / safe).to(tl.float32).to(kind), mask=mask)
+    tl.store(out + 1, (safe / first - 1.0).to(tl.float32).to(kind), mask=mask)
+    tl.store(out + 2, (equity / peak - 1.0).to(tl.float32).to(kind), mask=mask)
+    tl.store(out + 3, left.to(tl.float32).to(kind), mask=mask)
+    weights = tl.div_rn(shares * mark, tl.zeros_like(mark) + safe.to(tl.float32))  # `/` would be approximate
+    tl.store(out + _ACCOUNT_WIDTH + n, weights.to(kind), mask=n < tl.where(mask, count, 0))
+
+
+@triton.jit
+def _copy_row(out, row, mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A market row."""
+    for start in range(0, WIDTH, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        chosen = place < tl.where(mask, WIDTH, 0)
+        tl.store(out + place, tl.load(row + place, mask=chosen, other=0.0), mask=chosen)
+
+
+@triton.jit
+def step_kernel(
+    quotes, rows, row_stride, last_bar, risk_off, rules,
+    action, key, give_cash, give_shares, give_bars,
+    ints_0, floats_0, flags_0, shares_0,
+    ints_1, floats_1, flags_1, shares_1, obs, final_obs,
+    B, T,
+    N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MODE: tl.constexpr,
+    FLAT: tl.constexpr, TARGET: tl.constexpr, SAME_BAR: tl.constexpr, RANDOM_START: tl.constexpr,
+    TURBULENT: tl.constexpr, BANDED: tl.constexpr, ENDS: tl.constexpr, WORTH: tl.constexpr, EVERY_FINAL: tl.constexpr,
+):  # fmt: skip
+    """Step account `program_id(0)` from the buffers `_0` into `_1`, which may not overlap; see `buffers.Buffers`.
+
+    `quotes` `[T, 2, N]`, `rows` `[T, WIDTH]` with stride `row_stride`, `rules` float64. With EVERY_FINAL the final
+    observation is written for all accounts, otherwise only for those that finish.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK_N)
+    inside = n < N
+    rate, ruin, least = tl.load(rules + _RATE), tl.load(rules + _RUIN), tl.load(rules + _LEAST)
+    old_bar, end = tl.load(ints_0 + _BAR * B + b), tl.load(ints_0 + _END * B + b)
+    start, episode = tl.load(ints_0 + _START * B + b), tl.load(ints_0 + _EPISODE * B + b)
+    old_cash, before = tl.load(floats_0 + _CASH * B + b), tl.load(floats_0 + _EQUITY * B + b)
+    old_peak, first = tl.load(floats_0 + _PEAK * B + b), tl.load(floats_0 + _FIRST * B + b)
+    # An account whose episode is over does not trade: it begins the next one, or stands still.
+    over = tl.load(flags_0 + _FINISHED * B + b) != 0
+    held_32 = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
+    held = held_32.to(tl.float64)
+
+    # --- orders
+    a = tl.load(action + b * N + n, mask=inside, other=0.0).to(tl.float64)
+    a = tl.where(a == a, a, 0.0)
+    a = tl.minimum(tl.maximum(a, -1.0), 1.0) * _GRID
+    a = (a + _ROUNDER) - _ROUNDER
+    mark = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
+    value = tl.maximum(before, 0.0)
+    if TARGET:
+        positive = tl.maximum(a, 0.0)
+        unit = value / tl.maximum(tl.sum(positive, 0) * _INVERSE_GRID, 1.0) * _INVERSE_GRID
+        listed = mark > 0.0
+        want = tl.where(listed, tl.floor(positive * unit / tl.where(listed, mark, 1.0)), 0.0)
+        if BANDED:
+            near = tl.abs(want - held) * mark <= tl.load(rules + _BAND) * value
+            want = tl.where(near & (want != 0.0), held, want)
+    else:
+        size = tl.abs(a) * _INVERSE_GRID
+        order = tl.where(size > tl.load(rules + _DEAD_BAND), tl.floor(size * tl.load(rules + _MAX_SHARES)), 0.0)
+        want = tl.maximum(held + tl.where(a < 0.0, -order, order), 0.0)
+    want = tl.minimum(want, _MOST)
+    if TURBULENT:
+        want = tl.where(tl.load(risk_off + old_bar) != 0, 0.0, want)
+
+    # --- fills
+    fill_bar = old_bar
+    if not SAME_BAR:
+        fill_bar = tl.minimum(old_bar + 1, end)
+    signed = tl.load(quotes + fill_bar * 2 * N + n, mask=inside, other=0.0).to(tl.float64)
+    price = tl.abs(signed)
+    kept = tl.where(price > 0.0, tl.minimum(want, held), held)
+    addition = tl.where(signed > 0.0, want - kept, 0.0)
+    sold, ordered = tl.sum((held - kept) * price, 0), tl.sum(addition * price, 0)
+    closing_cost = rate * sold
+    cash = old_cash + (sold - closing_cost)
+    full = (rate + 1.0) * ordered
+    scale = tl.minimum(tl.maximum(cash, 0.0) / tl.where(full > 0.0, full, 1.0), 1.0)
+    scale = tl.where(ordered + rate * ordered <= cash, 1.0, scale)
+    bought_shares = tl.floor(scale * addition)
+    shares = kept + bought_shares
+    bought = tl.sum(bought_shares * price, 0)
+    opening_cost = rate * bought
+    cash = tl.maximum(cash - (bought + opening_cost), 0.0)
+    cost, turnover = closing_cost + opening_cost, sold + bought
+
+    # --- mark
+    moving = old_bar < end
+    bar = tl.where(moving, old_bar + 1, old_bar)
+    mark_32 = tl.load(quotes + (bar * 2 + 1) * N + n, mask=inside, other=0.0)
+    if ENDS:
+        gone = (tl.load(last_bar + n, mask=inside, other=-1) == bar) & moving
+        ended = tl.sum(tl.where(gone, shares * mark_32.to(tl.float64), 0.0), 0)
+        ended_cost = rate * ended
+        shares = tl.where(gone, 0.0, shares)
+        cash = cash + (ended - ended_cost)
+        cost, turnover = cost + ended_cost, turnover + ended
+    equity = cash + tl.sum(shares * mark_32.to(tl.float64), 0)
+    peak = tl.maximum(old_peak, equity)
+
+    # --- who is over keeps his books
+    here_32 = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=n < tl.where(over, N, 0), other=0.0)
+    shares_32 = tl.where(over, held_32, shares.to(tl.float32))
+    mark_32 = tl.where(over, here_32, mark_32)
+    bar = tl.where(over, old_bar, bar)
+    cash, equity = tl.where(over, old_cash, cash), tl.where(over, before, equity)
+    peak = tl.where(over, old_peak, peak)
+    cost, turnover = tl.where(over, 0.0, cost), tl.where(over, 0.0, turnover)
+    terminated = equity <= ruin * first
+    truncated = (bar >= end) & (terminated == 0)
+    if MODE == _NEXT_STEP:
+        terminated, truncated = terminated & (over == 0), truncated & (over == 0)
+    done = terminated | truncated
+    tl.store(floats_1 + _STEP_EQUITY * B + b, equity)
+    tl.store(floats_1 + _STEP_PEAK * B + b, peak)
+    tl.store(floats_1 + _COST * B + b, cost)
+    tl.store(floats_1 + _TURNOVER * B + b, turnover)
+    if WORTH == _LOG_RETURN:
+        low = least * first
+        tl.store(floats_1 + _WORTH * B + b, tl.maximum(equity, low) / tl.maximum(before, low))
+    if WORTH == _PROFIT:
+        tl.store(floats_1 + _WORTH * B + b, (equity - before) / first)
+    tl.store(flags_1 + _TERMINATED * B + b, terminated.to(tl.int8))
+    tl.store(flags_1 + _TRUNCATED * B + b, truncated.to(tl.int8))
+    tl.store(flags_1 + _DONE * B + b, done.to(tl.int8))
+    tl.store(ints_1 + _FINAL_BAR * B + b, bar)
+
+    # --- the true last observation, and the next episode's start
+    width = _ACCOUNT_WIDTH + N
+    if FLAT:
+        width = width + WIDTH
+    if MODE == _SAME_STEP:
+        final_here = done
+        if EVERY_FINAL:
+            final_here = bar >= 0
+        left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
+        _write_private(
+            final_obs + b * width, final_here, N, n, cash, equity, peak, first, least, left, shares_32, mark_32
+        )
+        if FLAT:
+            out = final_obs + b * width + _ACCOUNT_WIDTH + N
+            if final_here:
+                _copy_row(out, rows + bar * row_stride, final_here, WIDTH, BLOCK_W)
+    finished = done
+    if MODE == _SAME_STEP:
+        begins = done
+        finished = done & (done == 0)
+    elif MODE == _NEXT_STEP:
+        begins = over
+    if (MODE == _SAME_STEP) | (MODE == _NEXT_STEP):
+        last = T - 1
+        span = tl.load(give_bars + b)
+        length = tl.where(span > 0, tl.minimum(span, last), 1)
+        fresh = tl.zeros_like(bar)
+        if RANDOM_START:
+            drawn = _shift_right(_mix(tl.load(key + b) + episode * _GOLDEN), 1)
+            fresh = drawn % tl.maximum(last - length + 1, 1)
+        fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
+        given_32 = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        fresh_32 = tl.load(quotes + (fresh * 2 + 1) * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        # Shares of what is not listed there are left out.
+        given_32 = tl.where(fresh_32 > 0.0, given_32, 0.0)
+        if ENDS:
+            ends_at = tl.load(last_bar + n, mask=n < tl.where(begins, N, 0), other=0)
+            given_32 = tl.where(ends_at > fresh, given_32, 0.0)
+        fresh_cash = tl.load(give_cash + b)
+        fresh_equity = fresh_cash + tl.sum(given_32.to(tl.float64) * fresh_32.to(tl.float64), 0)
+        bar, start, end = tl.where(begins, fresh, bar), tl.where(begins, fresh, start), tl.where(begins, fresh_end, end)
+        episode = tl.where(begins, episode + 1, episode)
+        cash, equity = tl.where(begins, fresh_cash, cash), tl.where(begins, fresh_equity, equity)
+        peak, first = tl.where(begins, fresh_equity, peak), tl.where(begins, fresh_equity, first)
+        shares_32, mark_32 = tl.where(begins, given_32, shares_32), tl.where(begins, fresh_32, mark_32)
+
+    # --- the account, and what it sees
+    tl.store(ints_1 + _BAR * B + b, bar)
+    tl.store(ints_1 + _START * B + b, start)
+    tl.store(ints_1 + _END * B + b, end)
+    tl.store(ints_1 + _EPISODE * B + b, episode)
+    tl.store(floats_1 + _CASH * B + b, cash)
+    tl.store(floats_1 + _EQUITY * B + b, equity)
+    tl.store(floats_1 + _PEAK * B + b, peak)
+    tl.store(floats_1 + _FIRST * B + b, first)
+    tl.store(flags_1 + _FINISHED * B + b, finished.to(tl.int8))
+    tl.store(shares_1 + b * N + n, shares_32, mask=inside)
+    left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
+    everywhere = bar >= 0
+    _write_private(obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares_32, mark_32)
+    if FLAT:
+        _copy_row(obs + b * width + _ACCOUNT_WIDTH + N, rows + bar * row_stride, everywhere, WIDTH, BLOCK_W)

@@ -1,0 +1,175 @@
+"""Several traders in one market: their orders meet in one temporary price impact.
+
+In every game K traders stand at the same bar. The orders they want are added up per symbol; the net flow q (USD,
+bought less sold) moves the price everybody fills at,
+
+    p' = p (1 + clamp(kappa q, -limit, +limit))
+
+and it is gone by the close, where accounts are marked at the market's price. Whoever follows the crowd pays for it,
+whoever stands on the other side is paid.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fintrader.config import Settings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.dynamics import account_keys, advance, begin, market_view, observe, select
+from fintrader.envs.ledger import Account
+from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.reward import make_reward
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import EnvError
+
+
+class TraderSettings(Settings):
+    """Who shares a market, and how they are rewarded."""
+
+    num_traders: Annotated[int, Field(ge=1)] = 2
+    """K: traders in one market."""
+    impact_bps_per_million_usd: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 10.0
+    """kappa: basis points the price moves per million USD of everybody's net orders."""
+    impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Most the price moves, as a share of it."""
+    cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
+    """1: everybody gets the mean reward; 0: each his own; -1: each his own less the mean of the others."""
+
+
+class MultiTraderEnv:
+    """G games of K traders, vectorised: observations `[G, K, D]`, actions `[G, K, N]`, rewards `[G, K]`.
+
+    A ruined trader is out (`terminated`): he orders nothing and is rewarded 0 until the game ends, which it does for
+    all at the time limit (`truncated`) or when everybody is ruined. An ended game is reset in the same step; its true
+    last observation is `info["final_obs"]` `[G, K, D]` where `info["_final_obs"]` `[G]`.
+    """
+
+    def __init__(
+        self,
+        market: MarketTensors,
+        settings: EnvSettings | None = None,
+        traders: TraderSettings | None = None,
+        *,
+        num_games: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        """Raises EnvError for a window of one bar or no game at all."""
+        if num_games < 1:
+            raise EnvError(f"num_games must be at least 1, got {num_games}")
+        self.settings = settings or EnvSettings()
+        self.traders = traders or TraderSettings()
+        self.num_games = num_games
+        self.num_traders = self.traders.num_traders
+        self.market = market if device is None else market.to(device)
+        self.device = self.market.device
+        self._on_host = self.device.type == "cpu"
+        self.layout = ObservationLayout.of(market, self.settings.lookback)
+        self._view = market_view(self.market, self.settings, dtype)
+        self._reward = make_reward(self.settings)
+        self._shares_dtype = torch.float64 if self.settings.fractional else dtype
+        self._key = self._keys(seed)
+        self._account: Account | None = None
+
+    @property
+    def account(self) -> Account:
+        """The `G * K` accounts, game by game. Raises EnvError before the first reset."""
+        if self._account is None:
+            raise EnvError("call reset() first: there are no accounts yet")
+        return self._account
+
+    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """Begin all games: obs `[G, K, D]`."""
+        if seed is not None:
+            self._key = self._keys(seed)
+        episode = torch.zeros_like(self._key) if self._account is None or seed is not None else self._account.episode
+        self._account = self._begin(episode)
+        return self._observe(self._account), {}
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """One decision of every trader: obs `[G, K, D]`, reward, terminated, truncated `[G, K]`, info.
+
+        Raises EnvError, changing nothing, for actions of the wrong shape or with NaN. On CUDA, where to look would be
+        to wait for the device, a NaN counts as 0.
+        """
+        account = self.account
+        action = self._check_action(actions)
+        out = account.finished
+        acted, reward, ruined, truncated, _ = advance(
+            self._view,
+            account,
+            action,
+            self.settings,
+            self._reward,
+            record=False,
+            move_prices=lambda orders, price: self._move(orders, price, out),
+        )
+        # Who is out keeps his books; only his clock runs on with the game's.
+        after = select(out, account._replace(bar=acted.bar), acted)
+        ruined, reward = ruined & ~out, torch.where(out, torch.zeros_like(reward), reward)
+        gone = (out | ruined).view(self.num_games, -1)
+        limit = (acted.bar >= acted.end_bar).view(self.num_games, -1).all(1)
+        over = limit | gone.all(1)
+        truncated = (limit.unsqueeze(1) & ~gone).flatten()
+        after = after._replace(finished=gone.flatten())
+        obs = self._observe(after)
+        info: dict[str, Any] = {"final_obs": obs, "_final_obs": over}
+        ended = over.repeat_interleave(self.num_traders)
+        after = select(ended, self._begin(after.episode), after)
+        self._account = after
+        return self._observe(after), self._share(reward), self._games(ruined), self._games(truncated), info
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    def _check_action(self, actions: Tensor) -> Tensor:
+        """`[G * K, N]` on the environment's device, without NaN: one would stay in the books for good."""
+        shape = (self.num_games, self.num_traders, self.layout.num_assets)
+        if not isinstance(actions, Tensor) or tuple(actions.shape) != shape or not actions.is_floating_point():
+            raise EnvError(f"actions must be a floating-point tensor of shape {shape}")
+        action = actions.flatten(0, 1).to(self.device)
+        if not self._on_host:
+            return torch.nan_to_num(action, nan=0.0)
+        if not bool(action.isfinite().all()):
+            raise EnvError("actions contain NaN or infinity; check the policy's output")
+        return action
+
+    def _keys(self, seed: int) -> Tensor:
+        """One random stream a game: its traders start at the same bar."""
+        return account_keys(seed, self.num_games, self.device).repeat_interleave(self.num_traders)
+
+    def _begin(self, episode: Tensor) -> Account:
+        count = self.num_games * self.num_traders
+        cash = torch.full((count,), self.settings.initial_cash_usd, dtype=torch.float64, device=self.device)
+        shares = torch.zeros((count, self.layout.num_assets), dtype=self._shares_dtype, device=self.device)
+        length = torch.full_like(self._key, self.settings.episode_bars or 0)
+        return begin(self._view, self._key, episode, cash, shares, length, self.settings)
+
+    def _move(self, orders: Tensor, price: Tensor, out: Tensor) -> Tensor:
+        """Fill prices `[G * K, N]` under the net flow of each game's traders who are still in."""
+        price = price.to(torch.float64)
+        flow = torch.where(out.unsqueeze(1), torch.zeros_like(price), orders * price)
+        net = flow.view(self.num_games, self.num_traders, -1).sum(1)
+        kappa = self.traders.impact_bps_per_million_usd / 1e4 / 1e6
+        shift = torch.clamp(kappa * net, -self.traders.impact_limit, self.traders.impact_limit)
+        return price * (1.0 + shift.repeat_interleave(self.num_traders, dim=0))
+
+    def _share(self, reward: Tensor) -> Tensor:
+        """Rewards `[G, K]` float32 after cooperation c: (1 - c) own + c mean for c >= 0, own + c others for c < 0."""
+        own, c = self._games(reward), self.traders.cooperation
+        if c >= 0.0:
+            shared = (1.0 - c) * own + c * own.mean(1, keepdim=True)
+        else:
+            others = (own.sum(1, keepdim=True) - own) / max(self.num_traders - 1, 1)
+            shared = own + c * others
+        return shared.to(torch.float32)
+
+    def _games(self, value: Tensor) -> Tensor:
+        return value.view(self.num_games, self.num_traders)
+
+    def _observe(self, account: Account) -> Tensor:
+        return observe(self._view, account, torch.float32).view(self.num_games, self.num_traders, -1)

@@ -1,0 +1,130 @@
+"""Files that are whole or absent: written atomically, so that a kill leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fintrader.errors import RunError
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and on disk.
+
+    Readers see the old file or the new one, never a half. The temporary is removed when the body raises.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename durable: on POSIX the directory entry needs its own fsync."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
+    """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a second version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return False
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        try:
+            os.link(temporary, path)  # unlike a rename, a link fails where a file stands
+        except FileExistsError:
+            return False
+        if sync:
+            sync_folder(path.parent)
+        return True
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` to `path` atomically."""
+    write_bytes(path, text.encode())
+
+
+def dump_json(value: Any) -> str:
+    """JSON with sorted keys and no NaN, so that equal values give equal bytes."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON to `path` atomically; NaN raises ValueError (store None instead)."""
+    write_text(path, dump_json(value))
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON. Raises RunError naming the file when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not valid JSON ({error}); delete it and run the same command again") from None
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def append_jsonl(path: Path, record: dict[str, Any]) -> None:
+    """Append one line. A kill can cut the last line short; `read_jsonl` drops such a tail."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
+    with path.open("ab") as file:
+        file.write(line)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a JSON-lines file (none if it does not exist); torn lines are left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_bytes().split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records

@@ -1,0 +1,239 @@
+"""`RunConfig`: everything a run is made from, out of YAML and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from fintrader import logs, runs
+from fintrader.agents.agent import AgentSettings
+from fintrader.agents.ppo import PPOSettings
+from fintrader.backtesting.folds import WalkForwardSettings
+from fintrader.config import Settings, models_in, read_yaml, validate
+from fintrader.data.build import DataSettings
+from fintrader.data.place import refuse_url
+from fintrader.envs.classic import GymnasiumSettings
+from fintrader.envs.trading import EnvSettings
+from fintrader.errors import ConfigError, DataError, RunError
+from fintrader.storage.urls import check_url
+from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
+from fintrader.tournament.settings import TournamentSettings
+
+Window = Literal["train", "validation", "test"]
+
+
+class BacktestSettings(Settings):
+    """The last look: which windows, and at what costs."""
+
+    window: tuple[Window, ...] = Field(("test",), min_length=1)
+    """Windows of the market to trade, each into a folder of its own; nobody has looked at the test window before."""
+    cost_bps: float | None = Field(None, ge=0)
+    """Proportional cost per trade in basis points; None keeps the environment's."""
+    control: bool = True
+    """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
+    sensitivity: bool = True
+    """Also trade at other costs, fills, delays and starts, and without each stock."""
+    tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
+    """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is installed (the extra
+    `report`) and the window is a month or longer."""
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("window")
+    @classmethod
+    def _each_once(cls, windows: tuple[Window, ...]) -> tuple[Window, ...]:
+        return tuple(dict.fromkeys(windows))
+
+    @field_validator("tear_sheet", mode="before")
+    @classmethod
+    def _once_a_switch(cls, value: object) -> object:
+        return {True: "png", False: "none"}[value] if isinstance(value, bool) else value
+
+
+class RunConfig(Settings):
+    """Everything a run is made from. Two runs with equal settings and equal bars have equal results."""
+
+    name: str = "run"
+    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless set."""
+    seed: int = Field(0, ge=0)
+    """Root of all randomness of agents and tournament (a synthetic market has a seed of its own)."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:1`."""
+    runs_dir: Path = Path("runs")
+    """Folder that holds all runs."""
+    cache: Path = Path("data/tensors")
+    """Folder of built markets, shared by all runs."""
+    store: str | None = None
+    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies. None: only here."""
+    log_format: logs.LogFormat = "plain"
+    """`json`: logs as one JSON object a line on standard error, with run and pod (FINTRADER_LOG_FORMAT too)."""
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    """Serve Prometheus metrics of the tournament on this port (0: any free one); None: no endpoint."""
+    metrics_host: str = "127.0.0.1"
+    """Address the metrics endpoint listens on; `0.0.0.0` lets other machines read it, without a password."""
+    checkpoint_seconds: float = Field(10.0, ge=0)
+    """`fintrader train`: seconds between stored states; what a kill can cost. 0: after every update."""
+    data: DataSettings = DataSettings()
+    env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
+    agent: AgentSettings = PPOSettings()
+    agents: tuple[AgentSettings, ...] = ()
+    """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
+    tournament: TournamentSettings = TournamentSettings()
+    launcher: Literal["local", "ray"] = "local"
+    """Where pods run: processes of this machine, or a Ray cluster (extra `ray`)."""
+    ray: RaySettings = RaySettings()
+    """Only with `launcher: ray`."""
+    backtest: BacktestSettings = BacktestSettings()
+    walkforward: WalkForwardSettings = WalkForwardSettings()
+    """Only for `fintrader walkforward`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trading_unless_said(cls, values: Any) -> Any:
+        """The trading environment is the default kind."""
+        env = values.get("env") if isinstance(values, dict) else None
+        return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
+
+    @field_validator("env")
+    @classmethod
+    def _readable(cls, env: EnvSettings | GymnasiumSettings) -> EnvSettings | GymnasiumSettings:
+        """Told here, before a market is built for nothing."""
+        if isinstance(env, EnvSettings) and env.observation != "flat":
+            raise ValueError(f"observation {env.observation} is for your own policies in Python; agents here read flat")
+        return env
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        try:
+            runs.RunFolder.named(name, Path())
+        except RunError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("store")
+    @classmethod
+    def _url(cls, store: str | None) -> str | None:
+        try:
+            return None if store is None else check_url(store)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("store: ")) from None
+
+    @field_validator("runs_dir", "cache", mode="before")
+    @classmethod
+    def _local(cls, folder: Any, info: ValidationInfo) -> Any:
+        try:
+            refuse_url(str(folder), str(info.field_name))
+        except DataError as error:
+            raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
+        return folder
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if device != "auto":
+            try:
+                torch.device(device)
+            except RuntimeError:
+                raise ValueError("expected auto, cpu, cuda or cuda:N") from None
+        return device
+
+    @property
+    def folder(self) -> runs.RunFolder:
+        return runs.RunFolder.named(self.name, self.runs_dir)
+
+    @property
+    def trading(self) -> EnvSettings:
+        """The trading environment's settings. Raises ConfigError when `env.kind` says another one."""
+        if isinstance(self.env, GymnasiumSettings):
+            raise ConfigError(
+                f"env.kind: {self.env.id} is no market, so there is no tournament and no backtest; "
+                "train one agent in it with `fintrader train`"
+            )
+        return self.env
+
+    def make_launcher(self) -> LauncherFactory | None:
+        """What makes the launcher of a tournament; None: local processes."""
+        return on_ray(self.ray, device=self.device) if self.launcher == "ray" else None
+
+    def resolved_device(self) -> str:
+        """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and that none has)."""
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            if self.launcher == "ray":  # the cluster's nodes have it, not the one this command runs on
+                return "cpu"
+            raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
+        return self.device
+
+
+def _choices(annotation: object, key: str) -> dict[str, type[Settings]]:
+    """Discriminator value -> settings model of a union."""
+    models = [model for model in models_in(annotation) if issubclass(model, Settings)]
+    return {value: model for model in models for value in get_args(model.model_fields[key].annotation)}
+
+
+CHOICES: dict[str, dict[str, type[Settings]]] = {
+    "env.kind": _choices(RunConfig.model_fields["env"].annotation, "kind"),
+    "agent.algo": _choices(RunConfig.model_fields["agent"].annotation, "algo"),
+    "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
+}
+"""Options that choose which model stands in a place. Switching one keeps the settings both models share."""
+
+
+_WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
+
+
+RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
+"""Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted name -> plain value."""
+    if isinstance(values, Settings):
+        values = values.model_dump(mode="json")
+    if not isinstance(values, dict) or not values:
+        return {prefix.removesuffix("."): values}
+    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
+
+
+def differences(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (before, now) of every setting in which two configurations differ, places left out."""
+    old, new = flat(before), flat(now)
+    fields = [field for field in sorted({*old, *new}) if field.split(".")[0] not in RESULT_NEUTRAL]
+    return {field: (old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)}
+
+
+def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:
+    """A configuration file as settings, with `chosen` union members (see CHOICES) put in place first.
+
+    Raises ConfigError, one line, naming the file and the field.
+    """
+    path = Path(path)
+    values = read_yaml(path)
+    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
+    for option, choice in (chosen or {}).items():
+        _choose(values, option, choice)
+    return validate(RunConfig, values, str(path))
+
+
+def _choose(values: dict[str, Any], option: str, choice: str) -> None:
+    models = CHOICES[option]
+    if choice not in models:
+        raise ConfigError(f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}")
+    *path, key = option.split(".")
+    for name in path:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: expected settings, got {values!r}")
+    if values.get(key) != choice:
+        for name in set(values) - set(models[choice].model_fields):
+            del values[name]
+        values[key] = choice

@@ -1,0 +1,116 @@
+"""The data stage: the market of a configuration, built once, and the questions that can be asked about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fintrader.backtesting.lookahead import lookahead
+from fintrader.data.build import build_market
+from fintrader.data.inspect import describe, dry_run, verify
+from fintrader.data.quality import quality_report, write_quality
+from fintrader.data.tensors import MarketTensors
+from fintrader.errors import DataError, RunError
+from fintrader.files import write_json
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.session import data_of, markets_of
+from fintrader.progress import reporter
+from fintrader.runs import Manifest
+
+
+def build_data(config: RunConfig) -> Path:
+    """The market file of a configuration, built unless it is there already; prints what it holds."""
+    path = _build(config)
+    market = MarketTensors.load(path)
+    first, last = (str(stamp)[:16] for stamp in market.timestamps()[[0, -1]])
+    print(
+        f"{path}: {market.num_assets} symbols x {market.num_bars} bars x {market.num_features} features, "
+        f"{first} to {last} UTC, content {MarketTensors.stored_hash(path)[:12]}"
+    )
+    return path
+
+
+def report_quality(config: RunConfig) -> dict[str, Any]:
+    """Every fault and hole of a configuration's bars: JSON and a page beside the market file; prints a summary.
+
+    Bars too broken to make a market of are reported below `cache/quality/<name>`.
+    """
+    with reporter() as progress:
+        report = quality_report(data_of(config), cache=config.cache, progress=progress)
+        try:
+            home = build_market(data_of(config), cache=config.cache, progress=progress).parent
+        except DataError as error:
+            print(f"no market can be built of these bars: {error}")
+            home = config.cache / "quality" / config.name
+    written = write_quality(report, home)
+    cells = [share for row in report["coverage"] for share in row if share is not None]
+    print(
+        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over {len(report['sessions'])} sessions "
+        f"({len(report['early_closes'])} early closes); {sum(cells) / max(len(cells), 1):.2%} of minutes traded"
+    )
+    for kind, count in report["kinds"].items():
+        print(f"  {kind}: {count:,}")
+    for path in written:
+        print(f"  {path}")
+    return report
+
+
+def rehearse_data(config: RunConfig) -> dict[str, Any]:
+    """Say what a build would read and how, without building anything."""
+    report = dry_run(data_of(config), cache=config.cache)
+    print(describe(report))
+    return report
+
+
+def verify_data(config: RunConfig) -> bool:
+    """Check every stored chunk of bars and every market against its hash; prints what differs; True: all is well."""
+    with reporter() as progress:
+        problems = verify(data_of(config), cache=config.cache, progress=progress)
+    for problem in problems:
+        print(problem)
+    print("every stored byte is as it was written" if not problems else f"{len(problems)} damaged or missing files")
+    return not problems
+
+
+def check_lookahead(config: RunConfig, cuts: int) -> bool:
+    """Change the future from random minutes on, build and trade again; prints what differs; True: nothing does."""
+    with reporter() as progress:
+        report = lookahead(config.data, config.trading, cuts=cuts, seed=config.seed, progress=progress)
+    print(report)
+    if config.folder.root.is_dir():
+        tried = {"cuts": list(report.cuts), "modes": list(report.modes)}
+        write_json(config.folder.root / "lookahead.json", {"leaks": [str(leak) for leak in report.leaks], **tried})
+    return report.clean
+
+
+def _build(config: RunConfig) -> Path:
+    with reporter() as progress:
+        return build_market(data_of(config), cache=config.cache, progress=progress, markets=markets_of(config))
+
+
+def make_market(config: RunConfig, manifest: Manifest) -> Path:
+    """The run's market file. Raises RunError when it is not the one that the run was begun with, DataError."""
+    with manifest.stage("data"):
+        try:
+            path = _build(config)
+        except DataError as error:
+            path = _stored_market(config, manifest, error)
+        content = MarketTensors.stored_hash(path)
+        before = manifest.values["data_hash"]
+        if before not in (None, content):
+            raise RunError(
+                f"{config.folder.root} was made from other bars (data hash {before[:12]} there, {content[:12]} now); "
+                "put the old file back, or choose another --name"
+            )
+        manifest.update(market=str(path), data_hash=content)
+    return path
+
+
+def _stored_market(config: RunConfig, manifest: Manifest, error: DataError) -> Path:
+    """The market that a run was begun with, out of its store, where the bars cannot be had any more."""
+    content, markets = manifest.values["data_hash"], markets_of(config)
+    path: Path = config.cache / str(content) / "market.safetensors"
+    if content is None or markets is None or not (path.is_file() or markets.fetch(content, path.parent)):
+        raise error
+    print(f"the bars cannot be had ({error}); the market that this run was begun with comes from {markets.objects}")
+    return path

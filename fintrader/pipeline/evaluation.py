@@ -1,0 +1,275 @@
+"""The last stage: what was chosen, on the window nobody has looked at, beside all that could have been luck."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader.agents.policy import load_policy
+from fintrader.backtesting import BacktestResult, StoredBacktest, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.null_models import information_free
+from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.data.sources.planted import oracle_policy, planted_optimum
+from fintrader.data.tensors import MarketTensors
+from fintrader.data.universe import describe as survivors_only
+from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.errors import BacktestError
+from fintrader.files import dump_json, read_json
+from fintrader.pipeline.config import RunConfig
+from fintrader.progress import Progress, reporter
+from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
+from fintrader.results.leaderboard import read_leaderboard
+from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.store import RunStore
+
+CONVENTIONS = (
+    *("fill", "decision_interval", "fractional", "rebalance_band"),
+    *("cost_bps", "half_spread_bps", "impact_bps_per_million_usd", "min_commission_usd", "borrow_bps_per_year"),
+    *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
+    *("turbulence_column", "turbulence_threshold"),
+)
+"""Settings of `env` that say how orders are carried out: a trained policy can be traded under others. The rest says
+what it sees, what its outputs mean, or how it was trained."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A backtest of stored policies, made again."""
+
+    command: str
+    """The command line that gives it."""
+    trained: EnvSettings
+    """What the policies were trained in."""
+
+
+def evaluate_chosen(
+    config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None = None
+) -> None:
+    """Ensemble, best pod and baselines over one window, with all that tells skill from luck, written down."""
+    market: MarketTensors = getattr(MarketTensors.load(path).split(), window)
+    env = backtest_settings(config)
+    with reporter() as progress:
+        results = simulate_chosen(config.folder, market, env, str(manifest.values["best"]), progress)
+        planted = _planted(market, env, results, progress)
+        control = _control(config, path, window, env, progress) if config.backtest.control else None
+        policy = load_policy(config.folder.ensemble / "policy.safetensors")
+        rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
+    context = provenance(config, manifest, window, repeat)
+    if planted:
+        context["planted"] = planted
+    context |= data_summary(path, [market])
+    home = window_folder(config.folder, window)
+    stored = write_backtest(
+        home,
+        results,
+        context=context,
+        trial_returns=trial_returns(config.folder),
+        market=market,
+        settings=env,
+        control=control,
+        sensitivity=rows,
+        seed=config.seed,
+    )
+    count_look(manifest, window)
+    draw_tear_sheet(config, stored, home)
+
+
+def window_folder(folder: RunFolder, window: str) -> Path:
+    """Where a window's backtest lies: the test window's in `backtest/`, another's in `backtest/<window>/`."""
+    return folder.backtest if window == "test" else folder.backtest / window
+
+
+def backtest_settings(config: RunConfig) -> EnvSettings:
+    """The environment's settings, at the backtest's costs if it has its own."""
+    if config.backtest.cost_bps is None:
+        return config.trading
+    return config.trading.model_copy(update={"cost_bps": config.backtest.cost_bps})
+
+
+def settings_hash(config: RunConfig, window: str) -> str:
+    """SHA-256 of everything a window's backtest is made with besides the run itself."""
+    asked = {"window": window, "control": config.backtest.control, "sensitivity": config.backtest.sensitivity}
+    made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
+    return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
+
+
+def as_configured(config: RunConfig, window: str) -> bool:
+    """Whether a window's backtest lies there whole, and as these settings make it."""
+    home = window_folder(config.folder, window)
+    if not (home / "metrics.json").is_file():
+        return False
+    expected = settings_hash(config, window)
+    return bool(read_json(home / "context.json").get("settings_hash", expected) == expected)
+
+
+def looks(manifest: Manifest) -> dict[str, int]:
+    """How often each window has been traded so far: after the first time it is less of a test."""
+    counted = manifest.values.get("looks")
+    if isinstance(counted, dict):
+        return counted
+    # Earlier versions counted the test window alone, and only from the second look on.
+    begun = manifest.values["stages"].get("backtest", {}).get("seconds")
+    return {"test": int(counted or 1)} if counted or begun else {}
+
+
+def count_look(manifest: Manifest, window: str) -> None:
+    """One look more at a window."""
+    before = looks(manifest)
+    manifest.update(looks={**before, window: before.get(window, 0) + 1})
+
+
+def simulate_chosen(
+    folder: RunFolder, market: MarketTensors, env: EnvSettings, best: str, progress: Progress
+) -> dict[str, BacktestResult]:
+    """A finished tournament's ensemble and best pod, and every baseline, over the same bars."""
+    chosen = {"ensemble": folder.ensemble, "best": folder.pod(best)}
+    store = RunStore(folder)
+    store.ensure_policy(store.read_result(best))
+    results = {
+        name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
+        for name, home in chosen.items()
+    }
+    return results | simulate_baselines(market, env, progress=progress, every=True)
+
+
+def provenance(
+    config: RunConfig, manifest: Manifest, window: str, repeat: Repeat | None = None, *, title: str | None = None
+) -> dict[str, Any]:
+    """What a report says of where its figures come from; nothing in it depends on the clock.
+
+    `title` is what the report calls the window.
+    """
+    env = backtest_settings(config)
+    trained = config.trading if repeat is None else repeat.trained
+    other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
+    context = {
+        "run": config.name,
+        "window": title or window,
+        "trials": int(manifest.values["trials"]),
+        "looks": looks(manifest).get(window, 0) + 1,
+        "cost_bps": env.cost_bps,
+        "trading": {name: getattr(env, name) for name in CONVENTIONS},
+        "seed": config.seed,
+        "settings_hash": settings_hash(config, window),
+        **{name: manifest.values[name] for name in ("data_hash", "config_hash", "versions", "command")},
+    }
+    if other:
+        context["changed"] = {name: f"{getattr(env, name)} ({getattr(trained, name)} in training)" for name in other}
+    if repeat is not None:
+        context |= {"command": repeat.command, "run_command": manifest.values["command"]}
+    return context
+
+
+def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
+    """For the report: how much of the windows has prices, what the build mended, and the faults found (`data quality`).
+
+    `path` is the market file; what lies beside it is used where it is there.
+    """
+    first, last = windows[0], windows[-1]
+    cells = sum(window.tradable.numel() for window in windows)
+    traded = sum(int(window.tradable.sum()) for window in windows)
+    listed = sum(int((~window.close.isnan()).sum()) for window in windows)
+    summary: dict[str, Any] = {
+        "symbols": first.num_assets,
+        "bars": sum(window.num_bars for window in windows),
+        "bar_minutes": first.bar_minutes,
+        "bars_from_to": f"{str(first.timestamps()[0])[:16]} to {str(last.timestamps()[-1])[:16]} UTC",
+        "cells_with_a_trade": f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)",
+        "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
+    }
+    if (build := path.with_name("build.json")).is_file():
+        record = read_json(build)
+        summary["mended_bars"] = record.get("repairs") or "none"
+        summary["symbols_left_out"] = len(record.get("left_out") or {})
+        if suspect := survivors_only(record.get("survivorship") or {"survivors_only": False}):
+            summary["survivorship"] = suspect
+    found = {"data": summary}
+    if (quality := path.with_name("quality.json")).is_file():
+        found["quality"] = read_json(quality)["kinds"]
+    return found
+
+
+def draw_tear_sheet(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
+    """pyfolio's tear sheet beside the report, and none of an earlier backtest.
+
+    `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line that says so.
+    """
+    wanted = config.backtest.tear_sheet
+    for ending in FORMATS:
+        (home / f"tear_sheet{ending}").unlink(missing_ok=True)
+    if wanted == "none" or (wanted == "auto" and why_no_tear_sheet(stored) is not None):
+        return
+    try:
+        write_tear_sheet(home / f"tear_sheet.{'png' if wanted == 'auto' else wanted}", stored)
+    except BacktestError as error:
+        print(f"no tear sheet: {error}")
+
+
+def trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:
+    """`[S, M]`: daily returns of every scored pod on the validation window, in the order of the pods; None if none."""
+    results = [read_json(path) for path in sorted(folder.pods.glob("*/result.json"))]
+    columns = [result["returns"] for result in results if result.get("score") is not None and result.get("returns")]
+    if not columns or len({len(column) for column in columns}) != 1:
+        return None
+    return np.array(columns, dtype=np.float64).T
+
+
+def information_free_market(path: Path, seed: int) -> Path:
+    """The market with features of other days, beside the true one; made unless it is there already."""
+    target = path.with_name(f"information_free_{seed}.safetensors")
+    if not target.is_file():
+        information_free(MarketTensors.load(path), seed).save(target)
+    return target
+
+
+def _control(config: RunConfig, path: Path, window: str, env: EnvSettings, progress: Progress) -> dict[str, Any] | None:
+    """What the same search made of information-free features: in selection, and on the window itself."""
+    folder = RunFolder(config.folder.control)
+    policy = folder.ensemble / "policy.safetensors"
+    if not policy.is_file():
+        return None
+    split = MarketTensors.load(information_free_market(path, config.seed)).split()
+    result = simulate(load_policy(policy), getattr(split, window), env, name="control", progress=progress)
+    return {
+        "metrics": dict(result.metrics),
+        "selection_metric": config.tournament.metric,
+        "best_selection_score": best_score(folder.leaderboard),
+        "real_best_selection_score": best_score(config.folder.leaderboard),
+    }
+
+
+def best_score(leaderboard: Path) -> float | None:
+    """The best score on a leaderboard, None where nobody has one."""
+    scores = [entry["score"] for entry in read_leaderboard(leaderboard)]
+    return max((score for score in scores if score is not None), default=None)
+
+
+def _planted(
+    market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
+) -> dict[str, Any] | None:
+    """What could be earned at best in a synthetic market, and the share of it that was; None in a real one.
+
+    Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
+    """
+    planted = market.meta.get("planted")
+    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps_per_million_usd:
+        return None
+    optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
+    layout = TradingEnv.evaluation(market, env).layout
+    results["oracle"] = simulate(
+        oracle_policy(market, layout, env.cost_bps), market, env, name="oracle", progress=progress
+    )
+    reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
+    best = math.log(reached["oracle"])
+    return {
+        "expected_multiple": optimum.expected_multiple,
+        "share_of_expected": {name: optimum.share(reached[name]) for name in ("ensemble", "best", "oracle")},
+        "share_of_oracle": {name: math.log(reached[name]) / best for name in ("ensemble", "best")} if best > 0 else {},
+    }

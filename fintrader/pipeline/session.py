@@ -1,0 +1,174 @@
+"""How a command can be watched: its logs' form, and the metrics endpoint of its orchestrators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from fintrader import logs
+from fintrader.pipeline.config import RunConfig
+from fintrader.progress import reporter
+from fintrader.runs import RunFolder
+from fintrader.tournament.prometheus import Endpoint
+
+if TYPE_CHECKING:
+    from fintrader.tournament.orchestrator import Orchestrator
+import time
+from pathlib import Path
+
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.vendor import VendorSettings
+from fintrader.errors import RunError
+from fintrader.storage.lease import hold, is_held
+from fintrader.storage.markets import Markets
+from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
+from fintrader.storage.objects import Objects
+from fintrader.storage.urls import check_url, is_url
+from fintrader.tournament.status import make_index
+
+_endpoint: ContextVar[Endpoint | None] = ContextVar("fintrader_endpoint", default=None)
+
+
+@contextlib.contextmanager
+def observing(config: RunConfig) -> Iterator[Endpoint | None]:
+    """Inside the block logs have the configured form and name the run, and metrics are served where asked for.
+
+    Raises ConfigError when the port is taken or the extra `observe` is missing.
+    """
+    with logs.written(config.log_format), logs.bound(run=config.name):
+        if config.metrics_port is None or _endpoint.get() is not None:
+            yield _endpoint.get()
+            return
+        endpoint = Endpoint.serve(config.metrics_host, config.metrics_port)
+        url = f"http://{endpoint.host}:{endpoint.port}/metrics"
+        reporter().event({"event": "metrics", "metrics_url": url}, f"metrics: {url}")
+        token = _endpoint.set(endpoint)
+        try:
+            yield endpoint
+        finally:
+            _endpoint.reset(token)
+            endpoint.close()
+
+
+@contextlib.contextmanager
+def watching(config: RunConfig, folder: RunFolder) -> Iterator[Callable[[Orchestrator], None] | None]:
+    """What the reconcile loop of a search is to call after each turn; None where nobody watches."""
+    endpoint = _endpoint.get()
+    with logs.bound(run=folder.label):
+        if endpoint is None:
+            yield None
+            return
+        with endpoint.watching(folder.label, config.tournament) as watch:
+            yield watch
+
+
+PATIENCE_SECONDS = 30.0
+"""How long somebody who only looks waits for others to have looked."""
+
+
+HELD = ".held"
+"""In a copy: somebody was at work on the run when it was looked at, which is this file's time."""
+
+
+@contextlib.contextmanager
+def workplace(config: RunConfig) -> Iterator[Mirror | None]:
+    """Hold the run for this process, here and in its store; None where it has no store.
+
+    Raises RunError when another process holds it, here or on another machine; StorageError.
+    """
+    folder = config.folder
+    with folder.lock():
+        mirror = (
+            mirror_of(folder.root) if config.store is None else attach(folder.root, f"{config.store}/{config.name}")
+        )
+        if mirror is None:
+            yield None
+            return
+        with hold(mirror.objects):
+            mirror.pull()
+            index_tournaments(folder.root)
+            yield mirror
+
+
+def store_of(config: RunConfig) -> str | None:
+    """URL of the store of a run: of the one its folder is a copy of, else the setting."""
+    mirror = mirror_of(config.folder.root)
+    return config.store if mirror is None else mirror.store
+
+
+def markets_of(config: RunConfig) -> Markets | None:
+    """The store's built markets."""
+    store = store_of(config)
+    return None if store is None else Markets(store)
+
+
+def data_of(config: RunConfig) -> DataSettings:
+    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's store."""
+    store = store_of(config)
+    if store is None or config.data.store is not None or not isinstance(config.data.source, VendorSettings):
+        return config.data
+    return config.data.model_copy(update={"store": f"{store}/.bars"})
+
+
+def index_tournaments(root: Path, *, again: bool = False) -> None:
+    """Make the databases of the tournaments in a run's folder that lack one (or, `again`, of all)."""
+    for path in (
+        root / "tournament.json",
+        *root.glob("control/tournament.json"),
+        *root.glob("folds/**/tournament.json"),
+    ):
+        if path.is_file() and (again or not RunFolder(path.parent).leaderboard.is_file()):
+            make_index(RunFolder(path.parent))
+
+
+# --- runs by URL -----------------------------------------------------------------------------------------------
+
+
+def open_run(where: str) -> Path:
+    """The folder of a run: the path itself, or for a URL a copy of what is there now, databases included.
+
+    Nothing is written to the store. Raises RunError when no run is there, StorageError.
+    """
+    if not is_url(where):
+        return Path(where)
+    url = check_url(where)
+    if not Objects(url).names():
+        Objects(url).reach()
+        raise RunError(f"{url}: no run lies here; give the URL of the store and the name of the run")
+    home = working_copy(url, copies("runs"))
+    refresh(home)
+    return home
+
+
+def open_store(url: str) -> Path:
+    """A folder with a copy of every run in a store, as `open_run` makes one of each."""
+    store = Objects(check_url(url))
+    store.reach()
+    for name in store.folders():
+        if not name.startswith("."):
+            open_run(f"{store.url}/{name}")
+    return working_copy(f"{store.url}/any", copies("runs"), attached=False).parent
+
+
+def refresh(home: Path) -> None:
+    """Bring a copy that is only looked at up to date."""
+    mirror = mirror_of(home)
+    if mirror is None:
+        return
+    with contextlib.ExitStack() as stack:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:  # others may be looking at the same moment
+            try:
+                stack.enter_context(RunFolder(home).lock())
+                break
+            except RunError:
+                if time.monotonic() > deadline:
+                    raise
+        mirror.pull(curves=True)
+        index_tournaments(home, again=True)
+        if is_held(mirror.objects):
+            (home / HELD).touch()
+        else:
+            (home / HELD).unlink(missing_ok=True)

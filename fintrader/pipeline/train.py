@@ -1,0 +1,131 @@
+"""Beside the pipeline: one agent without a tournament, and a finished tournament raced again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from fintrader.agents import (
+    Agent,
+    Budget,
+    TrainProgress,
+    TrainResult,
+    load_policy,
+    make_agent,
+    save_policy,
+    train,
+)
+from fintrader.backtesting import metrics_table, simulate, simulate_baselines
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
+from fintrader.errors import RunError
+from fintrader.files import write_json
+from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.data import make_market
+from fintrader.pipeline.run import claim
+from fintrader.pipeline.session import workplace
+from fintrader.progress import reporter
+from fintrader.runs import Manifest, RunFolder
+from fintrader.seeding import derive, seed_everything
+
+
+def train_one(config: RunConfig) -> Path:
+    """Train the configured agent for one pod's budget; returns the policy's path in `runs/<name>/train/`.
+
+    Killed anywhere, the same call goes on. In a market its validation figures are printed beside the baselines', and
+    the test window stays unseen; in a classic environment the return of its episodes.
+    """
+    with workplace(config) as mirror:
+        manifest = claim(config, "train", mirror=mirror)
+        home = config.folder.root / "train"
+        if isinstance(config.env, GymnasiumSettings):
+            _train_classic(config, config.env, home)
+        else:
+            _train_trader(config, config.env, make_market(config, manifest), home)
+        manifest.saved()
+    print(f"  {home / 'policy.safetensors'}")
+    return home / "policy.safetensors"
+
+
+def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Path) -> None:
+    market = MarketTensors.load(path).split()
+    seed, device = derive(config.seed, "train"), config.resolved_device()
+    seed_everything(seed)
+    env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
+    agent = make_agent(config.agent, env.layout, device=device, seed=seed)
+    result = _learn(config, agent, env, home)
+    save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed}, market=market.train)
+    results = {"policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)}
+    results |= simulate_baselines(market.validation, settings)
+    metrics = {name: dict(one.metrics) for name, one in results.items()}
+    write_json(home / "validation.json", {"metrics": metrics, "env_steps": result.env_steps, "trials": 1})
+    console = Console()
+    title = f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a trade"
+    (console if console.is_terminal else Console(width=120)).print(metrics_table(metrics, title=title))
+
+
+def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
+    seed, device = derive(config.seed, "train"), config.resolved_device()
+    seed_everything(seed)
+    env = WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)
+    try:
+        agent = make_agent(config.agent, env.layout, device=device, seed=seed)
+        result = _learn(config, agent, env, home)
+        save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed, "environment": settings.id})
+        policy = load_policy(home / "policy.safetensors", device=device)
+        returns = episode_returns(env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation"))
+    finally:
+        env.close()
+    mean, deviation = float(np.mean(returns)), float(np.std(returns))
+    said = {"environment": settings.id, "mean_return": mean, "deviation": deviation, "returns": returns}
+    write_json(home / "evaluation.json", {**said, "env_steps": result.env_steps, "seconds": result.seconds})
+    print(
+        f"{config.name}: {config.agent.algo} in {settings.id}: mean return {mean:,.1f} (deviation {deviation:,.1f}) "
+        f"over {len(returns)} episodes, after {result.env_steps:,} env-steps in {result.seconds:,.0f} s"
+    )
+
+
+def _learn(config: RunConfig, agent: Agent, env: Any, home: Path) -> TrainResult:
+    """`train` for one pod's budget, with a progress bar."""
+    budget = Budget(**config.tournament.budget.model_dump())
+    with reporter() as progress, progress.task(f"train {config.agent.algo}", total=1.0) as task:
+
+        def show(state: TrainProgress) -> None:
+            steps = f"{state.env_steps:,} env-steps"
+            task.update(state.fraction, note=f"{steps}, {state.steps_per_second:,.0f}/s")
+
+        return train(agent, env, budget, folder=home, on_progress=show, checkpoint_seconds=config.checkpoint_seconds)
+
+
+def replay_run(folder: Path, name: str | None = None) -> list[str]:
+    """Race a finished run again, each pod seeing what it saw then; returns the differences (none: byte-equal).
+
+    Raises TournamentError when the run is unfinished or lost a pod for good, RunError when the market has changed.
+    """
+    from fintrader.tournament.replay import compare, replay
+
+    source = RunFolder(folder.resolve())
+    config = load_config(source.config)
+    manifest = Manifest.load(source.manifest)
+    market = Path(manifest.values["market"])
+    if not market.is_file() or MarketTensors.stored_hash(market) != manifest.values["data_hash"]:
+        raise RunError(f"{market} is not the market this run was made from; run `fintrader data build {source.config}`")
+    target = RunFolder.named(name or f"{source.root.name}-replay", source.root.parent)
+    with target.lock(), reporter() as progress:
+        replay(
+            source,
+            target,
+            config.tournament,
+            market=market,
+            env=config.trading,
+            agent=config.agents or config.agent,
+            seed=config.seed,
+            device=config.resolved_device(),
+            progress=progress,
+            data_hash=manifest.values["data_hash"],
+        )
+    return compare(source, target)

@@ -1,0 +1,131 @@
+"""Several runs beside each other on one page: what each one's main strategy did, and what it is worth."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from fintrader.errors import BacktestError
+from fintrader.files import write_text
+from fintrader.report.html import verdict
+from fintrader.report.page import Page, facts, note, number, table
+from fintrader.results import figures
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.figures.style import PALETTE, layout, time_axis
+from fintrader.results.formatting import PAPER_COLUMNS
+from fintrader.results.strategies import main_strategy
+
+
+def labels(places: Sequence[str]) -> list[str]:
+    """A name for each path or URL: its last part, with as many parts above it as tell it from the others.
+
+    A window's folder (`RUN/backtest/WINDOW`) always says its run. Raises BacktestError for a place named twice.
+    """
+    parts = [tuple(place.rstrip("/").split("/")) if "://" in place else Path(place).resolve().parts for place in places]
+    found = []
+    for own, place in zip(parts, places, strict=True):
+        others = [other for other in parts if other != own]
+        if len(others) < len(parts) - 1:
+            raise BacktestError(f"{place} is named twice; a comparison needs different backtests")
+        depth = 3 if own[-2:-1] == ("backtest",) else 1
+        while any(other[-depth:] == own[-depth:] for other in others):
+            depth += 1
+        found.append("/".join(own[-depth:]))
+    return found
+
+
+def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
+    """The page as text; `runs` maps a run's name to its stored backtest. Raises BacktestError below two runs."""
+    if len(runs) < 2:
+        raise BacktestError("a comparison needs at least two backtests")
+    page = Page("Comparison of runs")
+    windows = {_window(stored) for stored in runs.values()}
+    about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
+    trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
+    page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
+    page.contents()
+    page.section("Runs", _runs_table(runs), _caption(), link="Runs")
+    page.section("", page.chart("growth", growth_figure(runs)), link="Growth")
+    page.section("", page.chart("drawdown", growth_figure(runs, drawdown=True)))
+    page.section("What each is worth", *[_verdict_row(name, stored) for name, stored in runs.items()], link="Verdicts")
+    for name, stored in runs.items():
+        known = {key: value for key, value in sorted(stored.context.items()) if key not in ("strategies", "quality")}
+        page.section(name, facts({str(key).replace("_", " "): value for key, value in known.items()}))
+    return page.render()
+
+
+def write_comparison(path: Path, runs: Mapping[str, StoredBacktest]) -> Path:
+    """Write the comparison as one self-contained HTML file, atomically."""
+    write_text(Path(path), render_comparison(runs))
+    return Path(path)
+
+
+def _heading(runs: Mapping[str, StoredBacktest]) -> str:
+    skilled = [name for name, stored in runs.items() if stored.honesty.get("likely_skill")]
+    if not skilled:
+        return f"None of {len(runs)} runs can be told from luck."
+    return f"{len(skilled)} of {len(runs)} runs unlikely to be luck: {', '.join(skilled)}."
+
+
+def _window(stored: StoredBacktest) -> tuple[str, str]:
+    first, last = stored.equity["minute"].iloc[0], stored.equity["minute"].iloc[-1]
+    return str(first), str(last)
+
+
+def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
+    rows = []
+    for name, stored in runs.items():
+        main = main_strategy(stored.strategies)
+        ratios = stored.honesty.get("sharpe") or {}
+        first, last = (pd.Timestamp(text).strftime("%d %b %Y") for text in _window(stored))
+        label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
+        cells = [number(stored.metrics[main].get(key), kind) for key, _, kind in PAPER_COLUMNS]
+        trials = stored.context.get("trials")
+        cells += [f"{trials:,}" if isinstance(trials, int) else "–", number(ratios.get("deflated"), "ratio")]
+        for rival in ("equal_weight", "benchmark"):
+            cells.append(number(stored.metrics.get(rival, {}).get("cumulative_return"), "percent"))
+        rows.append(("", [label, *cells]))
+    head = ["Run", *[heading for _, heading, _ in PAPER_COLUMNS], "Trials", "Deflated Sharpe", "Equal weight", "Index"]
+    return table(head, rows)
+
+
+def _caption() -> str:
+    return note("Equal weight and Index: cumulative returns of these baselines in the run's own window.")
+
+
+def _verdict_row(name: str, stored: StoredBacktest) -> str:
+    return f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>"
+
+
+def growth_figure(runs: Mapping[str, StoredBacktest], *, drawdown: bool = False) -> go.Figure:
+    """Growth of 1 (or drawdown) of every run's main strategy by session since its start."""
+    figure = go.Figure()
+    longest = pd.DatetimeIndex([])
+    for position, (name, stored) in enumerate(runs.items()):
+        daily = stored.daily_returns()[main_strategy(stored.strategies)]
+        growth = np.concatenate([[1.0], np.cumprod(1 + daily.to_numpy())])
+        values = growth / np.maximum.accumulate(growth) - 1 if drawdown else growth
+        times = pd.DatetimeIndex(daily.index)
+        longest = times if len(times) > len(longest) else longest
+        figure.add_trace(
+            go.Scatter(
+                x=np.arange(len(values)),
+                y=values,
+                name=name,
+                mode="lines",
+                line={"color": PALETTE[position % len(PALETTE)], "width": 2},
+                customdata=["start", *times.strftime("%d %b %Y")],
+                hovertemplate="%{customdata}: " + ("%{y:.2%}" if drawdown else "%{y:.3f}") + f"<extra>{name}</extra>",
+            )
+        )
+    if len({_window(stored) for stored in runs.values()}) == 1:
+        time_axis(figure, longest)
+    else:
+        figure.update_xaxes(title={"text": "sessions since the window's start"})
+    title = "Drawdown" if drawdown else "Growth of 1"
+    return layout(figure, title, "below peak" if drawdown else "growth", percent=drawdown, height=400)

@@ -1,0 +1,396 @@
+"""`report.html`: one self-contained page, verdict first. No network, no wall clock: equal inputs, equal bytes."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from fintrader.backtesting.sensitivity import by_kind
+from fintrader.report.page import Page, facts, note, number, shown, side_by_side, table
+from fintrader.results import figures
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.catalogue import BY_KEY, CATALOGUE
+from fintrader.results.formatting import PAPER_COLUMNS, window_words
+from fintrader.results.strategies import is_baseline, main_strategy
+
+KINDS = {
+    "share": "percent",
+    "share a year": "percent",
+    "share of equity": "percent",
+    "share of bars": "percent",
+    "USD": "usd",
+    "count": "usd",
+    "sessions": "usd",
+    "minutes": "usd",
+}
+
+
+_EXTRA_COLUMNS = (("turnover", "Turnover a year", "ratio"), ("cost_usd", "Costs, USD", "usd"))
+
+
+_KIND_TITLES = {
+    "cost_bps": "Cost, bps",
+    "fill": "Fill",
+    "delay_bars": "Delay, bars",
+    "start_sessions": "Start, sessions later",
+}
+
+
+ROLLING = 20
+
+
+FEWEST_TO_ROLL = 15
+"""Sessions below which a rolling ratio would be a handful of points, each from five days or fewer."""
+
+
+_RESAMPLED = (
+    ("sharpe", "Sharpe ratio", "ratio"),
+    ("annual_return", "Annual return", "percent"),
+    ("max_drawdown", "Max drawdown", "percent"),
+)
+
+
+_FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
+
+
+_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
+
+
+def verdict(stored: StoredBacktest) -> str:
+    """What the result amounts to: the assessment's sentence, the number of trials in it."""
+    return str(stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment.")
+
+
+def summary(stored: StoredBacktest) -> str:
+    """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest baselines."""
+    name = main_strategy(stored.strategies)
+    own = stored.metrics[name]
+    text = f"{figures.title_of(name)} returned {_signed(own.get('cumulative_return'))}"
+    text += f" over {_sessions(stored)} sessions (Sharpe {shown(own.get('sharpe'), 'ratio')})"
+    for rival in ("equal_weight", "benchmark"):
+        if rival in stored.metrics and rival != name:
+            text += f", {figures.title_of(rival).lower()} {_signed(stored.metrics[rival].get('cumulative_return'))}"
+    return text + "."
+
+
+def _signed(value: float | None) -> str:
+    return "an undefined return" if value is None else f"{value:+.2%}".replace("%", "\u00a0%").replace("-", "−")
+
+
+def _sessions(stored: StoredBacktest) -> int:
+    return int(stored.equity["session"].nunique())
+
+
+def render_report(stored: StoredBacktest) -> str:
+    """The page as text. Pure: equal tables give equal text."""
+    main = main_strategy(stored.strategies)
+    run = str(stored.context.get("run") or "Backtest")
+    first, last = (pd.Timestamp(stored.equity["minute"].iloc[k]).strftime("%d %b %Y") for k in (0, -1))
+    window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
+    page = Page(f"{run}: {figures.title_of(main)}")
+    tone = "good" if stored.honesty.get("likely_skill") else "doubt"
+    about = f"{first} to {last}, {_sessions(stored)} sessions{window}{_as_traded(stored.context)}"
+    page.header(run, verdict(stored), summary(stored), about, tone=tone)
+    page.contents()
+    page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
+    _curves(page, stored, main)
+    _folds(page, stored)
+    _luck(page, stored, main)
+    _returns(page, stored, main)
+    _trading(page, stored, main)
+    _sensitivity(page, stored, main)
+    page.section("Every number", _all_metrics(stored), link="Metrics")
+    _data(page, stored.context)
+    page.section("How to get this again", _provenance(stored.context), link="Provenance")
+    return page.render()
+
+
+def _as_traded(context: Mapping[str, Any]) -> str:
+    """How orders were carried out, as it follows the window's name."""
+    trading = context.get("trading")
+    if not isinstance(trading, Mapping):
+        return ""
+    bars = int(trading["decision_interval"])
+    every = "every bar" if bars == 1 else f"every {bars} bars"
+    spread = f" and a half-spread of {trading['half_spread_bps']:g}" if trading["half_spread_bps"] else ""
+    fill = str(trading["fill"]).replace("_", " ")
+    return f"; decides {every}, fills at the {fill}, pays {trading['cost_bps']:g}{spread} basis points a trade"
+
+
+# --- sections ----------------------------------------------------------------------------------------------
+
+
+def _paper_table(stored: StoredBacktest, main: str) -> str:
+    columns = [*PAPER_COLUMNS, *_EXTRA_COLUMNS]
+    notes = stored.context.get("strategies", {})
+    rows = []
+    for name in stored.strategies:
+        values = stored.metrics[name]
+        said = str(notes.get(name, "")) if isinstance(notes, Mapping) else ""
+        label = html.escape(figures.title_of(name))
+        label += f'<span class="note">{html.escape(said)}</span>' if said else ""
+        cells = [number(values.get(key), kind) for key, _, kind in columns]
+        rows.append(("main" if name == main else "", [label, *cells]))
+    caption = (
+        "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. An annual "
+        "return of a window shorter than a year is an extrapolation."
+    )
+    return table(["Strategy", *[heading for _, heading, _ in columns]], rows) + note(caption)
+
+
+def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
+    curves = stored.curve()
+    ordered = curves[[main, *[name for name in curves.columns if name != main]]]
+    page.section("", page.chart("equity", figures.equity_figure(ordered, main=main)), link="Equity")
+    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, main=main)))
+
+
+def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
+    found = stored.honesty
+    if not found:
+        return
+    charts = []
+    if found.get("sharpe"):
+        charts.append(page.chart("sharpe", figures.sharpe_figure(found["sharpe"])))
+    if found.get("excess"):
+        charts.append(page.chart("excess", figures.excess_figure(found["excess"])))
+    if found.get("random_portfolios"):
+        returned = stored.metrics[main].get("cumulative_return")
+        charts.append(page.chart("random", figures.random_portfolios_figure(found["random_portfolios"], returned)))
+    if found.get("overfitting"):
+        charts.append(page.chart("overfitting", figures.overfitting_figure(found["overfitting"])))
+    rolling = bool(stored.context.get("folds"))
+    page.section(
+        "Can this be luck?", _luck_table(found, rolling), _rivals_table(found), side_by_side(*charts), link="Luck"
+    )
+
+
+def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
+    """One row a question: the number, and what it means in words."""
+    rows: list[tuple[str, str, str]] = []
+
+    def add(question: str, answer: str, meaning: str) -> None:
+        rows.append((question, answer, meaning))
+
+    ratios = found.get("sharpe")
+    trials = found.get("trials")
+    add(
+        "Trials this result was selected from", f"{trials:,}" if trials else "unknown", "the more, the luckier the best"
+    )
+    if ratios:
+        interval = f"{ratios['low']:.2f} to {ratios['high']:.2f}".replace("-", "−")
+        add("Sharpe ratio, 95 % interval", interval, "normal approximation (Lo 2002, Mertens 2002), from this window")
+        add(
+            "Probabilistic Sharpe ratio", f"{ratios['probabilistic']:.3f}", "P(true Sharpe > 0), had nothing been tried"
+        )
+        if ratios.get("deflated") is not None:
+            best = f"{ratios['expected_best']:.2f}"
+            add(
+                "Best Sharpe ratio expected without skill",
+                best,
+                f"from {trials:,} trials; variance {_variance(ratios)}",
+            )
+            add("Deflated Sharpe ratio", f"{ratios['deflated']:.3f}", "P(true Sharpe > that best); 0.95 is asked for")
+            effective = f"{ratios['effective_trials']:.1f}: {ratios['deflated_effective']:.3f}"
+            add("The same for the effective trials", effective, "trials alike count less than trials that differ")
+        needed = ratios.get("minimum_track_record_sessions")
+        text = f"{needed:,.0f} sessions" if needed else "–"
+        add("Minimum track record", text, f"for P(Sharpe > 0) = 0.95; this window has {found['sessions']}")
+    bands = found.get("intervals", {})
+    for key, title, kind in _RESAMPLED:
+        band = bands.get(key)
+        if band and band["low"] is not None:
+            text = f"{shown(band['low'], kind)} to {shown(band['high'], kind)}"
+            blocks = f"blocks of {found['block_sessions']:.1f} sessions on average"
+            add(f"{title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
+    overfit = found.get("overfitting")
+    if overfit:
+        text = f"{overfit['probability']:.2f}"
+        folds = len(overfit.get("windows", ()))
+        mean = f"mean of {folds} folds: " if folds > 1 else ""
+        meaning = f"{mean}the selection window's best trial falls into the lower half, {overfit['splits']:,} splits"
+        add("Probability of backtest overfitting", text, meaning)
+    drawn = found.get("random_portfolios")
+    if drawn and drawn["share_above"]["cumulative_return"] is not None:
+        text = f"{shown(drawn['share_above']['cumulative_return'], 'percent')} did better"
+        how = "sold at each fold's end" if rolling else "bought once"
+        add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, {how}")
+    for question, answer, meaning in _control_rows(found.get("control")):
+        add(question, answer, meaning)
+    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
+    return table(["Question", "Answer", "Meaning"], cells, css="left words")
+
+
+def _rivals_table(found: Mapping[str, Any]) -> str:
+    """Every baseline: the excess over it and its p-values."""
+    rows = []
+    for name, row in found.get("excess", {}).items():
+        tests = found.get("superiority", {}).get(name)
+        band = f"{number(row['low'], 'percent')} to {number(row['high'], 'percent')}"
+        cells = [number(row["excess"], "percent"), band, f"{row['p_value']:.3f}"]
+        cells += [f"{tests[key]:.3f}" for key in ("reality_check", "spa")] if tests else ["–", "–"]
+        rows.append(("", [html.escape(figures.title_of(name)), *cells]))
+    if not rows:
+        return ""
+    head = ["Excess over", "A year", "95 % interval", "p, paired bootstrap", "p, reality check", "p, SPA"]
+    text = (
+        "p-values: how often chance alone would show as large an excess, by resampling blocks of days. The reality "
+        "check (White 2000) and the SPA test (Hansen 2005) take the best of all strategies shown."
+    )
+    return table(head, rows, css="dense") + note(text)
+
+
+def _control_rows(control: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    """The same search on features of other days: what it found while selecting, and what that was worth here."""
+    if not control:
+        return []
+    rows = []
+    best, real = control.get("best_selection_score"), control.get("real_best_selection_score")
+    if best is not None and real is not None:
+        text = f"{best:.3g}, with information {real:.3g}".replace("-", "−")
+        said = f"best selection score ({control.get('selection_metric', 'score')}); it can only be luck"
+        rows.append(("The same search without information", text, said))
+    metrics = control.get("metrics") or {}
+    if metrics:
+        earned = shown(metrics.get("cumulative_return"), "percent")
+        text = f"{earned}, Sharpe {shown(metrics.get('sharpe'), 'ratio')}"
+        rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))
+    return rows
+
+
+def _variance(ratios: Mapping[str, Any]) -> str:
+    return f"{ratios['trial_variance']:.2f} a year ({ratios['trial_variance_source']})"
+
+
+def rolling_sessions(sessions: int) -> int | None:
+    """Length of the rolling windows: a third of the sessions, between 5 and ROLLING; None where they are too few."""
+    return None if sessions < FEWEST_TO_ROLL else min(ROLLING, max(5, sessions // 3))
+
+
+def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
+    daily = stored.daily_returns()
+    benchmark = "benchmark" if "benchmark" in daily.columns and main != "benchmark" else None
+    curve = stored.curve()[main]
+    session = stored.equity.loc[stored.equity["strategy"] == main, "session"]
+    charts = [
+        page.chart("monthly", figures.monthly_figure(daily[main])),
+        page.chart("intraday", figures.intraday_figure(curve, session)),
+        page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
+    ]
+    rolling = []
+    window = rolling_sessions(len(daily))
+    if window is not None:
+        rolling.append(page.chart("rolling", figures.rolling_figure(daily, main=main, window=window)))
+        if benchmark:
+            moving = daily.loc[:, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]]
+            rolling.append(page.chart("beta", figures.beta_figure(moving, main=main, window=window)))
+    else:
+        rolling.append(note(f"Rolling ratios need {FEWEST_TO_ROLL} sessions; this window has {len(daily)}."))
+    page.section(f"Returns of {figures.title_of(main).lower()}", *charts, *rolling, link="Returns")
+
+
+def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
+    weights = stored.weights(main)
+    trades = stored.trades[stored.trades["strategy"] == main]
+    if not weights.shape[1] and not len(trades):
+        page.section("Positions and trades", note("This strategy never held a position."), link="Trading")
+        return
+    parts = []
+    if weights.shape[1]:
+        parts.append(page.chart("weights", figures.weights_figure(weights)))
+    own = stored.equity[stored.equity["strategy"] == main]
+    ends = pd.DatetimeIndex(own.groupby("session")["minute"].last())
+    turnover = own.groupby("session")["turnover_usd"].sum().set_axis(ends)
+    equity = own.groupby("session")["equity_usd"].last().set_axis(ends)
+    parts.append(page.chart("turnover", figures.turnover_figure(turnover, equity, name=main)))
+    traded = trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
+    for symbol in traded.index[:2]:
+        rows = stored.prices[stored.prices["symbol"] == symbol]
+        if len(rows):
+            closes = pd.Series(rows["close_usd"].to_numpy(), index=pd.DatetimeIndex(rows["minute"]))
+            key = f"trades-{len(parts)}"
+            parts.append(page.chart(key, figures.trades_figure(closes, trades, symbol=str(symbol))))
+    page.section("Positions and trades", *parts, link="Trading")
+
+
+def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
+    groups = by_kind(stored.sensitivity)
+    if not groups:
+        return
+    parts = []
+    if "cost_bps" in groups:
+        parts.append(page.chart("costs", figures.cost_figure(groups["cost_bps"])))
+    rows = []
+    for kind, title in _KIND_TITLES.items():
+        for row in groups.get(kind, []):
+            label = f"{html.escape(title)}: {html.escape(str(row['setting']).replace('_', ' '))}"
+            cells = [number(row[key], "percent") for key in ("cumulative_return", "max_drawdown")]
+            css = "main" if row["chosen"] else ""
+            rows.append((css, [label, cells[0], number(row["sharpe"], "ratio"), cells[1]]))
+    if rows:
+        parts.append(table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense"))
+    if "without" in groups:
+        returned = stored.metrics[main].get("cumulative_return")
+        parts.append(page.chart("without", figures.without_figure(groups["without"], returned)))
+    if stored.context.get("folds"):
+        parts.append(note("Each fold's policy over its own test window, the windows one after another as above."))
+    page.section("What if one choice had been another?", *parts, link="Sensitivity")
+
+
+def _all_metrics(stored: StoredBacktest) -> str:
+    parts = []
+    for group in dict.fromkeys(metric.group for metric in CATALOGUE):
+        rows = []
+        for metric in (metric for metric in CATALOGUE if metric.group == group):
+            kind = KINDS.get(metric.unit, "ratio")
+            cells = [number(stored.metrics[name].get(metric.key), kind) for name in stored.strategies]
+            title = f'<span title="{html.escape(metric.formula)} ({html.escape(metric.source)})">'
+            unit = (
+                ""
+                if kind == "percent" or metric.unit in ("ratio", "number", "count")
+                else f' <span class="unit">{html.escape(metric.unit)}</span>'
+            )
+            rows.append(("", [f"{title}{html.escape(metric.title)}</span>{unit}", *cells]))
+        head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
+        parts.append(table(head, rows, css="dense"))
+    summary_line = f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"
+    return f"<details><summary>{summary_line}</summary>{''.join(parts)}</details>"
+
+
+def _folds(page: Page, stored: StoredBacktest) -> None:
+    """A walk-forward's test windows one by one."""
+    folds = stored.context.get("folds")
+    if not isinstance(folds, list) or not folds:
+        return
+    windows = stored.context.get("fold_windows") or [["", ""]] * len(folds)
+    rows = []
+    for k, (fold, (first, last)) in enumerate(zip(folds, windows, strict=True)):
+        when = f'<span class="note">{html.escape(first)} to {html.escape(last)}</span>' if first else ""
+        rows.append(("", [f"Fold {k + 1}{when}", *(number(fold.get(name), "percent") for name in stored.strategies)]))
+    head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
+    text = "Cumulative return of each test window; between windows the positions are sold, at costs."
+    page.section("Fold by fold", table(head, rows, css="dense") + note(text), link="Folds")
+
+
+def _data(page: Page, context: Mapping[str, Any]) -> None:
+    """What the figures stand on: the window's extent and holes, what was mended, and the faults found."""
+    named: dict[str, Any] = {}
+    for key in ("data", "quality"):
+        part = context.get(key)
+        if isinstance(part, Mapping):
+            named |= {str(name).replace("_", " "): value for name, value in part.items()}
+    if named:
+        page.section("The data behind it", facts(named), link="Data")
+
+
+def _provenance(context: Mapping[str, Any]) -> str:
+    trading = context.get("trading")
+    trading = dict(trading) if isinstance(trading, Mapping) else {}
+    known = {**context, **trading}  # a row for each of the trading settings
+    first = ("command", "run_command", "run", "window", "seed", "trials", "looks", "changed", *trading)
+    keys = [*(key for key in first if key in known), *sorted(set(known) - {*first, "trading", *_SHOWN_ELSEWHERE})]
+    values = {_FACTS.get(key, str(key).replace("_", " ")): known[key] for key in keys}
+    return facts(values) if values else note("Nothing was recorded about the run.")

@@ -1,0 +1,385 @@
+"""Every number of a backtest, each with its unit, formula and source, computed from a `BacktestResult`.
+
+Returns are daily-resampled (the last equity of each session, the first against the starting capital), 252 sessions
+a year, risk-free rate 0: the convention of the paper's table and of empyrical. What is computed from minutes says
+so in its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+from fintrader.metrics import performance as p
+from fintrader.metrics import relative as r
+
+if TYPE_CHECKING:
+    from fintrader.backtesting.result import BacktestResult
+
+
+Array = NDArray[np.float64]
+
+
+EMPYRICAL = "empyrical"
+
+
+PYFOLIO = "pyfolio"
+
+
+CAPACITY_SHARE = 0.5
+
+
+CAPACITY_IMPACT_BPS_PER_MILLION = 10.0
+
+
+class _Sample:
+    """What the metrics read, computed once for a result."""
+
+    def __init__(self, result: BacktestResult) -> None:
+        self.result = result
+        self.daily = result.daily_returns
+        index = result.benchmark_daily_returns
+        # The index against itself: scaling it to the capital leaves rounding, which is no active return.
+        self.index = self.daily if np.allclose(self.daily, index, rtol=0.0, atol=1e-13) else index
+        self.sessions = len(self.daily)
+
+    @cached_property
+    def monthly(self) -> Array:
+        """Return of each calendar month (UTC) the window touches."""
+        ends = m.session_ends(self.result.session)
+        months = self.result.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
+        return m.daily_returns(self.result.equity[ends], np.asarray(months), start=self.result.equity[0])
+
+    @cached_property
+    def minute(self) -> Array:
+        """Return of each bar."""
+        return m.returns_of(self.result.equity)
+
+    @property
+    def bars_per_year(self) -> float:
+        return len(self.minute) / self.sessions * m.TRADING_DAYS
+
+    @cached_property
+    def exposure(self) -> Array:
+        """`[T]`: gross value of the positions over equity."""
+        result = self.result
+        gross = np.abs(result.shares * result.mark).sum(axis=1)
+        share: Array = np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0)
+        return share
+
+    @cached_property
+    def closing_weights(self) -> Array:
+        """`[S, N]`: weights at each session's close."""
+        return self.result.weights(m.session_ends(self.result.session))
+
+    @cached_property
+    def traded_usd(self) -> float:
+        return float(self.result.turnover_usd.sum())
+
+    @cached_property
+    def cost(self) -> float:
+        return float(self.result.costs_usd.sum())
+
+    @cached_property
+    def profit_before_costs(self) -> float:
+        equity = self.result.equity
+        return float(equity[-1] - equity[0] + self.result.costs_usd.sum())
+
+    @cached_property
+    def round_trips(self) -> pd.DataFrame:
+        """Profit and holding time of every closed lot (first in, first out): `profit_usd`, `minutes`."""
+        return round_trips(self.result.trades)
+
+
+Compute = Callable[[_Sample], float | None]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number: its key in metrics.json, a title, its unit, how it is computed and where that comes from."""
+
+    key: str
+    title: str
+    unit: str
+    formula: str
+    source: str
+    group: str
+    compute: Compute
+
+
+def measure(result: BacktestResult) -> dict[str, float | None]:
+    """All metrics of one result, in the catalogue's order; None where one is undefined, never NaN."""
+    sample = _Sample(result)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+class _Lot(NamedTuple):
+    shares: float
+    price: float
+    cost: float
+    time: int
+
+
+def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
+    """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its share of costs.
+
+    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held.
+    """
+    open_lots: dict[str, list[_Lot]] = {}
+    closed: list[tuple[str, float, float, float]] = []
+    times = trades["fill_time"].astype("int64").to_numpy()
+    columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd"))
+    for time, symbol, shares, price, cost in zip(times, *columns, strict=True):
+        lots = open_lots.setdefault(symbol, [])
+        left, each = float(shares), cost / abs(shares)
+        while lots and left * lots[0].shares < 0:
+            lot = lots[0]
+            part = min(abs(left), abs(lot.shares))
+            side = math.copysign(1.0, lot.shares)
+            profit = side * part * (price - lot.price) - part * (each + lot.cost)
+            closed.append((symbol, side * part, profit, (time - lot.time) / 60e9))
+            left += side * part
+            rest = lot.shares - side * part
+            if abs(rest) > 1e-12 * abs(lot.shares):
+                lots[0] = lot._replace(shares=rest)
+            else:
+                lots.pop(0)
+        if abs(left) > 1e-12 * abs(shares):
+            lots.append(_Lot(left, price, each, time))
+    return pd.DataFrame(closed, columns=["symbol", "shares", "profit_usd", "minutes"])
+
+
+def _break_even_bps(s: _Sample) -> float | None:
+    """Cost per traded dollar at which this very trade list would have earned nothing."""
+    return p.ratio(s.profit_before_costs * 1e4, s.traded_usd)
+
+
+def _capacity(s: _Sample) -> float | None:
+    """Capital C at which impact eats half the profit: the notional x of each order scales with C, its impact with C².
+
+    impact(C) = Σ κ (x C/C₀)², profit(C) = P C/C₀, so C = C₀ · P/2 / Σ κ x² with κ = 10 bps per million USD.
+    """
+    if not len(s.result.trades):
+        return None
+    profit = float(s.result.equity[-1] - s.result.equity[0])
+    kappa = CAPACITY_IMPACT_BPS_PER_MILLION / 1e4 / 1e6
+    impact = kappa * float(np.square(s.result.trades["notional_usd"].to_numpy()).sum())
+    return p.ratio(s.result.initial_cash_usd * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
+
+
+def _average(values: Array) -> float | None:
+    return float(values.mean()) if values.size else None
+
+
+def _herfindahl(s: _Sample) -> float | None:
+    """Mean over sessions with positions of Σ (w / Σ|w|)²."""
+    weights = np.abs(s.closing_weights)
+    gross = weights.sum(axis=1)
+    shares = weights[gross > 0] / gross[gross > 0, None]
+    return _average(np.square(shares).sum(axis=1))
+
+
+def _largest_weight(s: _Sample) -> float | None:
+    return float(np.abs(s.closing_weights).max())
+
+
+def _trip_share(s: _Sample) -> float | None:
+    return p.hit_rate(s.round_trips["profit_usd"]) if len(s.round_trips) else None
+
+
+def _trip_average(column: str) -> Compute:
+    return lambda s: float(s.round_trips[column].mean()) if len(s.round_trips) else None
+
+
+def _median_minutes(s: _Sample) -> float | None:
+    return float(s.round_trips["minutes"].median()) if len(s.round_trips) else None
+
+
+def _total_turnover(s: _Sample) -> float | None:
+    return p.ratio(s.traded_usd * m.TRADING_DAYS / s.sessions, float(s.result.equity.mean()))
+
+
+def _daily(compute: Callable[[Array], float | None]) -> Compute:
+    return lambda s: compute(s.daily)
+
+
+def _monthly(compute: Callable[[Array], float | None]) -> Compute:
+    return lambda s: compute(s.monthly)
+
+
+def _index(compute: Callable[[Array, Array], float | None]) -> Compute:
+    return lambda s: compute(s.daily, s.index)
+
+
+def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
+    return lambda s: compute(s.minute, s.bars_per_year)
+
+
+_SHARE, _YEAR, _RATIO, _USD = "share", "share a year", "ratio", "USD"
+
+
+_EQUITY, _COUNT, _MINUTES = "share of equity", "number", "minutes"
+
+
+_LEDGER = "ledger"
+
+
+_GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
+    "return": (
+        ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(p.cumulative_return)),
+        ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(252/S) − 1", EMPYRICAL, _daily(p.annual_return)),
+        ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.result.equity[-1])),
+        ("mean_daily_return", "Mean daily return", _SHARE, "mean(r)", EMPYRICAL, _daily(p.mean_return)),
+        ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(p.best)),
+        ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(p.worst)),
+        ("best_month", "Best month", _SHARE, "max over calendar months", PYFOLIO, _monthly(p.best)),
+        ("worst_month", "Worst month", _SHARE, "min over calendar months", PYFOLIO, _monthly(p.worst)),
+        ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(p.hit_rate)),
+        ("hit_rate_month", "Months with a gain", _SHARE, "mean(monthly r > 0)", PYFOLIO, _monthly(p.hit_rate)),
+        ("stability", "Stability", "R²", "R² of Σ ln(1 + r) on time", EMPYRICAL, _daily(p.stability)),
+    ),
+    "risk": (
+        ("annual_volatility", "Annual volatility", _YEAR, "std(r)·√252", EMPYRICAL, _daily(p.annual_volatility)),
+        ("downside_risk", "Downside risk", _YEAR, "√mean(min(r, 0)²)·√252", EMPYRICAL, _daily(p.downside_risk)),
+        ("skew", "Skewness", _COUNT, "m₃/m₂^1.5", "scipy.stats.skew", _daily(p.skew)),
+        ("kurtosis", "Excess kurtosis", _COUNT, "m₄/m₂² − 3", "scipy.stats.kurtosis", _daily(p.kurtosis)),
+        ("value_at_risk", "Value at risk 5 %", _SHARE, "5 % quantile of r", EMPYRICAL, _daily(p.value_at_risk)),
+        (
+            "conditional_value_at_risk",
+            "Expected shortfall 5 %",
+            _SHARE,
+            "mean of the worst 5 % of r",
+            EMPYRICAL,
+            _daily(p.conditional_value_at_risk),
+        ),
+        ("tail_ratio", "Tail ratio", _RATIO, "|95 % quantile|/|5 % quantile|", EMPYRICAL, _daily(p.tail_ratio)),
+    ),
+    "ratio": (
+        ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√252", "Sharpe (1994); empyrical", _daily(p.sharpe)),
+        (
+            "sortino",
+            "Sortino ratio",
+            _RATIO,
+            "mean(r)·252/downside risk",
+            "Sortino (1994)",
+            _daily(p.sortino),
+        ),
+        ("calmar", "Calmar ratio", _RATIO, "annual return/|max drawdown|", "Young (1991); empyrical", _daily(p.calmar)),
+        ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(p.omega)),
+        ("payoff_ratio", "Payoff ratio", _RATIO, "mean gain/mean loss", "quantstats", _daily(p.payoff_ratio)),
+        ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _daily(p.martin_ratio)),
+    ),
+    "drawdown": (
+        ("max_drawdown", "Max drawdown", _SHARE, "min(V/peak − 1)", EMPYRICAL, _daily(p.max_drawdown)),
+        ("average_drawdown", "Average drawdown", _SHARE, "mean depth", "Burke (1994)", _daily(p.average_drawdown)),
+        (
+            "longest_drawdown_days",
+            "Longest drawdown",
+            "sessions",
+            "most sessions from a peak to its recovery",
+            PYFOLIO,
+            _daily(p.longest_drawdown),
+        ),
+        (
+            "longest_recovery_days",
+            "Longest recovery",
+            "sessions",
+            "most sessions from a trough to its recovery",
+            PYFOLIO,
+            _daily(p.longest_recovery),
+        ),
+        ("ulcer_index", "Ulcer index", _SHARE, "√mean(drawdown²)", "Martin (1989)", _daily(p.ulcer_index)),
+    ),
+    "against the index": (
+        ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^252 − 1", "Jensen (1968); empyrical", _index(r.alpha)),
+        ("beta", "Beta", _RATIO, "cov(r, b)/var(b)", EMPYRICAL, _index(r.beta)),
+        ("correlation", "Correlation", _COUNT, "Pearson's", "numpy.corrcoef", _index(r.correlation)),
+        (
+            "information_ratio",
+            "Information ratio",
+            _RATIO,
+            "mean(r − b)/std(r − b)·√252",
+            "empyrical `excess_sharpe`, a year",
+            _index(r.information_ratio),
+        ),
+        ("tracking_error", "Tracking error", _YEAR, "std(r − b)·√252", "Grinold (1999)", _index(r.tracking_error)),
+        ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index(r.up_capture)),
+        ("down_capture", "Down capture", _RATIO, "CAGR over b's, where b < 0", EMPYRICAL, _index(r.down_capture)),
+        ("batting_average", "Days ahead of index", _SHARE, "mean(r > b)", EMPYRICAL, _index(r.batting_average)),
+        ("treynor_ratio", "Treynor ratio", _YEAR, "annual return/β", "Treynor (1965)", _index(r.treynor_ratio)),
+    ),
+    "trading": (
+        ("turnover", "Turnover a year", "× equity", "Σ notional/mean(V)·252/S", PYFOLIO, _total_turnover),
+        ("traded_usd", "Traded notional", _USD, "Σ |shares|·price", _LEDGER, lambda s: s.traded_usd),
+        ("cost_usd", "Costs paid", _USD, "Σ fees, spread, impact, interest", _LEDGER, lambda s: s.cost),
+        ("cost_share", "Costs/capital", _SHARE, "costs/V[0]", _LEDGER, lambda s: s.cost / s.result.initial_cash_usd),
+        ("break_even_cost_bps", "Break-even cost", "bps", "profit before costs/notional", "algebra", _break_even_bps),
+        (
+            "capacity_usd",
+            "Capacity estimate",
+            _USD,
+            "V[0]·(P/2)/Σκx², κ = 10 bps per million USD",
+            "quadratic impact, Almgren and Chriss (2000)",
+            _capacity,
+        ),
+        ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.result.trades))),
+        ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
+        ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
+        ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trip_average("profit_usd")),
+        ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trip_average("minutes")),
+        ("holding_minutes_median", "Median holding", _MINUTES, "nights included", PYFOLIO, _median_minutes),
+        ("exposure_mean", "Mean exposure", _EQUITY, "mean(Σ|w|)", PYFOLIO, lambda s: _average(s.exposure)),
+        ("exposure_max", "Highest exposure", _EQUITY, "max(Σ|w|)", PYFOLIO, lambda s: float(s.exposure.max())),
+        (
+            "time_in_market",
+            "Time in the market",
+            "share of bars",
+            "mean(Σ|w| > 0)",
+            PYFOLIO,
+            lambda s: float((s.exposure > 0).mean()),
+        ),
+        ("concentration", "Herfindahl index", _SHARE, "mean Σ(w/Σ|w|)²", "Herfindahl (1950)", _herfindahl),
+        ("largest_weight", "Largest weight", _EQUITY, "max |w| at session closes", PYFOLIO, _largest_weight),
+    ),
+    "from bars": (
+        ("minute_annual_volatility", "Volatility, bars", _YEAR, "std·√(bars a year)", "-", _bars(p.annual_volatility)),
+        ("minute_sharpe", "Sharpe ratio, bars", _RATIO, "mean/std·√(bars a year)", "-", _bars(p.sharpe)),
+        ("minute_sortino", "Sortino ratio, bars", _RATIO, "as daily", "-", _bars(p.sortino)),
+        ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: p.max_drawdown(s.minute)),
+    ),
+}
+
+
+_OF_POSITIONS = {"break_even_cost_bps", "capacity_usd"}
+
+
+_OF_POSITIONS |= {row[0] for row in _GROUPS["trading"][6:]}
+
+
+def _defined(key: str, compute: Compute) -> Compute:
+    """None for curves that were not traded here (the index has no positions)."""
+    return (lambda s: compute(s) if s.result.has_positions else None) if key in _OF_POSITIONS else compute
+
+
+CATALOGUE: tuple[Metric, ...] = tuple(
+    Metric(key, title, unit, formula, source, group, _defined(key, compute))
+    for group, rows in _GROUPS.items()
+    for key, title, unit, formula, source, compute in rows
+)
+"""Every metric. The order is the one of tables."""
+
+
+BY_KEY = {metric.key: metric for metric in CATALOGUE}

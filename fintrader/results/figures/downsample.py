@@ -1,0 +1,171 @@
+"""Fewer points, same picture: a long series keeps its exact extremes, its first and its last point.
+
+Minute series are drawn with at most a few thousand points. In each bucket of neighbouring points the first, the lowest,
+the highest and the last are kept (the M4 aggregation of Jugel et al., VLDB 2014), so that no spike, no drawdown and no
+gap is lost or invented: every drawn point is a stored one. That holds for lines over an ordered axis only. Of point
+clouds an even sample is kept and the figure says how large, of loose segments some are kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_CHART_BYTES = 300_000
+
+
+MOST_POINTS, FEWEST_POINTS = 4_000, 64
+
+
+Indices = npt.NDArray[np.int64]
+
+
+def keep(values: npt.NDArray[np.float64], points: int) -> Indices:
+    """Indices, ascending, of at most `points` (>= 8) of the values `[T]`.
+
+    The global minimum and maximum, the first and the last value are always among them. Where values are missing (NaN)
+    between two kept ones, a missing one is kept too: a line must not be drawn over a gap.
+    """
+    size = len(values)
+    if size <= max(points, 8):
+        return np.arange(size)
+    missing = np.isnan(values)
+    buckets = max(points, 8) // (8 if missing.any() else 4)
+    edges = np.linspace(0, size, buckets + 1).astype(np.int64)
+    low = np.where(missing, np.inf, values)
+    high = np.where(missing, -np.inf, values)
+    chosen = [edges[:-1], edges[1:] - 1, _arg(np.minimum, low, edges), _arg(np.maximum, high, edges)]
+    kept = np.unique(np.concatenate(chosen))
+    gaps = np.flatnonzero(missing)
+    if not len(gaps):
+        return kept
+    after = gaps[np.searchsorted(gaps, kept[:-1], side="right").clip(max=len(gaps) - 1)]
+    return np.union1d(kept, after[(after > kept[:-1]) & (after < kept[1:])])
+
+
+def _arg(ufunc: Any, values: npt.NDArray[np.float64], edges: Indices) -> Indices:
+    """Index of each bucket's first extreme."""
+    extremes = ufunc.reduceat(values, edges[:-1])
+    hits = np.flatnonzero(values == np.repeat(extremes, np.diff(edges)))
+    return hits[np.searchsorted(hits, edges[:-1])]
+
+
+def sample(values: npt.NDArray[np.float64] | None, size: int, points: int) -> Indices:
+    """Indices, ascending, of about `points` of `size`: evenly spread, the extremes of `values` among them."""
+    if size <= points:
+        return np.arange(size)
+    even = np.linspace(0, size - 1, max(2, points - 2)).astype(np.int64)
+    if values is None or np.isnan(values).all():
+        return np.unique(even)
+    return np.union1d(even, [int(np.nanargmin(values)), int(np.nanargmax(values))])
+
+
+def figure_bytes(figure: Any) -> int:
+    """What a figure weighs on its way to the browser."""
+    return len(figure.to_json().encode())
+
+
+def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
+    """Thin out the scatters of a plotly figure, in place, until it weighs at most `limit` bytes; returns it.
+
+    Where points of a cloud are left out, `figure.layout.meta["shown"]` says how many of how many are drawn. Bars, heat
+    maps and candles are built small by who builds them; `charts.show` leaves out what is still too heavy.
+    """
+    scatters = [
+        (trace, _columns(trace)) for trace in figure.data if trace.type in {"scatter", "scattergl"} and _size(trace)
+    ]
+    points = MOST_POINTS
+    while True:
+        shown = total = 0
+        for trace, columns in scatters:
+            kept = _kept(trace, columns, points)
+            if not _has_lines(trace):
+                shown, total = shown + len(kept), total + _size(columns)
+            if len(kept) < _size(columns):
+                _put(trace, columns, kept)
+        if shown < total:
+            figure.layout.meta = {**(figure.layout.meta or {}), "shown": [shown, total]}
+        if points <= FEWEST_POINTS or figure_bytes(figure) <= limit:
+            return figure
+        points //= 2
+
+
+def _size(trace: Any) -> int:
+    """Points of a trace whose `y` is a plain array."""
+    y = trace["y"]
+    return len(y) if isinstance(y, list | tuple | np.ndarray) else 0
+
+
+def _has_lines(trace: Any) -> bool:
+    return trace.mode is None or "lines" in trace.mode
+
+
+def _columns(trace: Any) -> dict[str, npt.NDArray[Any]]:
+    """Everything in a trace that has one entry a point, by its dotted name: `x`, `customdata`, `marker.color` ..."""
+    size = _size(trace)
+    return {
+        name: np.asarray(value, dtype=object if isinstance(value, list | tuple) and name != "y" else None)
+        for name, value in _arrays(trace.to_plotly_json())
+        if len(value) == size and not name.endswith("colorscale")
+    }
+
+
+def _arrays(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _arrays(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple | np.ndarray):
+            yield f"{prefix}{name}", value
+
+
+def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indices:
+    """The points to draw: a line keeps its extremes, a cloud is sampled, loose segments stay whole."""
+    size = _size(columns)
+    y = _floats(columns["y"])
+    if size <= points:
+        return np.arange(size)
+    if not _has_lines(trace):
+        return sample(y, size, points)
+    if trace.stackgroup is not None:  # all of a stack keep the same places: a missing one would be taken for zero
+        return sample(None, size, points)
+    if y is not None and _ordered(columns.get("x")):
+        return keep(y, points)
+    if y is not None and size % 3 == 0 and np.isnan(y[2::3]).all() and not np.isnan(y[0::3]).any():
+        firsts = 3 * sample(None, size // 3, points // 3)
+        return (firsts[:, None] + np.arange(3)).ravel()
+    return np.arange(size)  # a path through the plane: no point of it can be spared
+
+
+def _floats(values: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _ordered(x: npt.NDArray[Any] | None) -> bool:
+    """Whether an axis runs in one direction; a missing one counts the points."""
+    if x is None:
+        return True
+    try:
+        return bool(np.all(x[1:] >= x[:-1]))
+    except TypeError:  # a missing place among others
+        return False
+
+
+def _put(trace: Any, columns: dict[str, npt.NDArray[Any]], kept: Indices) -> None:
+    for name, values in columns.items():
+        column = values[kept]
+        trace[name] = stamps(column) if np.issubdtype(column.dtype, np.datetime64) else column
+
+
+def stamps(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`datetime64` as short text: days when all are midnights, else to the minute or, if need be, finer."""
+    for unit in ("D", "m", "s"):
+        rounded = times.astype(f"datetime64[{unit}]")
+        if bool(np.all((rounded == times) | np.isnat(times))):
+            return np.datetime_as_string(rounded, unit=unit).astype(object)
+    return np.datetime_as_string(times).astype(object)

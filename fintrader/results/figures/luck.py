@@ -1,0 +1,124 @@
+"""How far a result can be told from luck. All take parts of what `honesty.assess` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from fintrader.results.figures.style import INK, MUTED, colour_of, layout, title_of
+
+_OTHERS, _OURS, _WARN = "#c3cdd6", "#0b4f9e", "#b42318"
+
+
+def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -> go.Figure:
+    """Where the result stands among random static portfolios. `found`: `random_portfolios`."""
+    counts, edges = np.array(found["histogram"]["counts"]), np.array(found["histogram"]["edges"])
+    figure = go.Figure(
+        go.Bar(
+            x=(edges[1:] + edges[:-1]) / 2,
+            y=counts,
+            width=np.diff(edges),
+            marker={"color": _OTHERS},
+            hovertemplate="%{x:.2%}: %{y} portfolios<extra></extra>",
+        )
+    )
+    if returned is not None:
+        figure.add_vline(
+            x=returned,
+            line={"color": _OURS, "width": 2.5},
+            # Above the bars, on the side where there is more room.
+            annotation={"text": f"this result: {returned:.2%}", "font": {"color": _OURS}, "yshift": 18},
+            annotation_position="top right" if returned < (edges[0] + edges[-1]) / 2 else "top left",
+        )
+    title = f"Return of {found['count']:,} random static portfolios"
+    figure = layout(figure, title, "portfolios", height=300)
+    figure.update_xaxes(tickformat=".1%")
+    return figure.update_layout(showlegend=False, hovermode="closest", bargap=0)
+
+
+def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
+    """The Sharpe ratio with its interval beside what the best of the trials shows without skill. `found`: `sharpe`."""
+    figure = go.Figure()
+    figure.add_trace(
+        go.Scatter(
+            x=[found["sharpe"]],
+            y=["this result"],
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [found["high"] - found["sharpe"]],
+                "arrayminus": [found["sharpe"] - found["low"]],
+                "thickness": 2,
+            },
+            mode="markers",
+            marker={"size": 13, "color": _OURS},
+            hovertemplate="Sharpe %{x:.2f}<extra></extra>",
+        )
+    )
+    bars = [("luck, all trials", found.get("expected_best"))]
+    bars.append(("luck, effective trials", found.get("expected_best_effective")))
+    for label, value in bars:
+        if value is not None:
+            figure.add_trace(
+                go.Scatter(
+                    x=[value],
+                    y=[label],
+                    mode="markers",
+                    marker={"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}},
+                    hovertemplate="expected Sharpe %{x:.2f}<extra></extra>",
+                )
+            )
+    figure.add_vline(x=0, line={"color": "#9aa5b1", "width": 1})
+    figure = layout(figure, "Sharpe ratio, 95 % interval, and what luck shows", "", height=240)
+    figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
+    return figure.update_layout(showlegend=False, hovermode="closest")
+
+
+def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
+    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`: `overfitting`."""
+    edges = np.array(found["logit_edges"])
+    middle = (edges[1:] + edges[:-1]) / 2
+    figure = go.Figure(
+        go.Bar(
+            x=middle,
+            y=found["logit_counts"],
+            width=np.diff(edges),
+            marker={"color": np.where(middle <= 0, _WARN, _OURS).tolist(), "opacity": 0.8},
+            hovertemplate="logit %{x:.1f}: %{y} splits<extra></extra>",
+        )
+    )
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    title = f"Probability of overfitting {found['probability']:.0%}: rank of the in-sample best, out-of-sample"
+    figure = layout(figure, title, "splits", height=300)
+    figure.update_xaxes(title={"text": "worse ← logit of relative rank → better", "font": {"color": MUTED}})
+    return figure.update_layout(showlegend=False, hovermode="closest", bargap=0, margin_b=56)
+
+
+def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
+    """Annualised excess over every baseline with its bootstrap interval. `found`: `excess`."""
+    figure = go.Figure()
+    for position, (name, row) in enumerate(found.items()):
+        figure.add_trace(
+            go.Scatter(
+                x=[row["excess"]],
+                y=[title_of(name)],
+                error_x={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [row["high"] - row["excess"]],
+                    "arrayminus": [row["excess"] - row["low"]],
+                    "thickness": 2,
+                },
+                mode="markers",
+                marker={"size": 11, "color": colour_of(name, position)},
+                hovertemplate=f"excess %{{x:+.1%}} a year, p = {row['p_value']:.3f}<extra></extra>",
+            )
+        )
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    figure = layout(figure, "Excess return a year over each baseline, 95 % interval", "", height=130 + 34 * len(found))
+    figure.update_xaxes(tickformat="+.0%")
+    figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
+    return figure.update_layout(showlegend=False, hovermode="closest")

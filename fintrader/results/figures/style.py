@@ -1,0 +1,125 @@
+"""The look of all charts, and the drawing of curves over time.
+
+Curves come as wide tables (index: start of the bar, UTC; one column a strategy). The horizontal axis counts bars,
+so that nights and weekends take no room; ticks and hovers show the time. Long curves are thinned to what a screen
+can show, with the extremes of every stretch kept exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+POINTS = 2000
+"""Most points of a drawn curve."""
+
+
+INK, MUTED, GRID = "#1f2933", "#616e7c", "#e4e7eb"
+
+
+PALETTE = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#b35900", "#2f8f9d", "#7f6d5f")
+
+
+COLOURS = {
+    "ensemble": "#0b4f9e",
+    "policy": "#0b4f9e",
+    "best": "#2a9d8f",
+    "buy_and_hold": "#d9730d",
+    "equal_weight": "#9065b0",
+    "benchmark": "#616e7c",
+    "cash": "#a0a8b0",
+    "inverse_volatility": "#b35900",
+    "minimum_variance": "#7f6d5f",
+    "momentum": "#c14c8a",
+    "oracle": "#448361",
+}
+
+
+DASHES = {
+    "benchmark": "dot",
+    "cash": "dot",
+    "buy_and_hold": "dash",
+    "equal_weight": "dash",
+    "inverse_volatility": "dash",
+    "minimum_variance": "dash",
+    "momentum": "dash",
+    "oracle": "dashdot",
+}
+
+
+def title_of(strategy: str) -> str:
+    """`equal_weight` as people read it: `Equal weight`."""
+    return strategy.replace("_", " ").capitalize()
+
+
+def colour_of(strategy: str, position: int) -> str:
+    """The same strategy has the same colour in every chart."""
+    return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
+
+
+def thin(values: NDArray[np.float64], points: int = POINTS) -> NDArray[np.int64]:
+    """Indices to draw: first, last, and the smallest and largest of each stretch; all when there are few."""
+    size = len(values)
+    if size <= points:
+        return np.arange(size)
+    stretch = -(-size // max(1, (points - 2) // 2))
+    padded = np.pad(values, (0, -size % stretch), mode="edge").reshape(-1, stretch)
+    starts = np.arange(len(padded)) * stretch
+    kept = np.concatenate([[0], starts + padded.argmin(axis=1), starts + padded.argmax(axis=1), [size - 1]])
+    return np.unique(np.minimum(kept, size - 1))
+
+
+def layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = False, height: int = 380) -> go.Figure:
+    figure.update_layout(
+        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16, "color": INK}},
+        font={"family": "Inter, 'Segoe UI', system-ui, sans-serif", "size": 12, "color": INK},
+        height=height,
+        margin={"l": 64, "r": 16, "t": 84, "b": 40},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        hovermode="x unified",
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+    )
+    figure.update_xaxes(showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont={"color": MUTED})
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor="#9aa5b1", tickfont={"color": MUTED})
+    figure.update_yaxes(title={"text": y_title, "font": {"color": MUTED}}, tickformat=".1%" if percent else None)
+    return figure
+
+
+def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
+    """Ticks at about seven bars, labelled with their day (and time, inside a few days)."""
+    span = times[-1] - times[0]
+    pattern = "%d %b<br>%Y" if span.days > 4 else "%d %b %H:%M"
+    # The first tick of each of six equal stretches: a label at the very end would be cut off.
+    where = np.unique(np.linspace(0, len(times) - 1, min(7, len(times)) + 1)[:-1].round().astype(int))
+    figure.update_xaxes(tickmode="array", tickvals=where, ticktext=[times[k].strftime(pattern) for k in where])
+    figure.update_xaxes(tickangle=0)
+
+
+def stamps(times: pd.DatetimeIndex) -> list[str]:
+    return list(times.strftime("%Y-%m-%d %H:%M UTC"))
+
+
+def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None = None) -> None:
+    times = pd.DatetimeIndex(curves.index)
+    for position, name in enumerate(curves.columns):
+        values = curves[name].to_numpy(dtype=np.float64)
+        at = thin(values)
+        figure.add_trace(
+            go.Scatter(
+                x=at,
+                y=values[at],
+                name=title_of(str(name)),
+                mode="lines",
+                line={
+                    "color": colour_of(str(name), position),
+                    "width": 2.4 if name == main else 1.5,
+                    "dash": DASHES.get(str(name), "solid"),
+                },
+                customdata=stamps(times[at]),
+                hovertemplate=f"{hover}  %{{customdata}}<extra>{title_of(str(name))}</extra>",
+            )
+        )
+    time_axis(figure, times)

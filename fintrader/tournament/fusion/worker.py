@@ -1,0 +1,246 @@
+"""One rank of a pod that spans devices: `python -m fintrader.tournament.fusion.worker PARENT`, started by `ranks.py`.
+
+Its task is a line of JSON on its standard input; how many rounds are due it reads from the store where the ranks meet.
+Its replicas learn as those of `fusion.py` do. At the end of a round all ranks exchange their replicas' states through
+`torch.distributed`, each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's
+store; the others get the state to go on from by a broadcast.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
+from fintrader.runs import RunFolder
+from fintrader.tournament.fusion.coordinator import END
+from fintrader.tournament.fusion.threads import (
+    INHERITED,
+    Make,
+    State,
+    average,
+    home_of,
+    part_of_round,
+    read_round,
+    write_round,
+)
+from fintrader.tournament.pod import failure_reason
+from fintrader.tournament.pod_training import maker, parent_state
+from fintrader.tournament.process import Channel, die_with
+from fintrader.tournament.spec import PodContext, PodSpec, RankLost
+
+REPORT_SECONDS = 0.2
+"""Signs of life come no faster."""
+
+
+FOR_EVER = timedelta(days=20)
+
+
+class Exchange:
+    """Bytes between the ranks: on the device with NCCL, in memory with gloo."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's `data`, in the order of the ranks, on every rank."""
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
+        with lost_others():
+            dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
+        longest = max(int(size) for size in sizes)
+        own = _tensor(data.ljust(longest, b"\0")).to(self._device)
+        parts = [torch.empty_like(own) for _ in range(self.world)]
+        with lost_others():
+            dist.all_gather(parts, own)
+        return [_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Rank 0's `data`, on every rank."""
+        size = torch.tensor([len(data)], device=self._device)
+        with lost_others():
+            dist.broadcast(size, 0)
+            length = int(size)
+        content = _tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
+        content = content.to(self._device)
+        if length:
+            with lost_others():
+                dist.broadcast(content, 0)
+        return _bytes(content)
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def inherited(state: State) -> dict[str, Tensor]:
+    """The part of an agent's state that other ranks need."""
+    return {name: tensor.cpu().contiguous() for name, tensor in sorted(state.items()) if name.startswith(INHERITED)}
+
+
+class Rank:
+    """This process's replicas: those whose number is the rank, modulo the number of ranks."""
+
+    def __init__(self, spec: PodSpec, folder: Path, device: torch.device, make: Make, exchange: Exchange) -> None:
+        self.spec, self.folder, self.device, self.make, self.exchange = spec, folder, device, make, exchange
+        self.mine = list(range(exchange.rank, spec.replicas, exchange.world))
+        self.number = 0
+        self.fused: State | None = None
+
+    def begin(self, parent: State | None) -> None:
+        """Agree on the round to begin with and on the state to begin it from: rank 0's."""
+        data = b""
+        if self.exchange.rank == 0:
+            self.fused = parent
+            while (known := read_round(self.folder, self.number)) is not None:
+                self.fused = known[0]
+                self.number += 1
+            data = save(inherited(self.fused)) if self.fused is not None else b""
+        number = self.exchange.broadcast(self.number.to_bytes(8, "big"))
+        self.number = int.from_bytes(number, "big")
+        data = self.exchange.broadcast(data)
+        self.fused = load(data) if data else None
+
+    def round(self, told: Any) -> None:
+        """Learn one round and fuse it."""
+        part = part_of_round(
+            Budget.model_validate(self.spec.budget), self.spec.replicas, self.spec.fusions, self.exchange.world
+        )
+        totals, states = [], []
+        for replica in self.mine:
+            agent, env = self.make(replica, self.number, self.device)
+            if self.fused is not None:
+                agent.inherit(self.fused)
+            home = home_of(self.folder, self.number, replica)
+            totals.append(train(agent, env, part, folder=home, on_progress=told))
+            states.append(read_agent_state(home))
+        fused, everyone = self.fuse(states, totals)
+        if self.exchange.rank == 0:
+            write_round(self.folder, self.number, fused, everyone)
+        self.fused = fused
+        self.number += 1
+
+    def fuse(
+        self, states: Sequence[State], totals: Sequence[TrainResult]
+    ) -> tuple[dict[str, Tensor], list[TrainResult]]:
+        """The average over all replicas of all ranks; on rank 0 with what only replica 0 has."""
+        replicas: dict[int, State] = {}
+        world = self.exchange.world
+        for turn in range(-(-self.spec.replicas // world)):
+            own = save(inherited(states[turn])) if turn < len(states) else b""
+            for rank, data in enumerate(self.exchange.gather(own)):
+                if data:
+                    replicas[turn * world + rank] = load(data)
+        fused = average([replicas[replica] for replica in range(self.spec.replicas)])
+        if self.exchange.rank == 0:
+            fused = {**{name: tensor.cpu().contiguous() for name, tensor in states[0].items()}, **fused}
+        words = [json.dumps([vars(one) for one in totals]).encode()]
+        said = [json.loads(data) for data in self.exchange.gather(words[0])]
+        everyone = [TrainResult(**said[replica % world][replica // world]) for replica in range(self.spec.replicas)]
+        return dict(sorted(fused.items())), everyone
+
+
+def main() -> None:
+    die_with(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
+    channel = Channel(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    inbox = os.fdopen(os.dup(0), "r")
+    task = json.loads(inbox.readline())
+    try:
+        work(task, channel)
+    except BaseException as error:
+        traceback.print_exc(file=sys.stderr)
+        detail = f"{type(error).__name__}: {error}"[:2000]
+        with suppress(BrokenPipeError):
+            channel.send(kind="failed", reason=failure_reason(error), detail=detail)
+        os._exit(1)  # other ranks may wait in a collective that will never be whole: no tidy end is possible
+    os._exit(0)
+
+
+def work(task: dict[str, Any], channel: Channel) -> None:
+    """Join the group and learn as many rounds as are asked for, until the last order, or until nobody is there to give
+    one: then RankLost is raised.
+    """
+    torch.set_num_threads(1)
+    spec = PodSpec.model_validate(task["spec"])
+    context = PodContext(run=RunFolder(Path(task["run"])), market=Path(task["market"]), folder=Path(task["folder"]))
+    device = torch.device(task["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    patience = timedelta(seconds=task["patience"])
+    with lost_others():
+        dist.init_process_group(
+            task["backend"],
+            store=meeting_point(task["store"], patience),
+            rank=task["rank"],
+            world_size=task["world"],
+            timeout=patience,
+        )
+        orders = meeting_point(task["store"], FOR_EVER)  # its own connection: nothing else may have to wait for it
+    rank = Rank(spec, context.folder, device, maker(spec, context), Exchange(device))
+    rank.begin(parent_state(spec, context) if task["rank"] == 0 else None)
+    channel.send(kind="ready", round=rank.number)
+    last = 0.0
+
+    def told(progress: TrainProgress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= REPORT_SECONDS:
+            last = time.monotonic()
+            share = (rank.number + progress.fraction) / spec.fusions
+            rate = progress.steps_per_second
+            channel.send(kind="progress", fraction=share, env_steps=progress.env_steps, rate=rate)
+
+    for number in itertools.count():
+        due = order(orders, number)
+        if due == END:
+            return
+        while rank.number < due:
+            rank.round(told)
+            channel.send(kind="round", number=rank.number)
+
+
+def meeting_point(address: str, patience: timedelta) -> Any:
+    """A connection to the store that the pod's process keeps."""
+    host, _, port = address.rpartition(":")
+    return dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]
+
+
+def order(orders: Any, number: int) -> int:
+    """Wait for that order, as long as the pod evaluates. Raises RankLost when the pod's process is gone."""
+    with lost_others():
+        return int(orders.get(f"order-{number}"))
+
+
+@contextmanager
+def lost_others() -> Iterator[None]:
+    """What goes wrong between ranks is not this rank's own fault: RankLost with the reason `rank`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RankLost("rank", f"lost the others ({str(error).splitlines()[0]})") from error
+
+
+if __name__ == "__main__":
+    main()

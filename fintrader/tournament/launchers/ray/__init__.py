@@ -1,0 +1,1 @@
+"""Pods on a Ray cluster (extra `ray`)."""

@@ -1,0 +1,332 @@
+"""A Ray cluster as the launcher sees it: a connection that was let in, and the nodes as they are now."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.tournament.launchers.ray.settings import RaySettings
+
+HEAD_SECONDS = 30.0
+"""A head that is silent for so long is gone. (Ray itself ends this process, without a word, after a minute.)"""
+
+
+LOOK_SECONDS = 1.0
+"""The nodes are looked at at least so often, and whenever the launcher asks."""
+
+
+KNOCK_SECONDS = 60.0
+
+
+CLOSE_SECONDS = 10.0
+
+
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One living node."""
+
+    id: str
+    total: Resources
+    available: Resources
+    leaves: float | None = None
+    """Unix time at which it goes; 0: no time was given; None: it stays."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The cluster at one moment."""
+
+    nodes: Mapping[str, Node]
+    growth: tuple[Resources, ...] | None = None
+    """Kinds of nodes the autoscaler can add; None when there is none, or it does not tell."""
+
+    @property
+    def staying(self) -> list[Node]:
+        """Nodes that take new pods."""
+        return [node for node in self.nodes.values() if node.leaves is None]
+
+
+def fits(need: Resources, have: Resources) -> int:
+    """How many times `need` fits into `have`."""
+    counts = [int(have.get(name, 0.0) / amount + 1e-6) for name, amount in need.items() if amount > 0]
+    return min(counts, default=0)
+
+
+def groups(places: Iterable[int], size: int) -> int:
+    """How many groups of `size` different nodes there are, where node k has room for `places[k]` members."""
+    rooms = list(places)
+    number = sum(rooms) // size
+    while number and sum(min(room, number) for room in rooms) < number * size:
+        number -= 1
+    return number
+
+
+def import_ray() -> ModuleType:
+    """The package. Raises ConfigError naming the extra when it is missing."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("`--launcher ray` needs Ray: pip install 'fintrader[ray]'") from None
+    module: ModuleType = ray
+    return module
+
+
+# --- connecting ------------------------------------------------------------------------------------------------
+
+
+def connect(settings: RaySettings) -> bool:
+    """Connect this process to the cluster; False when it was connected already.
+
+    Raises ConfigError when Ray is missing; TournamentError when no cluster answers, it wants a token that this process
+    has not got, it lets anybody in without being on loopback, or it runs another version.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return False
+    more: dict[str, Any] = {"runtime_env": settings.runtime_env} if settings.runtime_env else {}
+    if settings.address == "local":
+        _stay_on_loopback()
+        return _init(ray, "local", include_dashboard=False, **more)
+    address = _resolve(settings.address)
+    _reach(address)
+    manner = knock(address)
+    if manner == "silent":
+        raise TournamentError(
+            f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS port?"
+        )
+    if manner == "closed":
+        _take_token()
+    addresses = _node_addresses(address)
+    loopback = bool(addresses) and all(is_loopback(one) for one in addresses)
+    if manner == "open" and not loopback and not settings.allow_insecure:
+        raise TournamentError(
+            f"the cluster at {address} runs whatever anybody sends it; start it with RAY_AUTH_MODE=token (see "
+            "`ray get-auth-token`), or say --ray.allow-insecure True when nobody else can reach it"
+        )
+    if loopback:
+        _stay_on_loopback()
+    return _init(ray, address, **more)
+
+
+def as_task(function: Callable[..., Any], need: Resources) -> Any:
+    """`function` as Ray's remote function; one that holds a GPU has a process of its own, which ends with it.
+
+    A process that outlives its task keeps the GPU's memory, and the next task in it would stay on that GPU whatever it
+    is given. Ray sees to this only for GPUs that are named here, not for those in `options`.
+    """
+    ray = import_ray()
+    return ray.remote(max_calls=1)(function) if need.get("GPU") else ray.remote(function)
+
+
+def _init(ray: ModuleType, address: str, **more: Any) -> bool:
+    from ray.exceptions import AuthenticationError
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
+    except AuthenticationError as error:
+        raise _refused(address, error) from None
+    except (ConnectionError, RuntimeError, OSError) as error:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        raise TournamentError(f"cannot join the Ray cluster at {address}: {error}") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
+    return True
+
+
+def _resolve(address: str) -> str:
+    """`auto` as HOST:PORT, by Ray's own rules. Raises TournamentError when there is no cluster to be found."""
+    if address != "auto":
+        return address
+    from ray._private import services
+
+    found: str | None = None
+    with contextlib.suppress(ConnectionError, ValueError, OSError):
+        found = services.get_ray_address_from_environment("auto", None)
+    if not found or found == "auto":
+        raise TournamentError("no Ray cluster runs here; start one with `ray start --head`, or set --ray.address")
+    if "://" in found:
+        raise TournamentError(f"RAY_ADDRESS is {found}; make it HOST:PORT, and run this on a node of the cluster")
+    return found
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise TournamentError(
+            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, or set --ray.address"
+        ) from None
+
+
+def knock(address: str) -> str:
+    """`open`, `closed` or `silent`: what the cluster says to somebody without a token."""
+    script = Path(__file__).with_name("knock.py")
+    command = [sys.executable, "-P", str(script), address]  # -P: our own `ray.py` lies beside it
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=KNOCK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "silent"
+    word = done.stdout.strip().splitlines()[-1:] or ["silent"]
+    return word[0]
+
+
+def _take_token() -> None:
+    """Authenticate if there is a token and nothing was said about it, as Ray does for clusters it finds by itself."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        from ray._private.authentication import authentication_token_setup as setup
+
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _refused(address: str, error: Exception) -> TournamentError:
+    return TournamentError(
+        f"the cluster at {address} wants a token ({str(error).split('. ')[0]}); set RAY_AUTH_MODE=token and "
+        "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's"
+    )
+
+
+def _node_addresses(address: str) -> list[str]:
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RayError
+
+    try:
+        nodes = GcsClient(address=address).get_all_node_info(timeout=20).values()
+    except AuthenticationError as error:
+        raise _refused(address, error) from None
+    except (RayError, RuntimeError) as error:
+        raise TournamentError(f"the Ray cluster at {address} does not answer: {error}") from None
+    return [str(node.node_manager_address) for node in nodes if node.state == 0]  # 0: alive
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _stay_on_loopback() -> None:
+    """Keep Ray from replacing 127.0.0.1 by this machine's outward address, at which such a cluster does not listen."""
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+# --- looking ---------------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """The nodes, looked at by a thread of its own: asking a head that is gone blocks for as long as Ray hopes."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        self.ours = connect(settings)
+        self._view = look()
+        self._asked_since: float | None = None
+        self._wish: list[dict[str, float]] | None = None
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="ray nodes")
+        self._thread.start()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the head does not answer at the moment."""
+        since = self._asked_since
+        return since is not None and time.monotonic() - since > LOOK_SECONDS * 5
+
+    def view(self) -> View:
+        """The latest look; it is at most about a second old while the head answers."""
+        return self._view
+
+    def refresh(self) -> None:
+        """Look again now. Raises TournamentError when the head has not answered for long."""
+        since = self._asked_since
+        if since is not None and time.monotonic() - since > HEAD_SECONDS:
+            raise TournamentError(
+                "the head of the Ray cluster is gone; run the same command again on a new cluster, "
+                "nothing finished is lost"
+            )
+        self._wake.set()
+
+    def want(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Tell the autoscaler what would be put to use; an empty wish takes the last one back."""
+        self._wish = [dict(bundle) for bundle in bundles]
+        self._wake.set()
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
+            self._asked_since = time.monotonic()
+            try:
+                self._ask_for_more()
+                self._view = look()
+            except Exception:  # ours is to look; whether it matters is seen by how long it lasts
+                self._closing.wait(LOOK_SECONDS)
+                continue
+            self._asked_since = None
+
+    def _ask_for_more(self) -> None:
+        wish = self._wish
+        if wish is not None:
+            from ray.autoscaler.sdk import request_resources
+
+            request_resources(bundles=wish)
+            if self._wish is wish:
+                self._wish = None
+
+    def close(self) -> None:
+        """Take the wish back and disconnect; give up after a few seconds if the head does not answer."""
+
+        def leave() -> None:
+            self._thread.join()
+            with contextlib.suppress(Exception):
+                self._ask_for_more()
+            if self.ours:
+                import_ray().shutdown()
+
+        silent = self.silent
+        self.want([])
+        self._closing.set()
+        leaving = threading.Thread(target=leave, daemon=True, name="ray leaving")
+        leaving.start()
+        leaving.join(1.0 if silent else CLOSE_SECONDS)
+
+
+def look() -> View:
+    """All living nodes and their resources."""
+    from ray._private.state import state
+
+    totals, available = state.total_resources_per_node(), state.available_resources_per_node()
+    leaving = state.get_draining_nodes()
+    nodes = {
+        name: Node(name, total, available.get(name, {}), leaving[name] / 1000 if name in leaving else None)
+        for name, total in totals.items()
+    }
+    return View(nodes, _growth(state))
+
+
+def _growth(state: Any) -> tuple[Resources, ...] | None:
+    config = state.get_cluster_config()
+    if config is None or not config.node_group_configs:
+        return None
+    return tuple(dict(group.resources) for group in config.node_group_configs if group.max_count != 0)

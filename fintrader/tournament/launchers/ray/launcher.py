@@ -1,0 +1,369 @@
+"""Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
+
+A pod is one task, its evaluation another with resources of its own, a pod of several GPUs or nodes holds them as a
+placement group. There are no actors and nothing of worth in the object store: a task (`task.py`) streams a few words to
+this process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the
+orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, settle
+from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups
+from fintrader.tournament.launchers.ray.settings import RaySettings
+from fintrader.tournament.launchers.ray.streams import Message, Stream, Streams
+from fintrader.tournament.settings import TournamentSettings, spanned
+from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
+from fintrader.tournament.store import RunStore
+
+
+@dataclass(eq=False)
+class _Pod:
+    """A pod that Ray has been given."""
+
+    spec: PodSpec
+    task: dict[str, Any]
+    future: Future[PodResult]
+    stream: Stream | None = None
+    last: Message | None = None
+    """The last word of its task, which has yet to end."""
+    evaluating: bool = False
+    node: str = ""
+    """Where it runs; empty while Ray looks for a place."""
+    others: list[str] = field(default_factory=list)
+    """The further nodes of its ranks."""
+    pid: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    progress: PodProgress = field(default_factory=PodProgress)
+
+    def nodes(self) -> list[str]:
+        """Where it runs, as far as that is known."""
+        return [self.node, *self.others] if self.node else []
+
+
+class RayLauncher:
+    """Pods as tasks of a Ray cluster. Connects when it is made; see `cluster.connect` for what that raises."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        market: Path,
+        settings: RaySettings,
+        *,
+        body: str = BODY,
+        workers: int | None = None,
+        token: int | None = None,
+        hang_seconds: float = 300.0,
+        store_seconds: float = 0.0,
+        gpus: float = 0.0,
+    ) -> None:
+        """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
+        self.run, self.market, self.settings, self.body, self.token = run, market, settings, body, token
+        self._limit, self._hang = workers, hang_seconds
+        self._mirror, self._store_seconds = mirror_of(run.root), store_seconds
+        self._pods: dict[str, _Pod] = {}
+        self._lock = threading.RLock()
+        self._wanted = 0
+        self._empty_since: float | None = None
+        self._cluster = Cluster(settings)
+        if settings.gpus is not None:
+            gpus = settings.gpus
+        elif not any(node.total.get("GPU") for node in self._cluster.view().nodes.values()):
+            gpus = 0.0
+        self.gpus = gpus
+        asked = {"CPU": settings.cpus, "GPU": gpus, **settings.resources}
+        self.need: Resources = {name: amount for name, amount in asked.items() if amount}
+        """Resources of a pod."""
+        self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
+        self._streams = Streams()
+
+    # --- Launcher --------------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        """Pods at work plus those for which there is room now, on nodes that stay."""
+        view = self._cluster.view()
+        staying = {node.id: node for node in view.staying}
+        with self._lock:
+            evaluating = sum(pod.evaluating for pod in self._pods.values())
+            training = [pod.nodes() for pod in self._pods.values() if not pod.evaluating]
+        leaving = sum(any(node not in staying for node in nodes) for nodes in training)
+        size = self.settings.nodes
+        places = groups((fits(self.need, node.total) for node in staying.values()), size)
+        # others may use the cluster too
+        vacant = groups((fits(self.need, node.available) for node in staying.values()), size)
+        room = min(places, len(training) - leaving + vacant) + evaluating + leaving
+        return room if self._limit is None else min(room, self._limit)
+
+    def resize(self, workers: int | None) -> None:
+        """Wanted number of pods at once; None: whatever the cluster holds."""
+        self._limit = workers
+
+    def want(self, pods: int) -> None:
+        """So many pods could be at work: what the autoscaler is told."""
+        pods = pods if self._limit is None else min(pods, self._limit)
+        if pods != self._wanted:
+            self._wanted = pods
+            self._cluster.want([dict(self.need)] * (pods * self.settings.nodes))
+
+    def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        task = {
+            "spec": spec.model_dump(mode="json"),
+            "run": str(self.run.root.resolve()),
+            "market": str(self.market),
+            "store": None if self._mirror is None else self._mirror.objects.url,
+            "inside": "" if self._mirror is None else self._mirror.prefix,
+            "device": devices(self.gpus, self.settings.nodes),
+            "nodes": self.settings.nodes,
+            "need": dict(self.need),
+            "token": self.token,
+            "attempt": attempt,
+            "body": self.body,
+            "apart": self.settings.evaluators,
+            "store_seconds": self._store_seconds,
+            "draft": None,
+        }
+        pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
+        group = None
+        if self.gpus > 1 or self.settings.nodes > 1:
+            from ray.util import placement_group
+
+            bundles = [dict(self.need)] * self.settings.nodes
+            group = placement_group(bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod)
+        with self._lock:
+            self._pods[spec.pod] = pod
+        self._start(pod, self.need, group)
+        return pod.future
+
+    def cancel(self, pod: str) -> None:
+        with self._lock:
+            known = self._pods.get(pod)
+        if known is not None:
+            self._stop(known, "drained", "stopped on request")
+
+    def progress(self) -> dict[str, PodProgress]:
+        with self._lock:
+            return {name: pod.progress for name, pod in self._pods.items()}
+
+    def processes(self) -> dict[str, tuple[str, int]]:
+        """Node and process identifier of each pod that has begun."""
+        with self._lock:
+            return {name: (pod.node, pod.pid) for name, pod in self._pods.items() if pod.node}
+
+    def nodes(self) -> dict[str, list[str]]:
+        """All nodes of each pod that has begun, its own first."""
+        with self._lock:
+            return {name: pod.nodes() for name, pod in self._pods.items() if pod.node}
+
+    def tick(self) -> None:
+        """Raises TournamentError when the head is gone, or no node can hold a pod for longer than we wait."""
+        self._cluster.refresh()
+        nodes = self._cluster.view().nodes
+        now = time.monotonic()
+        with self._lock:
+            pods = list(self._pods.values())
+        for pod in pods:
+            if pod.last is not None:
+                continue  # it has nothing more to say
+            patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
+            if pod.node and now - pod.heard > patience:
+                self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
+            elif any(self._must_go(nodes[node]) for node in pod.nodes() if node in nodes):
+                self._stop(pod, "drained", "its node goes")
+        if self._limit is not None:
+            for pod in pods[self._limit :]:
+                self._stop(pod, "drained", "stopped on request")
+        self._check_room(pods)
+
+    def close(self) -> None:
+        with self._lock:
+            pods = list(self._pods.values())
+        for pod in pods:
+            self._stop(pod, "drained", "stopped on request")
+        self._streams.close(wait=not self._cluster.silent)
+        self._cluster.close()
+
+    # --- places ----------------------------------------------------------------------------------------
+
+    def _must_go(self, node: Node) -> bool:
+        return bool(node.leaves) and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
+
+    def _check_room(self, pods: Sequence[_Pod]) -> None:
+        """Give up when nothing runs and nothing can."""
+        view = self._cluster.view()
+        shapes = [(self.need, self.settings.nodes)]
+        if self.settings.evaluators:
+            shapes.append((self.evaluator, 1))
+        totals = [node.total for node in view.staying]
+        lacking = [(shape, size) for shape, size in shapes if sum(fits(shape, total) > 0 for total in totals) < size]
+        if not lacking or any(pod.node for pod in pods):
+            self._empty_since = None
+            return
+        if self._empty_since is None:
+            self._empty_since = time.monotonic()
+        shape, size = lacking[0]
+        hopeless = view.growth is not None and not any(fits(shape, kind) for kind in view.growth)
+        if hopeless or time.monotonic() - self._empty_since >= self.settings.wait_seconds:
+            raise TournamentError(self._no_room(shape, size, [*totals, *(view.growth or ())]))
+
+    def _no_room(self, shape: Resources, size: int, places: Sequence[Resources]) -> str:
+        what = "a pod" if shape is self.need else "an evaluator"
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items())
+        roomy = sum(fits(shape, place) > 0 for place in places)
+        if size > 1 and roomy:
+            return (
+                f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only {roomy} of "
+                f"{len(places)} node(s) can hold that; lower --ray.nodes, or add nodes and run the same command again"
+            )
+        most = {name: max((place.get(name, 0.0) for place in places), default=0.0) for name in shape}
+        there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
+        return (
+            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(places)} node(s) offer at most "
+            f"{there}; lower --ray.gpus, --ray.cpus or --ray.resources, or add nodes and run the same command again"
+        )
+
+    # --- tasks -----------------------------------------------------------------------------------------
+
+    def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
+        """Hand a pod's task to Ray."""
+        pod.last = None
+        pod.stream = self._streams.start(
+            pod.task,
+            need,
+            f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
+            lambda word: self._heed(pod, word),
+            lambda error: self._conclude(pod, error),
+            group=group,
+        )
+
+    def _stop(self, pod: _Pod, reason: Reason, detail: str) -> None:
+        """Kill a pod's process. Its folder's lock keeps a next attempt waiting until it is truly gone."""
+        with self._lock:  # no evaluation may begin in between
+            self._end(pod, PodFailure(reason, detail))
+            stream = pod.stream
+        if stream is not None:
+            self._streams.stop(stream)
+
+    def _end(self, pod: _Pod, outcome: PodResult | PodFailure) -> None:
+        with self._lock:
+            if self._pods.get(pod.spec.pod) is not pod:
+                return
+            del self._pods[pod.spec.pod]
+        settle(pod.future, outcome)
+
+    # --- words -----------------------------------------------------------------------------------------
+
+    def _heed(self, pod: _Pod, word: Message) -> None:
+        """Act on one word; the last one waits for the end of its task."""
+        pod.heard = time.monotonic()
+        match word["kind"]:
+            case "started":
+                pod.node, pod.pid = word["node"], word["pid"]
+                pod.others.clear()
+                pod.progress.device = f"{word['host']} {pod.task['device']}"
+            case "joined":
+                pod.others.append(word["node"])
+            case "progress":
+                pod.ready = True
+                pod.progress.share, pod.progress.env_steps = word["share"], word["env_steps"]
+                pod.progress.note = word["note"]
+            case _:
+                pod.last = word
+
+    def _conclude(self, pod: _Pod, error: Exception | None) -> None:
+        """Its task has ended: what becomes of the pod."""
+        try:
+            if pod.last is not None:  # whatever happened to the task since
+                self._act(pod, pod.last)
+            elif error is not None:
+                self._end(pod, self._cause(pod, error))
+            else:
+                self._end(pod, PodFailure("error", "its task ended without a word"))
+        except Exception as problem:  # a pod lost in its handling must not deafen us for the others
+            self._end(pod, PodFailure("error", f"{type(problem).__name__}: {problem}"))
+
+    def _act(self, pod: _Pod, word: Message) -> None:
+        match word["kind"]:
+            case "trained":
+                with self._lock:
+                    if self._pods.get(pod.spec.pod) is not pod:
+                        return  # stopped a moment ago
+                    pod.task = {**pod.task, "device": "cpu", "nodes": 1, "draft": word["outcome"]}
+                    pod.others.clear()
+                    pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
+                    pod.progress.note, pod.progress.share = "evaluating", 1.0
+                    self._start(pod, self.evaluator)
+            case "done":
+                result = PodResult.model_validate(word["outcome"])
+                if RunStore(self.run).has_result(result.pod):
+                    self._end(pod, result)
+                else:
+                    where = f"{pod.progress.device} stored it where this machine does not see it"
+                    self._end(pod, PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"))
+            case "failed":
+                self._end(pod, PodFailure(word["reason"], word["detail"]))
+
+    def _cause(self, pod: _Pod, error: Exception) -> PodFailure:
+        """What became of a pod's process, in one of our words."""
+        from ray import exceptions
+
+        if isinstance(error, exceptions.OutOfMemoryError):
+            return PodFailure("oom", "killed by Ray for want of memory on its node; lower env.num_envs")
+        place = f"{pod.progress.device}, node {pod.node[:8]}" if pod.node else "no node yet"
+        if isinstance(error, exceptions.NodeDiedError) or (pod.node and pod.node not in self._cluster.view().nodes):
+            return PodFailure("node", f"its node vanished ({place})")
+        if isinstance(error, exceptions.WorkerCrashedError):
+            return PodFailure("killed", f"its process died ({place})")
+        if isinstance(error, exceptions.TaskCancelledError):
+            return PodFailure("drained", "cancelled from outside")
+        lines = str(error).strip().splitlines() or [""]
+        return PodFailure("error", f"{type(error).__name__}: {lines[-1]}"[:2000])
+
+
+def devices(gpus: float, nodes: int) -> str:
+    """A pod's devices: Ray lets a task see its own GPUs only; learners of a pod get one each, in a process each."""
+    if nodes == 1 and gpus <= 1:
+        return "cuda" if gpus else "cpu"
+    own = [f"cuda:{number}" for number in range(max(int(gpus), 1))] if gpus else ["cpu"]
+    return "/".join(own * nodes)
+
+
+def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
+    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu` leaves GPUs alone.
+
+    Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they would idle.
+    """
+
+    def make(settings: TournamentSettings, run: RunFolder, market: Path, token: int) -> RayLauncher:
+        gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
+        spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
+        if spans > settings.learners:
+            what, lower = (f"{spans} GPUs", "ray.gpus") if spans > ray.nodes else (f"{spans} nodes", "ray.nodes")
+            raise ConfigError(
+                f"{lower}: a pod that spans {what} needs a learner for each; set tournament.replicas to {spans} or "
+                f"more, or lower {lower}"
+            )
+        return RayLauncher(
+            run,
+            market,
+            ray,
+            body=body,
+            workers=settings.workers,
+            token=token,
+            hang_seconds=settings.hang_seconds,
+            store_seconds=settings.store_seconds,
+            gpus=gpus,
+        )
+
+    return make

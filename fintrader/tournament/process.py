@@ -1,0 +1,48 @@
+"""What the processes of a tournament share: their environment, a channel of JSON lines, and dying with their parent."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, TextIO
+
+
+def place_of(device: str) -> str:
+    """This machine and `device`; for GPUs also which of the machine's, since a process counts its own from 0."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device.startswith("cuda") else ""
+    return f"{socket.gethostname()} {device}" + (f" (GPU {seen})" if seen else "")
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment with one thread a pod: pods share the cores, libraries must not fight over them."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Channel:
+    """The answering half of the pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def send(self, **message: Any) -> None:
+        with self._lock:
+            self._stream.write(json.dumps(message) + "\n")
+            self._stream.flush()
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the launcher dies (Linux); elsewhere the closed pipe has to do."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)

@@ -1,0 +1,141 @@
+"""The two schedulers: when the next pod may be made, in which order results count, and who is its parent.
+
+tournament     pods are replaced one by one. By *arrival*, a pod is made of whatever is known when there is room for
+               it; by *submission*, pod k is made once the results of pods <= k - pool_size are known, and of no other.
+generational   pod k waits for the whole generation before its own; the best `survivors` continue and are
+               copied over the rest.
+replay         an earlier run's event log says what each pod had seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
+
+
+class Scheduler(Protocol):
+    """What the orchestrator asks before it makes a pod or counts a result."""
+
+    def needs(self, index: int) -> int | None:
+        """Results pod `index` must have seen, exactly; None: whatever is there when a slot is free."""
+
+    def position(self, pod_index: int) -> int | None:
+        """Place of this pod's result in the order of application; None: as it arrives."""
+
+    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
+        """The spec of pod `index`."""
+
+
+class Asynchronous:
+    """Arrival order: nobody waits for anybody."""
+
+    def needs(self, index: int) -> int | None:
+        return None
+
+    def position(self, pod_index: int) -> int | None:
+        return None
+
+    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
+        return breeder.propose(index, board)
+
+
+class Submission(Asynchronous):
+    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first, and waits for them."""
+
+    def __init__(self, pool_size: int) -> None:
+        self.pool_size = pool_size
+
+    def needs(self, index: int) -> int | None:
+        return max(0, index - self.pool_size + 1)
+
+    def position(self, pod_index: int) -> int | None:
+        return pod_index
+
+
+class Generational:
+    """Synchronous generations of `population` pods."""
+
+    def __init__(self, population: int, survivors: int) -> None:
+        self.population, self.survivors = population, survivors
+        self._chosen: tuple[Leaderboard, int, list[Entry]] | None = None
+
+    def needs(self, index: int) -> int | None:
+        return index // self.population * self.population
+
+    def position(self, pod_index: int) -> int | None:
+        return pod_index
+
+    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
+        """The best continue as they are; each place below them gets a copy of one of them, moved a little."""
+        generation, place = divmod(index, self.population)
+        best = self._best(board, generation - 1) if generation else []
+        if not best:
+            return breeder.fresh(index, board, generation)
+        if place < len(best):
+            return breeder.child(index, board, best[place], generation=generation, explore=False)
+        return breeder.child(index, board, best[place % len(best)], generation=generation)
+
+    def _best(self, board: Leaderboard, generation: int) -> list[Entry]:
+        """The survivors of a generation that is whole; sorted once, not for every child."""
+        if self._chosen is None or self._chosen[0] is not board or self._chosen[1] != generation:
+            last = board.applied[generation * self.population : (generation + 1) * self.population]
+            best = sorted((entry for entry in last if entry.breeds), key=lambda entry: entry.order)
+            self._chosen = board, generation, best[: self.survivors]
+        return self._chosen[2]
+
+
+class Replay:
+    """Another run's order: what each pod had seen when it was made, and when each result counted."""
+
+    def __init__(self, seen: Sequence[int], applied: Sequence[int], inner: Scheduler) -> None:
+        self.seen, self.inner = list(seen), inner
+        self.places = {index: place for place, index in enumerate(applied)}
+
+    def needs(self, index: int) -> int | None:
+        return self.seen[index] if index < len(self.seen) else None
+
+    def position(self, pod_index: int) -> int | None:
+        return self.places.get(pod_index, pod_index)
+
+    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
+        return self.inner.make(index, board, breeder)
+
+
+def scheduler_of(settings: TournamentSettings) -> Scheduler:
+    """The scheduler that the settings ask for."""
+    if settings.scheduler == "generational":
+        return Generational(settings.population, settings.survivors)
+    return Submission(settings.pool_size) if settings.order == "submission" else Asynchronous()
+
+
+class Arrivals:
+    """Where the scheduler prescribes an order results wait for their place in it, elsewhere they go as they came."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._queue: dict[str, PodResult] = {}
+        self._places: dict[int, PodResult] = {}
+
+    def __len__(self) -> int:
+        """Results that wait."""
+        return len(self._queue) + len(self._places)
+
+    def add(self, result: PodResult) -> None:
+        """A result that has arrived; of several of one pod the last one counts."""
+        place = self._scheduler.position(int(result.pod[1:]))
+        if place is None:
+            self._queue[result.pod] = result
+        else:
+            self._places[place] = result
+
+    def due(self, place: int) -> PodResult | None:
+        """Take the result to be applied as number `place`, if it is there."""
+        if place in self._places:
+            return self._places.pop(place)
+        first = next(iter(self._queue), None)
+        return None if first is None else self._queue.pop(first)

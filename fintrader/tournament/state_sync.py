@@ -1,0 +1,232 @@
+"""A pod's training state in the run's store, so that a machine with an empty disk goes on in the middle.
+
+    pods/<id>/state.json         the files of the state: name -> hash; written after them
+    pods/<id>/state/<sha256>     the files
+
+What is stored is what `train` and learner fusion leave in the pod's folder, in an order in which every file was written
+before those that rest on it are read: training states first, then their logs, then fused rounds and scores on the way.
+Any attempt's state is as good as another's, since a pod is a function of its spec; so whoever writes last counts, and
+when something is missing the pod begins from its spec. A pod that has a result has no state there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fintrader.errors import StorageDamagedError, StorageError
+from fintrader.files import file_sha256, write_text
+from fintrader.storage.mirror import Mirror
+from fintrader.storage.objects import seal, unseal
+
+if TYPE_CHECKING:
+    from fintrader.tournament.spec import PodContext, PodSpec
+
+
+MARKER = ".stored.json"
+"""In a pod's folder: the hash of the `state.json` that was written or read here last."""
+
+
+STATE, LOG = "state.safetensors", "metrics.jsonl"
+
+
+_LEFT_OUT = re.compile(r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$")
+
+
+_ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
+
+
+log = logging.getLogger("fintrader.pod")
+
+
+_kept: set[Checkpoint] = set()
+
+
+class Checkpoint:
+    """The state of one pod, here and in the store."""
+
+    def __init__(self, mirror: Mirror, pod: str, digest: str, folder: Path) -> None:
+        """`digest`: of the pod's spec."""
+        self.objects, self.digest, self.folder = mirror.objects, digest, folder
+        self.name = f"{mirror.prefix}pods/{pod}/state"
+        self._files: dict[str, str] = {}
+        self._lock = threading.RLock()
+
+    def restore(self) -> bool:
+        """Bring the stored state here, unless this folder's descends from it; whether that was done."""
+        with self._lock:
+            data = self.objects.get(f"{self.name}.json")
+            marker = self.folder / MARKER
+            if data is None:
+                return False
+            if marker.is_file() and marker.read_text() == hashlib.sha256(data).hexdigest():
+                self._files = json.loads(unseal(data, self.name)["text"])["files"]
+                return False
+            arrived = self.folder / ".arrived"
+            shutil.rmtree(arrived, ignore_errors=True)
+            try:
+                files = self._fetch(data, arrived)
+            except StorageDamagedError as error:
+                log.warning("the stored state of a pod is left aside", extra={"fields": {"why": str(error)}})
+                self.objects.remove(f"{self.name}.json")
+                files = {}
+            if files:
+                marker.unlink(missing_ok=True)
+                for path in self._here(lambda name: True):
+                    path.unlink()
+                for name in files:
+                    (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(arrived / name, self.folder / name)
+                write_text(marker, hashlib.sha256(data).hexdigest())
+                self._files = files
+            shutil.rmtree(arrived, ignore_errors=True)
+            return bool(files)
+
+    def _fetch(self, data: bytes, to: Path) -> dict[str, str]:
+        """All files of a state; none when it belongs to another spec. Raises StorageDamagedError."""
+        body = json.loads(unseal(data, f"{self.objects}/{self.name}.json")["text"])
+        if body["spec"] != self.digest:
+            return {}
+        files: dict[str, str] = body["files"]
+        for name in files:
+            if _LEFT_OUT.search(name) or ".." in Path(name).parts or Path(name).is_absolute():
+                raise StorageDamagedError(f"{self.objects}/{self.name}.json names {name!r}, which is no state of a pod")
+
+        def bring(name: str) -> None:
+            if not self.objects.get_file(f"{self.name}/{files[name]}", to / name, files[name]):
+                raise StorageDamagedError(f"{self.objects}/{self.name}/{files[name]} is missing")
+
+        self.objects.gather(bring, files)
+        return files
+
+    def save(self) -> bool:
+        """Store the state as it is now; whether there was anything new. Raises StorageError."""
+        with self._lock:
+            taken = self.folder / ".taken"
+            try:
+                files = self._take(taken)
+                if not files or files == self._files:
+                    return False
+                known = set(self._files.values())
+                new = {digest: name for name, digest in files.items() if digest not in known}
+                self.objects.gather(
+                    lambda digest: self.objects.put_file(f"{self.name}/{digest}", taken / new[digest]), new
+                )
+            except FileNotFoundError:
+                return False  # the pod has just cleared it away; the next time will do
+            finally:
+                shutil.rmtree(taken, ignore_errors=True)
+            data = seal(json.dumps({"spec": self.digest, "files": dict(sorted(files.items()))}))
+            self.objects.put(f"{self.name}.json", data)
+            write_text(self.folder / MARKER, hashlib.sha256(data).hexdigest())
+            self._files = files
+            self.objects.remove(*(f"{self.name}/{digest}" for digest in known - set(files.values())))
+            return True
+
+    def _take(self, to: Path) -> dict[str, str]:
+        """Hold the files of the state still while training goes on: name -> hash."""
+        shutil.rmtree(to, ignore_errors=True)
+        files = {}
+        kinds: list[Callable[[str], bool]] = [
+            lambda name: name == STATE,
+            lambda name: name == LOG,
+            lambda name: name not in (STATE, LOG),
+        ]
+        done = {int(match[1]) for match in self._rounds() if match[1]}
+        for kind in kinds:  # each listed only when the one before it has been taken
+            for path in self._here(kind):
+                name = str(path.relative_to(self.folder))
+                match = _ROUND.fullmatch(name)
+                if match and match[2] and int(match[2]) in done:
+                    continue  # fused: nobody asks for its replicas any more
+                copy = to / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                _hold(path, copy)
+                files[name] = file_sha256(copy)
+        return files
+
+    def _rounds(self) -> Iterator[re.Match[str]]:
+        names = (path.name for path in self.folder.glob("fused-*.safetensors"))
+        return (match for name in names if (match := _ROUND.fullmatch(name)))
+
+    def _here(self, wanted: Callable[[str], bool]) -> list[Path]:
+        """The files of the state with such names, sorted."""
+        found = sorted(self.folder.rglob("*"))
+        return [
+            path
+            for path in found
+            if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and wanted(path.name) and path.is_file()
+        ]
+
+
+def _hold(path: Path, copy: Path) -> None:
+    """`copy` is what `path` is now, and stays so: states are replaced whole, logs grow."""
+    if path.name != LOG:
+        with contextlib.suppress(OSError):
+            os.link(path, copy)
+            return
+    shutil.copyfile(path, copy)
+
+
+@contextlib.contextmanager
+def checkpointed(mirror: Mirror | None, spec: PodSpec, context: PodContext) -> Iterator[None]:
+    """The pod's training state as the store has it, and from now on in the store every so often."""
+    if mirror is None or not context.store_seconds:
+        yield
+        return
+    checkpoint = Checkpoint(mirror, spec.pod, spec.digest, context.folder)
+    if checkpoint.restore():
+        log.info("pod goes on from its stored state")
+    with kept(checkpoint, context.store_seconds):
+        yield
+
+
+@contextlib.contextmanager
+def kept(checkpoint: Checkpoint, seconds: float) -> Iterator[None]:
+    """Store the state every `seconds` for as long as this lasts. A store that fails does not disturb the training."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(seconds):
+            _try(checkpoint)
+
+    thread = threading.Thread(target=keep, daemon=True, name="checkpoints")
+    _kept.add(checkpoint)
+    thread.start()
+    try:
+        yield
+    finally:
+        _kept.discard(checkpoint)
+        ended.set()
+        thread.join()
+
+
+def save_kept() -> None:
+    """Store the state of every pod that this process is at: it is about to end."""
+    for checkpoint in list(_kept):
+        _try(checkpoint)
+
+
+def _try(checkpoint: Checkpoint) -> None:
+    try:
+        if checkpoint.save():
+            log.info("pod's state is stored")
+    except (StorageError, OSError) as error:
+        log.warning("a pod's state could not be stored", extra={"fields": {"why": f"{type(error).__name__}: {error}"}})
+
+
+def clear(mirror: Mirror, pod: str) -> None:
+    """Remove a pod's stored state, if it has any."""
+    name = f"{mirror.prefix}pods/{pod}/state"
+    if mirror.objects.exists(f"{name}.json"):
+        mirror.objects.remove(f"{name}.json")
+        mirror.objects.remove(*mirror.objects.names(name))

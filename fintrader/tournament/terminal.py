@@ -1,0 +1,99 @@
+"""The live view: leaderboard, pods at work and latest events, below the progress bar of a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fintrader.tournament.launchers import PodProgress
+from fintrader.tournament.leaderboard import Entry
+
+if TYPE_CHECKING:
+    from fintrader.tournament.orchestrator import Orchestrator
+
+
+ROWS, EVENTS = 8, 4
+
+
+_TOLD = frozenset(
+    {"applied", "lost", "drained", "damaged", "capacity", "resumed", "no_capacity", "leaderboard_damaged"}
+)
+
+
+def render(orchestrator: Orchestrator) -> RenderableType:
+    """What the terminal shows of a tournament at this moment."""
+    progress = orchestrator.launcher.progress()
+    origins: dict[str, str] = {pod: orchestrator.specs[int(pod[1:])].origin for pod in progress}
+    return Group(
+        leaderboard_table(orchestrator.board.rows, orchestrator.settings.metric),
+        pods_table(progress, origins),
+        *[Text(line, style="dim") for line in recent(orchestrator.log.records)],
+    )
+
+
+def leaderboard_table(rows: Sequence[Entry], metric: str) -> Table:
+    """The first rows of the board."""
+    table = Table(title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False)
+    for name in ("rank", "pod", "score", "algorithm", "parent", "generation", "hyper-parameters"):
+        table.add_column(name, justify="right" if name in ("rank", "score", "generation") else "left", no_wrap=True)
+    for rank, row in enumerate(rows[:ROWS], 1):
+        hyper = ", ".join(f"{name.split('.')[-1]} {_short(value)}" for name, value in row.spec.hyper.items())
+        algo = str(row.spec.agent.get("algo", ""))
+        parent = row.spec.parent or "-"
+        table.add_row(str(rank), row.spec.pod, f"{row.score:.3f}", algo, parent, str(row.spec.generation), hyper)
+    return table
+
+
+def pods_table(progress: dict[str, PodProgress], origins: dict[str, str]) -> Table:
+    """Pods at work: how far they are and for how long they have been."""
+    table = Table(title="at work", title_justify="left", box=None, pad_edge=False)
+    for name in ("pod", "origin", "device", "done", "env-steps", "for", ""):
+        table.add_column(name, no_wrap=True)
+    now = time.time()
+    for pod, at in sorted(progress.items())[:ROWS]:
+        elapsed = f"{now - at.since:.0f} s" if at.since else ""
+        table.add_row(pod, origins.get(pod, ""), at.device, f"{at.share:.0%}", f"{at.env_steps:,}", elapsed, at.note)
+    return table
+
+
+def recent(records: Sequence[dict[str, Any]]) -> list[str]:
+    """The latest events worth telling, oldest first."""
+    told = [record for record in records[-50:] if record.get("event") in _TOLD]
+    return [describe(record) for record in told[-EVENTS:]]
+
+
+def describe(event: dict[str, Any]) -> str:
+    """One event as one line."""
+    pod = event.get("pod", "")
+    match event["event"]:
+        case "applied" if event["score"] is None:
+            return f"{pod}: failed ({event['reason'] or 'no score'})"
+        case "applied":
+            place = f"rank {event['position'] + 1}" if event["position"] is not None else "off the board"
+            stopped = ", stopped early" if event["status"] == "stopped" else ""
+            return f"{pod}: {event['score']:.3f}, {place}{stopped}"
+        case "lost":
+            return f"{pod}: lost at attempt {event['attempt']} ({event['reason']}: {event['detail'][:80]})"
+        case "drained":
+            return f"{pod}: stopped to make room, continues later"
+        case "damaged":
+            return f"{pod}: {event['detail']}; trained again"
+        case "capacity":
+            bound = event.get("at_once", event["pods"])
+            few = f", of which the scheduler lets {bound} work at once" if bound < event["pods"] else ""
+            return f"capacity is now {event['pods']} pod(s){few}"
+        case "resumed":
+            return f"resumed with {event['results']} result(s)"
+        case "no_capacity":
+            return "no device is left; waiting"
+        case other:
+            return f"{other} {pod}".strip()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
