@@ -29,7 +29,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "a.json"
     files.write_json(path, {"x": 1})
     code = (
-        "import sys, time; from pathlib import Path; from fintrader.runs import atomic_file\n"
+        "import sys, time; from pathlib import Path; from fintrader.files import atomic_file\n"
         "with atomic_file(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); print('writing', flush=True); time.sleep(60)\n"
     )
