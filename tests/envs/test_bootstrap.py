@@ -10,9 +10,10 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.envs import ENV_ID, TradingEnv
+from fintrader.envs import TradingEnv
 from fintrader.envs.adapters.dlpack import DlpackEnv
 from fintrader.envs.adapters.rllib import NumpyVectorEnv
+from fintrader.registration import ENV_ID
 from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 
 

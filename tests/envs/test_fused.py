@@ -14,8 +14,6 @@ from fintrader.errors import EnvError
 from tests.envs.strategies import endowment, env_settings, random_actions
 from tests.factories import make_market
 
-numba = pytest.importorskip("numba")
-
 PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision_interval": 1}
 
 

@@ -12,8 +12,9 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from fintrader.envs import ENV_ID, EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
+from fintrader.registration import ENV_ID
 from tests.factories import make_market
 
 
