@@ -21,7 +21,7 @@ from fintrader.data.build import DataSettings, build_market, make_market, read_s
 from fintrader.data.chunks import Collection, decode, encode, verify_store
 from fintrader.data.inspect import verify
 from fintrader.data.place import Place
-from fintrader.data.sources import feed as feed_module
+from fintrader.data.sources import base as feed_module
 from fintrader.data.sources.base import FilesFeed, ingest
 from fintrader.data.sources.files import FilesSettings, list_files
 from fintrader.data.tensors import MarketTensors

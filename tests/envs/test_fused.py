@@ -15,8 +15,6 @@ from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import PLAIN, assert_bit_equal
 from tests.factories import examples, make_market
 
-numba = pytest.importorskip("numba")
-
 
 @settings(max_examples=examples(60))
 @given(

@@ -24,7 +24,8 @@ import numpy as np
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure, PodProgress
-from fintrader.tournament.run import Clock, Orchestrator, run_tournament
+from fintrader.tournament.orchestrator import Clock, Orchestrator
+from fintrader.tournament.run import run_tournament
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore

@@ -10,7 +10,7 @@ from fintrader.files import read_json, read_jsonl, write_json
 from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
-from fintrader.tournament.run import Orchestrator
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.scale import scale
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore

@@ -23,15 +23,7 @@ from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
-from fintrader.tournament.fusion.coordinator import (
-    LOOPBACK,
-    LocalHost,
-    Message,
-    OnMessage,
-    RankGroup,
-    interface_of,
-    places_of,
-)
+from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, places_of
 from fintrader.tournament.fusion.threads import INHERITED, average, home_of, read_round
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import cuda_devices, slots_of
@@ -41,7 +33,7 @@ from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.pod_training import maker, train_and_evaluate
 from fintrader.tournament.run import run_tournament
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext, PodSpec, RankLost
+from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
 from tests.tournament.test_fusion import fused_spec, run
 from tests.tournament.test_real_pods import AGENT, ENV, SETTINGS, market_file

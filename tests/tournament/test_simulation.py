@@ -11,8 +11,7 @@ import pytest
 from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.leaderboard_index import Entry
+from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.schedulers import Arrivals, Asynchronous, Generational, Submission
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.updater import submit

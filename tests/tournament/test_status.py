@@ -20,8 +20,8 @@ from fintrader.results.leaderboard import canonical
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.replay import compare, replay
-from fintrader.tournament.run import Orchestrator
 from fintrader.tournament.scale import Control, prospect, scale
 from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
 from fintrader.tournament.status import lineage, rebuild, status

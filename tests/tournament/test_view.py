@@ -8,7 +8,7 @@ from rich.console import Console
 from fintrader.progress import LineProgress, TerminalProgress
 from fintrader.runs import RunFolder
 from fintrader.tournament import terminal
-from fintrader.tournament.run import Orchestrator
+from fintrader.tournament.orchestrator import Orchestrator
 from tests.tournament.conftest import Race
 from tests.tournament.stubs import plant
 
