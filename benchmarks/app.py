@@ -117,7 +117,7 @@ def main() -> None:
 
 def measure(home: Path, count: int, pods: int | None, browser: str | None) -> dict[str, Any]:
     from fintrader.runs import RunFolder
-    from tests.app import fakes
+    from tests.engines import fakes
 
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)

@@ -30,12 +30,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.common import ROOT, commit, finish
 from fintrader.runs import RunFolder
-from tests.tournament import chaos
-from tests.tournament.apart import Plan
-from fintrader.envs.kernels.buffers import DONE
-from tests.tournament.chaos import REFUSED, Faults, Tally, forked
-from fintrader.envs.reward import Outcome
-from fintrader.tournament.orchestrator import everything
+from tests.engines import chaos
+from tests.engines.apart import Plan
+from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 
 PARTS = (
     "kill",

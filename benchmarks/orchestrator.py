@@ -114,7 +114,7 @@ def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
     from fintrader.tournament.run import run_tournament
     from fintrader.tournament.search_space import Range
     from fintrader.tournament.settings import TournamentSettings
-    from tests.tournament import stubs
+    from tests.engines import stubs
 
     settings = TournamentSettings(
         pods=pods, order="arrival", search={"learning_rate": Range(low=1e-5, high=1e-1, log=True)}, leaderboard_size=64

@@ -36,9 +36,8 @@ from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
-from tests.tournament.simulation import World
-from fintrader.backtesting.simulate import simulate
-from tests.tournament.simulation_checks import settings
+from tests.engines.simulation import World, simulate
+from tests.engines.simulation_checks import settings
 
 TARGETS = (0.80, 0.90, 0.95)
 """Shares of the optimal utility; fixed before the first full run."""

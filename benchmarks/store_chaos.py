@@ -36,10 +36,8 @@ from fintrader.runs import RunFolder
 from fintrader.storage import mirror
 from fintrader.storage.mirror import attach
 from fintrader.storage.objects import Objects
-from tests.tournament import chaos, emptied
-from fintrader.envs.kernels.buffers import DONE
-from tests.tournament.chaos import Faults, forked
-from fintrader.tournament.orchestrator import everything
+from tests.engines import chaos, emptied
+from tests.engines.chaos import DONE, Faults, everything, forked
 
 PODS = 6
 SEED = 5
@@ -142,7 +140,7 @@ def at_random_moments(home: Path, moments: int, expected: Any) -> dict[str, Any]
 
 def start(run: RunFolder, url: str) -> subprocess.Popen[bytes]:
     """A head in a process of its own."""
-    command = [sys.executable, "-m", "tests.tournament.emptied", str(run.root), url, str(PODS)]
+    command = [sys.executable, "-m", "tests.engines.emptied", str(run.root), url, str(PODS)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL)
 

@@ -12,13 +12,13 @@ import yaml
 
 from fintrader import pipeline
 from fintrader.agents import TrainProgress, load_policy
-from fintrader.agents.parallel.learners import single
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import RunConfig
+from fintrader.pipeline import train as single
 
 ROOT = Path(__file__).resolve().parents[1]
 

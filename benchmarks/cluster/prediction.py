@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.constants import Samples
-from tests.tournament.simulation import World
-from fintrader.backtesting.simulate import simulate
-from fintrader_app.views.new_run import check
-from tests.tournament.simulation_checks import figures, settings
+from tests.engines.simulation import World, simulate
+from tests.engines.simulation_checks import check, figures, settings
 
 GPUS = (8, 16, 32, 80, 1000)
 PAPER = {"1.7": {"16": 3400.0, "80": 1900.0}, "1.8": {"16": 4000.0, "80": 2200.0}}

@@ -9,10 +9,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, make_agent, memory, train
+from fintrader.agents import AgentSettings, Budget, buffers, make_agent, train
 from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, available_memory
 from fintrader.errors import ConfigError
-from tests.agents.tiny import Identity, IdentityMarket
+from tests.engines.tiny import Identity, IdentityMarket
 
 MIB = 2**20
 
@@ -20,8 +20,8 @@ MIB = 2**20
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 1 GiB available of which 10 MiB are free, and no control group."""
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(buffers, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(buffers, "CGROUPS", tmp_path / "cgroup")
     text = "MemTotal: 8388608 kB\nMemFree: 10240 kB\nMemAvailable: 1048576 kB\n"
     write(tmp_path / "proc" / "meminfo", text)
     return tmp_path
@@ -87,7 +87,7 @@ def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
 
 def test_a_ring_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
-    real = memory.available_memory
-    monkeypatch.setattr(memory, "available_memory", lambda device: 2**40 if device != HOST else real(device))
+    real = buffers.available_memory
+    monkeypatch.setattr(buffers, "available_memory", lambda device: 2**40 if device != HOST else real(device))
     with pytest.raises(ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"):
         ReplayBuffer(2000, 10, 100, 1, torch.device("meta"))

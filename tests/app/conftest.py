@@ -12,7 +12,7 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-import app
+import fintrader_app as app
 from fintrader.runs import RunFolder
 from fintrader_app import launch
 from tests.engines import fakes

@@ -265,7 +265,7 @@ def test_folder_refuses_what_is_too_large(tmp_path: Path) -> None:
 
 
 def test_nothing_is_unpickled() -> None:
-    import app
+    import fintrader_app as app
 
     for path in Path(app.__file__).parent.rglob("*.py"):
         text = path.read_text()

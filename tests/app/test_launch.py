@@ -10,7 +10,6 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader_app import launch
-from fintrader_app.artifacts import light
 
 
 def test_binds_to_loopback_and_sends_nothing() -> None:
@@ -45,19 +44,15 @@ def test_tells_the_app_where_runs_lie(tmp_path: Path) -> None:
 
 def test_reading_pages_load_no_torch() -> None:
     program = (
-        "import sys, fintrader_app.shell, fintrader_app.artifacts, fintrader_app.charts, fintrader_app.analysis, fintrader_app.markets, fintrader_app.race, fintrader_app.metric_table, "
-        "fintrader_app.jobs, fintrader_app.board; fintrader_app.artifacts.light('measures'); "
+        "import sys, fintrader_app.shell, fintrader_app.artifacts, fintrader_app.charts, fintrader_app.analysis, "
+        "fintrader_app.markets, "
+        "fintrader_app.race, fintrader_app.metric_table, fintrader_app.jobs, fintrader_app.board; "
         "assert 'torch' not in sys.modules and 'fintrader.backtesting' not in sys.modules; "
-        "import fintrader.backtesting; from fintrader.backtesting import simulate, figures; "
+        "import fintrader.backtesting; from fintrader.backtesting import simulate; "
+        "from fintrader.results import figures; "
         "assert callable(simulate) and figures is fintrader_app.charts.figures"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
-
-
-def test_light_modules_are_the_real_ones() -> None:
-    from fintrader.results import catalogue as measures
-
-    assert light("measures") is measures
 
 
 def test_no_page_draws_random_numbers() -> None:

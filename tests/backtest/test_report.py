@@ -15,15 +15,16 @@ import pandas as pd
 import pytest
 import torch
 
-from fintrader.backtesting import BacktestResult, figures, significance, simulate, simulate_baselines
+from fintrader.backtesting import BacktestResult, significance, simulate, simulate_baselines
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.report.html import render_report, rolling_sessions
+from fintrader.results import figures
 from fintrader.results.figures import trading
 from fintrader.results.figures.returns import intraday_returns, monthly_returns
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 

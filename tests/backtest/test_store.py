@@ -16,7 +16,6 @@ from rich.console import Console
 
 from fintrader.backtesting import (
     BacktestResult,
-    figures,
     metrics_table,
     read_backtest,
     simulate,
@@ -26,7 +25,8 @@ from fintrader.backtesting import (
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
-from tests.backtest.policies import idle_policy, noisy_policy
+from fintrader.results import figures
+from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
 CONTEXT = {"trials": 80, "run": "a </script> run", "seed": 3, "command": "fintrader run configs/quickstart.yaml"}

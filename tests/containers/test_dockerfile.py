@@ -59,7 +59,7 @@ def test_no_secret_stays_in_the_image() -> None:
 def test_the_context_holds_what_is_named_and_nothing_else(context: set[str], tmp_path: Path) -> None:
     tops = {path.split("/")[0] for path in context}
     texts = {"constraints.txt", "constraints-image.txt", "pyproject.toml", "README.md", "LICENSE"}
-    assert tops == {*texts, "configs", "fintrader", "app"}
+    assert tops == {*texts, "setup.py", "configs", "fintrader", "app"}
     assert not [path for path in context if "__pycache__" in path or path.endswith(".pyc")]
     for name in ("runs/quickstart/config.yaml", "data/bars/x.parquet", ".env", "fintrader/.env", "id_rsa", "app/a.pyc"):
         path = tmp_path / name
@@ -120,4 +120,4 @@ def test_the_context_is_enough_to_install_from(context: set[str], tmp_path: Path
     assert done.stdout.startswith(str(target))
     assert "fintrader 0" in done.stdout
     assert (target / "fintrader" / "py.typed").is_file()
-    assert (target / "app" / "views" / "tournament.py").is_file()
+    assert (target / "fintrader_app" / "views" / "tournament.py").is_file()

@@ -116,7 +116,10 @@ def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None
 
 
 def test_everything_the_manifests_need_is_in_it(image: Path, work: Path) -> None:
-    program = "import ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard, numba, fintrader_app.launch"
+    program = (
+        "import ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard, numba; "
+        "import fintrader_app.launch"
+    )
     done = run(image, "python", "-c", program, work=work)
     assert done.returncode == 0, done.stderr
     assert run(image, "ray", "kuberay-autoscaler", "--help", work=work).returncode == 0
