@@ -23,33 +23,25 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
+from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import Transition, require_memory
-from fintrader.agents.networks import NetworkSettings, parameters_of
+from fintrader.agents.networks import parameters_of
 from fintrader.agents.off_policy import frozen
 from fintrader.agents.returns import gae
-from fintrader.config import Settings
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
 
 
-class APG(Settings):
+class APG(BaseSettings):
     """Analytic policy gradient."""
 
     algo: Literal["apg"] = "apg"
-    network: NetworkSettings = NetworkSettings()
-    head: ActionHeadSettings = ActionHeadSettings()
     learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others never."""
     value_learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the value's Adam."""
-    anneal: bool = False
-    """Lower the step sizes linearly to zero over the budget: late updates then average more of the market's noise."""
     num_steps: int = Field(default=16, ge=1)
     """H: decisions differentiated through."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per decision."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """λ of the value's targets."""
     bootstrap: bool = True
@@ -60,10 +52,6 @@ class APG(Settings):
     """Standard deviation of the noise on the latents: spreads the accounts over the states."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics."""
-    normalise_rewards: bool = True
-    """Divide rewards by the deviation of the discounted return."""
 
 
 class APGAgent(BaseAgent):

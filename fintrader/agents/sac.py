@@ -62,7 +62,7 @@ class SACAgent(OffPolicyAgent):
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents drawn from the policy."""
-        return self.draw_latent(obs, self.whims)[0]
+        return self.draw_latent(obs, self.exploration_noise)[0]
 
     def draw_latent(
         self, obs: Tensor, noise: Callable[[torch.Size], Tensor] | None = None
