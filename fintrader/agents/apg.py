@@ -11,7 +11,9 @@ by one Adam step of the actor. A step that ends an episode adds γ^k V(final obs
 nothing when it was terminated, and starts the discount anew. The value V, fitted to TD(λ) targets, tells what lies
 beyond the horizon; `bootstrap: false` leaves it out.
 
-Whole shares have no gradient: training runs with fractions of a share, whatever the environment's settings say.
+Whole shares have no gradient: training runs with fractions of a share, whatever the environment's settings say. What
+differs from the paper: the simulator is a trading account instead of a robot, latents carry a little noise that spreads
+the accounts over the states, and there is no target network for the value.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from fintrader.errors import ConfigError
 
 
 class APG(BaseSettings):
-    """Analytic policy gradient."""
+    """Settings of analytic policy gradient."""
 
     algo: Literal["apg"] = "apg"
     learning_rate: float = Field(default=3e-3, gt=0)
@@ -55,7 +57,7 @@ class APG(BaseSettings):
 
 
 class APGAgent(BaseAgent):
-    """See the module's text."""
+    """An actor that climbs the exact gradient of what it earns over `num_steps` decisions."""
 
     differentiable = True
 
