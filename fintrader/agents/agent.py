@@ -9,31 +9,44 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fintrader.agents.a2c import A2C, A2CSettings
-from fintrader.agents.apg import APG, APGSettings
+from fintrader.agents.a2c import A2C, A2CAgent
+from fintrader.agents.action_head import ActionHead
+from fintrader.agents.apg import APG, APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
-from fintrader.agents.ddpg import DDPG, DDPGSettings
+from fintrader.agents.ddpg import DDPG, DDPGAgent
+from fintrader.agents.parallel.learners import batch_learners
+from fintrader.agents.parallel.pipeline import pipeline
 from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.ppo import PPO, PPOSettings
-from fintrader.agents.redq import REDQ, REDQSettings
-from fintrader.agents.sac import SAC, SACSettings
-from fintrader.agents.td3 import TD3, TD3Settings
+from fintrader.agents.ppo import PPO, PPOAgent
+from fintrader.agents.redq import REDQ, REDQAgent
+from fintrader.agents.sac import SAC, SACAgent
+from fintrader.agents.td3 import TD3, TD3Agent
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
 
 class Agent(Protocol):
-    """Experience in, actions out."""
+    """Experience in, actions out: everything that `train` asks of an agent."""
 
     settings: Any
     layout: Layout
     device: torch.device
     seed: int
+    head: ActionHead
+    """What turns its latents into actions."""
+    differentiable: bool
+    """Whether it differentiates through the environment, whose graph is then cut after every update."""
 
     @property
     def policy(self) -> ActorPolicy:
         """The deterministic policy learned so far; shares its weights with the agent."""
+
+    def training_env(self, env: Any) -> Any:
+        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there."""
+
+    def anneal(self, fraction: float) -> None:
+        """Move step sizes to where they stand once `fraction` of the budget is used."""
 
     def act(self, obs: Tensor) -> Tensor:
         """Exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
@@ -55,7 +68,7 @@ class Agent(Protocol):
 
 
 AgentSettings: TypeAlias = Annotated[
-    PPOSettings | A2CSettings | DDPGSettings | TD3Settings | SACSettings | REDQSettings | APGSettings,
+    PPO | A2C | DDPG | TD3 | SAC | REDQ | APG,
     Field(discriminator="algo"),
 ]
 
@@ -63,20 +76,20 @@ AgentSettings: TypeAlias = Annotated[
 def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> Agent:
     """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for unknown settings."""
     match settings:
-        case PPOSettings():
-            return PPO(settings, layout, device=device, seed=seed)
-        case A2CSettings():
-            return A2C(settings, layout, device=device, seed=seed)
-        case DDPGSettings():
-            return DDPG(settings, layout, device=device, seed=seed)
-        case TD3Settings():
-            return TD3(settings, layout, device=device, seed=seed)
-        case SACSettings():
-            return SAC(settings, layout, device=device, seed=seed)
-        case REDQSettings():
-            return REDQ(settings, layout, device=device, seed=seed)
-        case APGSettings():
-            return APG(settings, layout, device=device, seed=seed)
+        case PPO():
+            return batch_learners(PPOAgent(settings, layout, device=device, seed=seed))
+        case A2C():
+            return batch_learners(A2CAgent(settings, layout, device=device, seed=seed))
+        case DDPG():
+            return pipeline(DDPGAgent(settings, layout, device=device, seed=seed))
+        case TD3():
+            return pipeline(TD3Agent(settings, layout, device=device, seed=seed))
+        case SAC():
+            return pipeline(SACAgent(settings, layout, device=device, seed=seed))
+        case REDQ():
+            return pipeline(REDQAgent(settings, layout, device=device, seed=seed))
+        case APG():
+            return APGAgent(settings, layout, device=device, seed=seed)
         case _:
-            known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG settings"
+            known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
             raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")

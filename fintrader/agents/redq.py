@@ -1,8 +1,12 @@
 """Randomised ensembled double Q-learning (https://arxiv.org/abs/2101.05982): SAC with K critics and many updates.
 
-Every update draws M of the K critics at random and takes their minimum as the target's value; the actor climbs the
-mean of all K and moves once per `policy_delay` updates. `target = "mean"` and `"min"` use all K instead (the critic
-ensembles of the ElegantRL papers). The K critics are one network with batched matmuls.
+    critics:  y = Σ γ^k r_k + γ^n (min_{j in M} Q'_j(s', z') − α log π(z'|s')),  M drawn anew from the K critics
+    actor:    minimise α log π(z|s) − mean_j Q_j(s, z)
+
+`target = "mean"` and `"min"` use all K instead (the critic ensembles of the ElegantRL papers,
+https://arxiv.org/abs/2112.05923). What differs from the paper: 5 critics and 2 updates a step instead of 10 and 20,
+since many accounts step at once; the actor moves once in `policy_delay` updates instead of once a step. The K critics
+are one network with batched matmuls.
 """
 
 from __future__ import annotations
@@ -14,12 +18,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fintrader.agents.off_policy import Sample, combine
-from fintrader.agents.sac import SAC, SACBase
+from fintrader.agents.sac import SACAgent, SACBase
 from fintrader.envs.observation import Layout
 
 
-class REDQSettings(SACBase):
-    """Randomised ensembled double Q-learning."""
+class REDQ(SACBase):
+    """Settings of randomised ensembled double Q-learning."""
 
     algo: Literal["redq"] = "redq"
     num_critics: int = Field(default=5, ge=1)
@@ -40,14 +44,12 @@ class REDQSettings(SACBase):
         return self
 
 
-class REDQ(SAC):
-    """See the module's text."""
+class REDQAgent(SACAgent):
+    """SAC with `num_critics` critics, a random few of which make each target."""
 
-    settings: REDQSettings
+    settings: REDQ
 
-    def __init__(
-        self, settings: REDQSettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
+    def __init__(self, settings: REDQ, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.members = settings.num_critics
         super().__init__(settings, layout, device=device, seed=seed)
 

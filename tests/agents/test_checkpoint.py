@@ -39,16 +39,16 @@ WRITE = """
 import resource, sys
 from pathlib import Path
 import torch
-from fintrader.agents import SACSettings, make_agent
+from fintrader.agents import SAC, make_agent
 from fintrader.agents.checkpoint import write_tensors
 from fintrader.envs.observation import FlatLayout
-from fintrader.agents.buffers import ReplayRing
+from fintrader.agents.buffers import ReplayBuffer
 
-agent = make_agent(SACSettings(), FlatLayout(128, 1))
-agent.ring = ReplayRing(1000, 128, 128, 1, torch.device("cpu"))
-agent.ring.written = 1000
+agent = make_agent(SAC(), FlatLayout(128, 1))
+agent.replay = ReplayBuffer(1000, 128, 128, 1, torch.device("cpu"))
+agent.replay.written = 1000
 for name in ("obs", "next_obs"):
-    getattr(agent.ring, name).fill_(1.0)
+    getattr(agent.replay, name).fill_(1.0)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 write_tensors(Path(sys.argv[1]), agent.state_dict(), {"format": "test"})
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fintrader.agents import (
+    PPO,
     AgentSettings,
     Budget,
     EnsemblePolicy,
     FlatLayout,
     NetworkSettings,
-    PPOSettings,
     load_policy,
     make_agent,
     save_policy,
@@ -80,7 +80,7 @@ def test_no_future(cut: int) -> None:
     before, after = seen(market, fill="close"), seen(joined(market, other, cut), fill="close")
     assert torch.equal(before[:cut], after[:cut])
     assert not torch.equal(before[cut], after[cut])
-    policy = make_agent(PPOSettings(network=network("gru")), ObservationLayout.of(market, BARS)).policy
+    policy = make_agent(PPO(network=network("gru")), ObservationLayout.of(market, BARS)).policy
     with torch.no_grad():
         assert torch.equal(policy(before[:cut]), policy(after[:cut]))
 
@@ -142,7 +142,7 @@ def test_permuting_assets_permutes_actions(encoder: str) -> None:
     market = make_market(60, 4, gaps=False)
     order = [2, 0, 3, 1]
     shuffled = pick_assets(market, order)
-    agent = make_agent(PPOSettings(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
+    agent = make_agent(PPO(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
     for parameter in agent.policy.parameters():
         nn.init.normal_(parameter, std=0.5)
     agent.policy.normaliser.update(seen(market))
@@ -194,6 +194,6 @@ def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str,
 
 def test_encoders_where_there_is_nothing_to_encode() -> None:
     with pytest.raises(ConfigError, match=r"env\.lookback"):
-        make_agent(PPOSettings(network=network("gru")), ObservationLayout(5, 3, 2))
+        make_agent(PPO(network=network("gru")), ObservationLayout(5, 3, 2))
     with pytest.raises(ConfigError, match="none"):
-        make_agent(PPOSettings(network=network("attention")), FlatLayout(3, 1))
+        make_agent(PPO(network=network("attention")), FlatLayout(3, 1))

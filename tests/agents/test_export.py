@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.agents import EnsemblePolicy, NetworkSettings, PolicyModule, PPOSettings, make_agent
+from fintrader.agents import PPO, EnsemblePolicy, NetworkSettings, PolicyModule, make_agent
 from fintrader.agents.onnx import export_onnx
 from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError
@@ -22,7 +22,7 @@ pytest.importorskip("onnxscript")
 def encoding(encoder: str) -> PolicyModule:
     """An untrained policy that reads the last bars too."""
     network = NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6})
-    agent = make_agent(PPOSettings(network=network), ObservationLayout(5, 3, 2, lookback=4), seed=1)
+    agent = make_agent(PPO(network=network), ObservationLayout(5, 3, 2, lookback=4), seed=1)
     for parameter in agent.policy.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return agent.policy

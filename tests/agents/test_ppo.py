@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fintrader.agents import ActionHeadSettings, Budget, FlatLayout, NetworkSettings, PPOSettings, make_agent, train
+from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, NetworkSettings, make_agent, train
 from fintrader.agents.on_policy import Rollout, gaussian_log_prob
-from fintrader.agents.ppo import PPO, ppo_objective
+from fintrader.agents.ppo import PPOAgent, ppo_objective
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, TinyEnv
@@ -37,9 +37,9 @@ def test_log_density_is_that_of_torch() -> None:
 @pytest.mark.parametrize(("steps", "accounts", "minibatches"), [(4, 3, 4), (5, 7, 4), (10, 1, 4), (3, 3, 5), (7, 1, 7)])
 def test_every_pass_visits_every_transition_once(steps: int, accounts: int, minibatches: int) -> None:
     """The observations name their transitions; batches that do not divide the rollout lose none."""
-    settings = PPOSettings(num_steps=steps, num_minibatches=minibatches, update_epochs=3)
+    settings = PPO(num_steps=steps, num_minibatches=minibatches, update_epochs=3)
     agent = make_agent(settings, FlatLayout(1, 1), seed=1)
-    assert isinstance(agent, PPO)
+    assert isinstance(agent, PPOAgent)
     visited: list[list[float]] = []
     loss = agent.loss
 
@@ -61,7 +61,7 @@ def test_every_pass_visits_every_transition_once(steps: int, accounts: int, mini
 
 
 def learned_value(env: TinyEnv) -> float:
-    settings = PPOSettings(
+    settings = PPO(
         gamma=0.9,
         update_epochs=4,
         num_minibatches=4,
@@ -71,7 +71,7 @@ def learned_value(env: TinyEnv) -> float:
     )
     agent = make_agent(settings, env.layout, seed=1)
     train(agent, env, Budget(env_steps=24_000))
-    assert isinstance(agent, PPO)
+    assert isinstance(agent, PPOAgent)
     with torch.no_grad():
         return float(agent.critic(agent.normaliser(torch.zeros(1, env.width))))
 
@@ -90,15 +90,15 @@ def test_initial_weights_leave_the_global_random_stream_alone() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    make_agent(PPOSettings(), Identity().layout, seed=4)
+    make_agent(PPO(), Identity().layout, seed=4)
     assert torch.equal(torch.rand(1), expected)
 
 
 def test_fixed_noise_stays_and_learned_noise_moves() -> None:
     for learn in (False, True):
         env = Identity(seed=5)
-        agent = make_agent(PPOSettings(num_steps=8, learn_noise=learn), env.layout, seed=0)
-        assert isinstance(agent, PPO)
+        agent = make_agent(PPO(num_steps=8, learn_noise=learn), env.layout, seed=0)
+        assert isinstance(agent, PPOAgent)
         before = agent.noise["log_std"].detach().clone()
         train(agent, env, Budget(env_steps=500))
         assert torch.equal(before, agent.noise["log_std"]) is not learn
@@ -108,7 +108,7 @@ def test_target_kl_stops_the_passes() -> None:
     env = Identity(seed=5)
     moved = []
     for target in (1e-8, None):
-        agent = make_agent(PPOSettings(num_steps=8, target_kl=target), env.layout, seed=0)
+        agent = make_agent(PPO(num_steps=8, target_kl=target), env.layout, seed=0)
         before = torch.cat([p.flatten() for p in agent.policy.parameters()]).detach().clone()
         train(agent, env, Budget(env_steps=128))
         after = torch.cat([p.flatten() for p in agent.policy.parameters()]).detach()
@@ -119,12 +119,12 @@ def test_target_kl_stops_the_passes() -> None:
 def test_aim_actions_are_refused_by_a_trade_environment() -> None:
     env = TradingEnv(planted_market(100, 2), EnvSettings(num_envs=4, action="trade"))
     with pytest.raises(ConfigError, match=r"env\.action"):
-        train(make_agent(PPOSettings(), env.layout), env, Budget(env_steps=10))
-    direct = PPOSettings(num_steps=2, head=ActionHeadSettings(kind="direct"))
+        train(make_agent(PPO(), env.layout), env, Budget(env_steps=10))
+    direct = PPO(num_steps=2, head=ActionHeadSettings(kind="direct"))
     assert train(make_agent(direct, env.layout), env, Budget(env_steps=16)).updates == 2
 
 
 def test_more_minibatches_than_steps_is_refused() -> None:
     env = Identity(num_envs=1)
     with pytest.raises(ConfigError, match="num_minibatches"):
-        train(make_agent(PPOSettings(num_steps=1), env.layout), env, Budget(env_steps=10))
+        train(make_agent(PPO(num_steps=1), env.layout), env, Budget(env_steps=10))

@@ -14,10 +14,10 @@ from gymnasium.vector import AutoresetMode
 from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents import (
+    PPO,
     AgentSettings,
     Budget,
     NetworkSettings,
-    PPOSettings,
     TrainProgress,
     make_agent,
     train,
@@ -29,7 +29,7 @@ from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.engines.tiny import ConstantReward, Identity
 from tests.factories import planted_market
 
-SMALL = PPOSettings(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
+SMALL = PPO(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
 MARKET = planted_market(300, 3)
 
 

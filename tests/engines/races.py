@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fintrader.agents import Budget, NetworkSettings, PPOSettings
+from fintrader.agents import PPO, Budget, NetworkSettings
 from fintrader.envs import EnvSettings
 from fintrader.runs import RunFolder
 from fintrader.tournament.run import TournamentResult, run_tournament
@@ -25,7 +25,7 @@ def settings(**changes: Any) -> TournamentSettings:
 
 # --- real pods -------------------------------------------------------------------------------------------------
 
-AGENT = PPOSettings(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)
+AGENT = PPO(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)
 ENV = EnvSettings(num_envs=4)
 SETTINGS = TournamentSettings(
     pods=4,

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, read_agent_state
+from fintrader.agents.parallel.fusion import INHERITED
 from fintrader.errors import ConfigError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
@@ -31,7 +32,7 @@ from fintrader.tournament.fusion.coordinator import (
     interface_of,
     places_of,
 )
-from fintrader.tournament.fusion.threads import INHERITED, average, home_of, read_round
+from fintrader.tournament.fusion.threads import average, home_of, read_round
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import cuda_devices, slots_of
 from fintrader.tournament.launchers.ray import tasks as nodes

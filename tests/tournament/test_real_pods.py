@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fintrader.agents import A2CSettings, Budget, load_policy, make_agent
+from fintrader.agents import A2C, Budget, load_policy, make_agent
 from fintrader.envs import TradingEnv
 from fintrader.errors import CheckpointError
 from fintrader.files import read_json
@@ -144,7 +144,7 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
         folder=RunFolder(tmp_path / "run"),
         market=market_file(tmp_path),
         env=ENV,
-        agent=(AGENT, A2CSettings(num_steps=8)),
+        agent=(AGENT, A2C(num_steps=8)),
         seed=1,
         launcher=in_this_process(tmp_path),
     )

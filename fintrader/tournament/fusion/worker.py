@@ -27,13 +27,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
+from fintrader.agents.parallel.fusion import INHERITED, average
 from fintrader.runs import RunFolder
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.threads import (
-    INHERITED,
     Make,
     State,
-    average,
     home_of,
     part_of_round,
     read_round,
@@ -153,7 +152,7 @@ class Rank:
         fused = average([replicas[replica] for replica in range(self.spec.replicas)])
         if self.exchange.rank == 0:
             fused = {**{name: tensor.cpu().contiguous() for name, tensor in states[0].items()}, **fused}
-        words = [json.dumps([vars(one) for one in totals]).encode()]
+        words = [json.dumps([one.to_json() for one in totals]).encode()]
         said = [json.loads(data) for data in self.exchange.gather(words[0])]
         everyone = [TrainResult(**said[replica % world][replica // world]) for replica in range(self.spec.replicas)]
         return dict(sorted(fused.items())), everyone
