@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fintrader.data.tensors import MarketTensors
 from fintrader.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from fintrader.data.tensors import MarketTensors
 
 
 @dataclass(frozen=True)

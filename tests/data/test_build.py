@@ -15,19 +15,21 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
+from fintrader.data import feeds as feeds_module
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market, open_feed
+from fintrader.data.build import assemble, build_market, load_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.clean import clean, to_grid
 from fintrader.data.features import PAPER_FEATURES
+from fintrader.data.feeds import open_feed
 from fintrader.data.index_level import BenchmarkSettings
 from fintrader.data.inspect import dry_run
 from fintrader.data.quality import quality_report
-from fintrader.data.sources import base as feeds_module
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import BarError, ConfigError, DataError
+from fintrader.errors import BarError, ConfigError, DataError, StorageError
 from tests.data.tables import REAL_2016, REAL_FOLDER, minute_table, no_windows, write_csv
 
 PLAIN = {
@@ -322,7 +324,7 @@ def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
         with pytest.raises(DataError, match=r"cache: s3:/+bucket/tens is a URL"):
             load_market(DataSettings(), cache=cache)
-    with pytest.raises(DataError, match="nosuch"):
+    with pytest.raises(StorageError, match="nosuch"):
         load_market(validate(DataSettings, {"store": "nosuch://x"}, "test"), cache=tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
 
@@ -342,7 +344,7 @@ def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> 
 def test_settings_survive_yaml(tmp_path: Path) -> None:
     wanted = settings(tmp_path / "x.csv", start="2016-01-04", windows={"fractions": [0.5, 0.25, 0.25]})
     (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
-    from fintrader.data.build import read_settings
+    from fintrader.data.settings import read_settings
 
     assert read_settings(tmp_path / "data.yaml") == wanted
 

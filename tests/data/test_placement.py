@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.build import DataSettings, make_market
+from fintrader.data.build import make_market
 from fintrader.data.calendar import session_grid
-from fintrader.data.clean import Placement
+from fintrader.data.clean import SessionAlignment
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import BarError
 from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
@@ -84,16 +85,16 @@ def test_the_real_bars_stand_where_they_should(path: Path) -> None:
         pytest.skip("the real minute bars are not beside the checkout")
     bars = read_files(FilesSettings(path=path)).sorted()
     days = pd.DatetimeIndex(bars.ts[[bars.ts.argmin(), bars.ts.argmax()]]).date
-    placement = Placement(session_grid("XNAS", *days))
+    alignment = SessionAlignment(session_grid("XNAS", *days))
     edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
     chicago = dt.timedelta(hours=1) // dt.timedelta(microseconds=1) * 1000
     for start, stop in itertools.pairwise(edges):
         mine = bars.take(np.arange(start, stop))
-        placement.check(mine)
+        alignment.check(mine)
         mine.ts[:] += chicago
         with pytest.raises(BarError, match="stand 60 minutes after"):
-            placement.check(mine)
+            alignment.check(mine)
         mine.ts[:] += 60_000_000_000 - chicago
-        if len(mine) > 0.98 * 390 * len(placement.open):  # trades in every first and last minute
+        if len(mine) > 0.98 * 390 * len(alignment.open):  # trades in every first and last minute
             with pytest.raises(BarError, match="label to end"):
-                placement.check(mine)
+                alignment.check(mine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from fintrader.agents import Budget
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, attach, mirror_of, working_copy
-from fintrader.storage.objects import Objects, unseal
+from fintrader.storage.objects import Objects
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
 from fintrader.tournament.pod import run_pod
@@ -53,8 +52,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def stored(url: str, pod: str) -> dict[str, str]:
     """The files of a pod's state in the store."""
-    data = Objects(url).get(f"pods/{pod}/state.json")
-    return {} if data is None else dict(json.loads(unseal(data, "state")["text"])["files"])
+    state = Objects(url).get_sealed(f"pods/{pod}/state.json")
+    return {} if state is None else dict(state["files"])
 
 
 def until(condition: Callable[[], bool]) -> None:
