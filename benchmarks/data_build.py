@@ -52,7 +52,8 @@ BUILD = """
 import json, resource, sys, time
 from pathlib import Path
 start = time.perf_counter()
-from fintrader.data.build import build_market, read_settings
+from fintrader.data.build import build_market
+from fintrader.data.settings import read_settings
 from fintrader.data.tensors import MarketTensors
 imported = time.perf_counter()
 settings = read_settings(Path(sys.argv[1]))

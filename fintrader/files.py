@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written atomically, so that a kill leaves the old file or the new one."""
+"""Files that are whole or absent, written atomically; JSON and JSON lines; the seal that vouches for stored JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,10 +16,12 @@ from fintrader.errors import RunError
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and on disk.
 
-    Readers see the old file or the new one, never a half. The temporary is removed when the body raises.
+    Readers see the old file or the new one, never a half. The temporary is removed when the body raises. Without
+    `sync` the file survives the death of the process but perhaps not that of the machine: for files whose hash is
+    checked whenever they are read.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -26,10 +29,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        if sync:
+            sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -70,9 +75,9 @@ def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
             os.unlink(temporary)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically."""
-    with atomic_file(path) as file:
+def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write `data` to `path` atomically (`sync`: see `atomic_file`)."""
+    with atomic_file(path, sync=sync) as file:
         file.write(data)
 
 
@@ -99,6 +104,28 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} does not exist") from None
     except (ValueError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is not valid JSON ({error}); delete it and run the same command again") from None
+
+
+_SEAL = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
+
+
+def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+    """`body` as one JSON object that begins with `sha256`, the hash of all that follows; `unseal` checks it.
+
+    `body` is not empty and has no `sha256` of its own. NaN raises ValueError.
+    """
+    rest = (json.dumps(body, sort_keys=True, allow_nan=False, indent=indent)[1:] + "\n").encode()
+    return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
+
+
+def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
+    """What `seal` was given. Raises `damaged` when a single bit of it is another."""
+    claimed = _SEAL.match(data)
+    if claimed is None or hashlib.sha256(data[claimed.end() :]).hexdigest() != claimed[1].decode():
+        raise damaged from None
+    body: dict[str, Any] = json.loads(data)
+    del body["sha256"]
+    return body
 
 
 def file_sha256(path: Path) -> str:

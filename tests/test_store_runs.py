@@ -156,7 +156,7 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     from fintrader.config import validate
-    from fintrader.data.build import DataSettings
+    from fintrader.data.settings import DataSettings
     from fintrader.pipeline.session import data_of
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))

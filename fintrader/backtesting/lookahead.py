@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fintrader.backtesting.account import make_account
 from fintrader.data.bars import PRICES, Bars
-from fintrader.data.build import DataSettings, assemble, open_feed
+from fintrader.data.build import assemble
 from fintrader.data.calendar import SessionGrid, session_date
+from fintrader.data.feeds import open_feed
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy

@@ -8,9 +8,8 @@ it again and arrives at the same bytes.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,15 @@ import torch
 
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
-from fintrader.data.cache_key import BUILD_VERSION, inputs_of, market_path, portable, seal_record
-from fintrader.data.cache_key import NAME as RECORD
+from fintrader.data.cache_key import BUILD_VERSION, RECORD, inputs_of, market_path, portable, write_record
 from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid
-from fintrader.data.clean import REPAIRS, Placement, SymbolBars, clean, log_repairs, symbol_bars, to_grid
+from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.corporate_actions import adjust, load_actions
+from fintrader.data.feeds import open_feed
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
-from fintrader.data.place import Place, refuse_url
 from fintrader.data.settings import DataSettings, HasData, planted_description, raw_features, read_settings
-from fintrader.data.sources.base import Feed, open_feed, read_source, store_place
-from fintrader.data.tensors import MarketTensors, Windows
+from fintrader.data.sources.base import Feed
+from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import (
     Coverage,
     Interval,
@@ -39,28 +37,17 @@ from fintrader.data.universe import (
     load_membership,
     member_days,
     missing_members,
-    needs_coverage,
     survivorship,
 )
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.markets import Markets
-
-__all__ = [
-    "BUILD_VERSION",
-    "DataSettings",
-    "assemble",
-    "build_market",
-    "load_market",
-    "make_market",
-    "market_path",
-    "open_feed",
-    "read_settings",
-    "read_source",
-    "store_place",
-]
+from fintrader.storage.objects import Objects
+from fintrader.storage.urls import refuse_url
 
 log = logging.getLogger("fintrader.data")
+
+_BLOCK_BARS = 4096
 
 
 def build_market(
@@ -70,7 +57,8 @@ def build_market(
 
     Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made from and what was
     repaired. Bars pass through a store of chunks (`settings.store`), so that a later build reads only what is new.
-    Raises DataError or a subclass of it; nothing is half-written then.
+    Raises DataError or a subclass of it, or StorageError when bars or markets cannot be stored or fetched; nothing is
+    half-written then.
     """
     refuse_url(cache, "cache")
     settings = settings.effective()
@@ -78,7 +66,7 @@ def build_market(
     if feed.inputs_need_bars:
         feed.prepare(progress)  # what a vendor has is only known once it was asked
     path = market_path(settings, feed, cache)
-    folder = Place(path.parent)
+    folder = Objects(path.parent)
     if path.is_file():
         return _shared(path, markets)
     with folder.lock():
@@ -89,7 +77,7 @@ def build_market(
             return path
         market, report = assemble(settings, feed, progress=progress)
         record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
-        folder.write(RECORD, seal_record(record | report))
+        write_record(path, record | report)
         market.save(path)  # last: once it is there, everything is
         return _shared(path, markets)
 
@@ -97,7 +85,7 @@ def build_market(
 def _shared(path: Path, markets: Markets | None) -> Path:
     """Make sure that a built market is among the shared ones."""
     if markets is not None:
-        files = {name: path.with_name(name) for name in ("build.json", "market.safetensors")}
+        files = {name: path.with_name(name) for name in (RECORD, path.name)}
         there = {name: file for name, file in files.items() if file.is_file()}
         markets.keep([path.parent.name, MarketTensors.stored_hash(path)], there)
     return path
@@ -125,27 +113,21 @@ def make_market(settings: DataSettings, *, progress: Progress | None = None) -> 
 def assemble(
     settings: DataSettings, feed: Feed, *, progress: Progress | None = None
 ) -> tuple[MarketTensors, dict[str, Any]]:
-    """Bars to a market, symbol by symbol. Deterministic: equal inputs give equal tensors, to the bit."""
+    """Bars to a market; each symbol is read once. Deterministic: equal inputs give equal tensors, to the bit."""
     feed.prepare(progress)
     inputs = inputs_of(settings, feed)
     grid = _grid(settings, feed)
     reader = _Reader(settings, feed, grid)
-    reader.merged(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
+    reader.read_ahead(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
-    symbols, left_out = _choose(settings, feed, reader, membership, windows, progress)
     names = (*settings.features.names, *settings.features.extra, *raw_features(settings))
-    cells = _Cells.empty(grid.num_bars, len(symbols), len(names))
-    ended = []
-    reader.repairs.clear()
-    with (progress or SILENT).task("features", total=len(symbols), unit="symbols") as task:
-        for column, symbol in enumerate(symbols):
-            one = symbol_bars(reader.merged(symbol), grid, reader.sessions_over)
-            cells.fill(column, one, ft.symbol_features(one, names))
-            ended += [symbol] if one.ended else []
-            task.advance(note=symbol)
-    log_repairs(str(feed.inputs["kind"]), reader.repairs)
-    repairs = {kind: reader.repairs[kind] for kind in REPAIRS}
+    candidates, left_out = _candidates(settings, feed, membership, grid)
+    symbols, cells, dropped = _read_all(settings, reader, candidates, windows.train, names, progress)
+    left_out |= dropped
+    repairs = reader.repairs(symbols)
+    log_repairs(str(feed.inputs["kind"]), repairs)
+    ended = [symbol for symbol in symbols if symbol in reader.ended]
     first = grid.first_bar
     day_close = cells.close[first[1:] - 1].astype(np.float64)
     days = member_days(symbols, membership, grid.dates, settings.universe.aliases)
@@ -193,65 +175,100 @@ def assemble(
     return market, report
 
 
+def _candidates(
+    settings: DataSettings, feed: Feed, membership: dict[str, list[Interval]] | None, grid: SessionGrid
+) -> tuple[list[str], dict[str, str]]:
+    """The symbols that may be in the market, sorted, as far as this is known without their bars; why others may not."""
+    universe, available = settings.universe, feed.symbols
+    missing = [name for name in universe.symbols if name not in available]
+    if missing:
+        raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
+    candidates = sorted(universe.symbols or available)
+    candidates, never = ever_members(candidates, membership, grid, universe.aliases)
+    if not candidates:
+        raise DataError("no symbol of the source was ever a member; check data.universe.index and aliases")
+    return candidates, dict.fromkeys(never, "never a member in the range")
+
+
+def _read_all(
+    settings: DataSettings,
+    reader: _Reader,
+    candidates: Sequence[str],
+    train: tuple[int, int],
+    names: Sequence[str],
+    progress: Progress | None,
+) -> tuple[list[str], _Cells, dict[str, str]]:
+    """The chosen symbols, their cells and features, and why other candidates were left out.
+
+    The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is read once: what has too
+    few bars gets no column, and what a later symbol surpasses in turnover cedes its own to it.
+    """
+    universe, grid, coverage = settings.universe, reader.grid, Coverage(train)
+    room = min(len(candidates), universe.max_symbols or len(candidates))
+    cells = _Cells.empty(grid.num_bars, room, len(names))
+    column_of: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    with (progress or SILENT).task("features", total=len(candidates), unit="symbols") as task:
+        for symbol in candidates:
+            merged = reader.read(symbol)
+            task.advance(note=symbol)
+            if len(merged) == 0:
+                left_out[symbol] = "no bars in the range"
+                continue
+            coverage.add(symbol, merged.ts, merged.close, merged.volume)
+            if coverage.share[symbol] < universe.min_coverage:
+                continue
+            column = len(column_of)
+            if column == room:
+                last = max((*column_of, symbol), key=coverage.rank)
+                if last == symbol:
+                    continue
+                column = column_of.pop(last)
+            column_of[symbol] = column
+            one = symbol_bars(merged, grid, reader.sessions_over)
+            cells.fill(column, one, ft.symbol_features(one, names))
+            reader.ended |= {symbol} if one.ended else set()
+    if not coverage.share:
+        raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
+    kept, dropped = choose(universe, coverage)
+    return kept, cells.columns([column_of[symbol] for symbol in kept]), left_out | dropped
+
+
 class _Reader:
-    """One symbol's bars on the grid: cleaned, adjusted, put together; counts what was repaired."""
+    """One symbol's bars on the grid: cleaned, adjusted, put together; remembers what was repaired."""
 
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings, self.feed, self.grid = settings, feed, grid
-        self.repairs: Counter[str] = Counter()
-        self.placement = Placement(grid)
+        self.ended: set[str] = set()
+        """Symbols whose bars stop for good before the grid's end."""
+        self.alignment = SessionAlignment(grid)
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
         self.actions = (*load_actions(settings.adjust), *feed.actions)
+        self._repairs: dict[str, dict[str, int]] = {}
+        self._ahead: dict[str, Bars] = {}
 
-    def merged(self, symbol: str) -> Bars:
+    def read_ahead(self, symbol: str) -> None:
+        """Read a symbol now and hold its bars until they are asked for."""
+        self._ahead[symbol] = self.read(symbol)
+
+    def read(self, symbol: str) -> Bars:
         """Sorted rows whose `ts` is the number of the grid's bar."""
+        if symbol in self._ahead:
+            return self._ahead.pop(symbol)
         bars, counts = clean(self.feed.bars(symbol))
         bars = adjust(bars, self.actions, self.settings.calendar, self.settings.adjust.factor_column)
         if self.settings.start is not None or self.settings.end is not None:
             bars = _in_range(bars, self.grid)
         merged, counts["outside_session"] = to_grid(bars, self.grid)
-        self.placement.check(bars)
-        self.repairs.update(counts)
+        self.alignment.check(bars)
+        self._repairs[symbol] = counts
         return merged
 
-
-def _choose(
-    settings: DataSettings,
-    feed: Feed,
-    reader: _Reader,
-    membership: dict[str, list[Interval]] | None,
-    windows: Windows,
-    progress: Progress | None,
-) -> tuple[list[str], dict[str, str]]:
-    """The market's symbols, and why others are not among them."""
-    universe, span = settings.universe, (settings.start, settings.end)
-    available = feed.symbols
-    missing = [name for name in universe.symbols if name not in available]
-    if missing:
-        raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
-    candidates = sorted(universe.symbols or available)
-    candidates, strangers = ever_members(candidates, membership, reader.grid, universe.aliases)
-    left_out = dict.fromkeys(strangers, "never a member in the range")
-    if not candidates:
-        raise DataError("no symbol of the source was ever a member; check data.universe.index and aliases")
-    if not needs_coverage(universe) and span == (None, None):
-        return candidates, left_out
-    coverage = Coverage(windows.train)
-    with (progress or SILENT).task("universe", total=len(candidates), unit="symbols") as task:
-        for symbol in candidates:
-            merged = reader.merged(symbol)
-            task.advance(note=symbol)
-            if len(merged):
-                coverage.see(symbol, merged.ts, merged.close, merged.volume)
-            else:
-                left_out[symbol] = "no bars in the range"
-    if not coverage.share:
-        first, last = reader.grid.dates[[0, -1]]
-        raise DataError(f"no bar from {first} to {last}; choose other dates")
-    kept, dropped = choose(universe, coverage)
-    return kept, left_out | dropped
+    def repairs(self, symbols: Sequence[str]) -> dict[str, int]:
+        """How many rows of these symbols were repaired, by kind."""
+        return {kind: sum(self._repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
 
 
 # --- parts -----------------------------------------------------------------------------------------------
@@ -268,19 +285,40 @@ class _Cells:
 
     @classmethod
     def empty(cls, bars: int, assets: int, features: int) -> _Cells:
+        """Memory for so many; the system hands out a page when it is first written, so spare columns cost little."""
         return cls(
-            open=np.full((bars, assets), np.nan, dtype=np.float32),
-            close=np.full((bars, assets), np.nan, dtype=np.float32),
-            tradable=np.zeros((bars, assets), dtype=bool),
-            features=np.full((bars, assets, features), np.nan, dtype=np.float32),
+            open=np.empty((bars, assets), dtype=np.float32),
+            close=np.empty((bars, assets), dtype=np.float32),
+            tradable=np.empty((bars, assets), dtype=bool),
+            features=np.empty((bars, assets, features), dtype=np.float32),
         )
 
     def fill(self, column: int, one: SymbolBars, features: Array) -> None:
+        """Write a whole column, over whatever stood in it; NaN where the symbol has no price."""
         rows = slice(one.first, one.stop)
-        self.open[rows, column] = one.open
-        self.close[rows, column] = one.close
+        for cells, values in ((self.open, one.open), (self.close, one.close), (self.features, features)):
+            cells[: one.first, column] = np.nan
+            cells[rows, column] = values
+            cells[one.stop :, column] = np.nan
+        self.tradable[:, column] = False
         self.tradable[rows, column] = one.tradable
-        self.features[rows, column] = features
+
+    def columns(self, order: Sequence[int]) -> _Cells:
+        """These columns in this order. The same memory is written over, so that a market never exists twice."""
+        if list(order) == list(range(self.close.shape[1])):
+            return self
+        return _Cells(*(_gather(getattr(self, field.name), order) for field in fields(self)))
+
+
+def _gather(cells: Array, order: Sequence[int]) -> Array:
+    """`cells[:, order]`, at the front of the same memory: a row's new end lies never behind its old one."""
+    bars, width = len(cells), int(np.prod(cells.shape[2:], dtype=np.int64))
+    flat = cells.reshape(-1)
+    for begin in range(0, bars, _BLOCK_BARS):
+        block = cells[begin : begin + _BLOCK_BARS, order].reshape(-1)
+        at = begin * len(order) * width
+        flat[at : at + len(block)] = block
+    return flat[: bars * len(order) * width].reshape(bars, len(order), *cells.shape[2:])
 
 
 def _grid(settings: DataSettings, feed: Feed) -> SessionGrid:

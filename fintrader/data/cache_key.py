@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fintrader.data.place import read_whole
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import Feed
 from fintrader.errors import DataError
-from fintrader.files import dump_json
+from fintrader.files import seal, unseal
+from fintrader.storage.objects import Objects, read_whole
 
-BUILD_VERSION = 4
-"""Goes into every address; raised when the same settings would give other numbers."""
+BUILD_VERSION = 5
+"""Goes into every address; raised when the same settings would give other numbers, or files of another form."""
 
 
 _SETTINGS = {
@@ -46,12 +46,12 @@ def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
 
 
 def portable(settings: DataSettings) -> dict[str, Any]:
-    """Settings as JSON with file names in place of paths: where a file lies changes nothing."""
+    """Settings as JSON with file names instead of paths: where a file lies changes nothing."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"]
     for part, name in ((values["source"], "path"), (values["benchmark"], "path"), (values["adjust"], "path")):
         if part.get(name):
-            part[name] = None  # its content counts, see `_inputs`
+            part[name] = None  # its content counts, see `inputs_of`
     values["universe"]["membership"] = None
     values["features"]["daily"] = sorted(values["features"]["daily"])
     return values
@@ -62,32 +62,18 @@ def _address(settings: DataSettings, inputs: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-NAME = "build.json"
+RECORD = "build.json"
 
 
-_SEALED_SINCE = 4  # the build version whose records carry a hash
+def write_record(market: Path, record: Mapping[str, Any]) -> None:
+    """Write down beside a market what it was made from and what was repaired. Raises StorageError."""
+    Objects(market.parent).put(RECORD, seal(record, indent=2))
 
 
-def seal_record(record: Mapping[str, Any]) -> bytes:
-    """The file's bytes: the record as JSON, and the SHA-256 of that text beside it."""
-    digest = hashlib.sha256(dump_json(dict(record)).encode()).hexdigest()
-    return dump_json({**record, "sha256": digest}).encode()
-
-
-def check_record(path: Path) -> None:
-    """Raise DataError when a record is missing, or is not what `seal_record` wrote, to the bit."""
-    again = f"delete {path.parent} and build it again"
-    try:
-        data = path.read_bytes()
-        record = json.loads(data)
-        claimed = record.pop("sha256", None)
-        version = record["version"]
-        good = data == seal_record(record) if claimed or version >= _SEALED_SINCE else True
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing; {again}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); mend its rights, or {again}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        good = False
-    if not good:
-        raise DataError(f"{path} is damaged; {again}")
+def check_record(market: Path) -> None:
+    """Raise DataError when the record of a market is missing, or is not what `write_record` wrote, to the bit."""
+    record, again = market.with_name(RECORD), f"delete {market.parent} and build it again"
+    data = Objects(market.parent).get(RECORD)
+    if data is None:
+        raise DataError(f"{record} is missing; {again}")
+    unseal(data, DataError(f"{record} is damaged; {again}"))

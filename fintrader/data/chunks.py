@@ -25,10 +25,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fintrader.data.bars import COLUMNS, Array, Bars, concat
-from fintrader.data.place import Place
 from fintrader.errors import DataError
+from fintrader.files import seal, unseal
+from fintrader.storage.objects import Objects
 
-FORMAT = "fintrader-bars-1"
+FORMAT = "fintrader-bars-2"
+MANIFEST = "manifest.json"
 
 
 def months_of(ts: Array) -> Array:
@@ -45,28 +47,28 @@ def month_name(month: int) -> str:
 class Collection:
     """The chunks of one identity."""
 
-    place: Place
+    objects: Objects
     identity: Mapping[str, Any]
     chunks: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     """symbol -> month -> pieces (several when a month came in more than one go)."""
     through: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """symbol -> month -> [first, last] day that a vendor was asked for."""
-    doubts: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    unconfirmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """symbol -> month -> [day on which, last session for which] a vendor had no bars of a session."""
     complete: bool = False
     """Whether everything the identity names has been stored (a file's whole content)."""
 
     @classmethod
-    def open(cls, root: Place, kind: str, identity: Mapping[str, Any]) -> Collection:
+    def open(cls, root: Objects, kind: str, identity: Mapping[str, Any]) -> Collection:
         """What the store holds of an identity; empty when nothing. Raises DataError when the manifest is damaged."""
         text = json.dumps(identity, sort_keys=True)
         name = f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         collection = cls(root.below(name), identity)
-        stored = collection.place.read("manifest.json")
+        stored = collection.objects.get(MANIFEST)
         if stored is not None:
-            manifest = read_manifest(stored, str(collection.place))
+            manifest = _manifest(stored, collection.objects)
             collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
-            collection.through, collection.doubts = manifest["through"], manifest.get("doubts", {})
+            collection.through, collection.unconfirmed = manifest["through"], manifest["unconfirmed"]
         return collection
 
     @property
@@ -84,7 +86,7 @@ class Collection:
         data = encode(bars)
         digest = hashlib.sha256(data).hexdigest()
         name = f"{_folder(symbol)}/{month}-{digest[:12]}.parquet"
-        self.place.write(name, data, durable=False)
+        self.objects.put(name, data, sync=False)
         piece = {
             "file": name,
             "sha256": digest,
@@ -101,27 +103,26 @@ class Collection:
     def save(self) -> None:
         """Write the manifest: what was added up to here now counts."""
         body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
-        body |= {"chunks": self.chunks, "through": self.through}
-        body |= {"doubts": self.doubts} if self.doubts else {}
-        self.place.write("manifest.json", seal(body))
+        body |= {"chunks": self.chunks, "through": self.through, "unconfirmed": self.unconfirmed}
+        self.objects.put(MANIFEST, seal(body))
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
         """All bars of a symbol in the order in which they came. Raises DataError when a chunk is missing or damaged."""
         stored = self.chunks.get(symbol, {})
         pieces = [piece for month in sorted(stored) if months is None or month in months for piece in stored[month]]
         if not pieces:
-            raise DataError(f"no bars of {symbol} in {self.place}; check the symbol and the range")
-        parts = [decode(self.piece(piece), symbol, str(self.identity.get("name", self.place))) for piece in pieces]
+            raise DataError(f"no bars of {symbol} in {self.objects}; check the symbol and the range")
+        parts = [decode(self.piece(piece), symbol, str(self.identity.get("name", self.objects))) for piece in pieces]
         bars = concat(parts)
         # row by row as the source had them, so that disorder is seen and counted
         return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
 
     def piece(self, piece: Mapping[str, Any]) -> bytes:
         """The bytes of one chunk, checked."""
-        data = self.place.read(piece["file"])
+        data = self.objects.get(piece["file"])
         if data is None or hashlib.sha256(data).hexdigest() != piece["sha256"]:
             state = "is missing" if data is None else "is damaged"
-            raise DataError(f"{self.place}/{piece['file']} {state}; delete {self.place} and build again")
+            raise DataError(f"{self.objects}/{piece['file']} {state}; delete {self.objects} and build again")
         return data
 
     def problems(self) -> list[str]:
@@ -137,37 +138,28 @@ class Collection:
         return found
 
 
-def seal(body: dict[str, Any]) -> bytes:
-    """A manifest's bytes: JSON with a hash of itself."""
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": body}, sort_keys=True).encode()
-
-
-def read_manifest(data: bytes, where: str) -> dict[str, Any]:
-    """What `seal` wrote. Raises DataError when it is not that, to the bit."""
-    try:
-        sealed = json.loads(data)
-        body: dict[str, Any] = sealed["manifest"]
-        good = data == seal(body) and body["format"] == FORMAT  # whole bytes: JSON can spell one value in two ways
-        good = good and {"chunks", "complete", "through"} <= set(body)
-    except (ValueError, KeyError, TypeError):
-        good = False
-    if not good:
-        raise DataError(f"{where}/manifest.json is damaged; delete {where} and build again")
+def _manifest(data: bytes, where: Objects) -> dict[str, Any]:
+    """What `Collection.save` wrote. Raises DataError when it is not that, to the bit."""
+    damaged = DataError(f"{where}/{MANIFEST} is damaged; delete {where} and build again")
+    body = unseal(data, damaged)
+    if body.get("format") != FORMAT:
+        raise damaged
     return body
 
 
-def verify_store(root: Place) -> list[str]:
+def verify_store(root: Objects) -> list[str]:
     """One line for everything in a store that is not what was stored; empty when all is well."""
     found = []
-    for name in root.names("manifest.json"):
-        place = root.below(name.removesuffix("/manifest.json"))
+    for name in root.names():
+        if not name.endswith(f"/{MANIFEST}"):
+            continue
+        objects = root.below(name.removesuffix(f"/{MANIFEST}"))
         try:
-            body = read_manifest(root.read(name) or b"", str(place))
+            body = _manifest(root.get(name) or b"", objects)
         except DataError as error:
             found.append(str(error))
             continue
-        found += Collection(place, body["identity"], body["chunks"]).problems()
+        found += Collection(objects, body["identity"], body["chunks"]).problems()
     return found
 
 

@@ -214,8 +214,8 @@ _LONGEST = 60 * MINUTE_NS
 """Bars longer than this are too few a day to show a pattern."""
 
 
-class Placement:
-    """The sessions of a grid, to hold one symbol's sorted bars against."""
+class SessionAlignment:
+    """Whether bars stand where the sessions of a grid do, or half hours or one bar beside them."""
 
     def __init__(self, grid: SessionGrid) -> None:
         edges = np.searchsorted(grid.session[grid.bar_of_minute], np.arange(grid.num_sessions + 1))

@@ -19,8 +19,9 @@ from pydantic import Field
 from fintrader.config import Settings
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.calendar import exchange_days
-from fintrader.data.place import PathText, base_name, read_csv
 from fintrader.errors import DataError
+from fintrader.storage.objects import read_csv
+from fintrader.storage.urls import PathText, base_name
 
 
 class Action(Settings):

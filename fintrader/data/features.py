@@ -17,8 +17,8 @@ from scipy.signal import lfilter
 from fintrader.config import Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
-from fintrader.data.place import PathText
 from fintrader.errors import ConfigError, DataError
+from fintrader.storage.urls import PathText
 
 
 def moving(values: Array, window: int, operation: np.ufunc) -> Array:

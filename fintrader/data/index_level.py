@@ -11,8 +11,9 @@ import pandas as pd
 from fintrader.config import Settings
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
-from fintrader.data.place import PathText, base_name, read_whole
 from fintrader.errors import DataError
+from fintrader.storage.objects import read_whole
+from fintrader.storage.urls import PathText, base_name
 
 EQUAL_WEIGHT = "equal-weight index of the universe"
 

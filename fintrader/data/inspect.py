@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from fintrader.data.build import DataSettings, market_path, open_feed, store_place
-from fintrader.data.cache_key import NAME, check_record
+from fintrader.data.cache_key import check_record, market_path
 from fintrader.data.chunks import verify_store
-from fintrader.data.place import Place
+from fintrader.data.feeds import bar_store, open_feed
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.files import BarFile, FilesSettings, list_files, read_columns
 from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.sources.vendor import VendorFeed
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import BarError, DataError
+from fintrader.errors import BarError, DataError, StorageError
 from fintrader.progress import SILENT, Progress
 
 
@@ -28,7 +28,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
     """
     settings = settings.effective()
     source = settings.source
-    report: dict[str, Any] = {"source": source.kind, "store": str(store_place(settings, cache))}
+    report: dict[str, Any] = {"source": source.kind, "store": str(bar_store(settings, cache))}
     if isinstance(source, FilesSettings):
         files = [_describe(file, source) for file in list_files(source)]
         report["files"] = files
@@ -79,17 +79,17 @@ def describe(report: dict[str, Any]) -> str:
 def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = None) -> list[str]:
     """One line for each stored file of the store and the cache that is missing or differs by as little as a bit.
 
-    An empty list means that all is well. Raises DataError when the store cannot be reached.
+    An empty list means that all is well. Raises StorageError when the store cannot be reached.
     """
-    markets = _markets(cache)
+    markets = sorted(Path(cache).glob("*/market.safetensors"))
     with (progress or SILENT).task("verify", total=1 + len(markets), unit="files") as task:
-        problems = verify_store(store_place(settings, cache))
+        problems = verify_store(bar_store(settings, cache))
         task.advance(note="chunks of bars")
         for path in markets:
-            for check in (_check_market, _check_record):
+            for check in (_check_market, check_record):
                 try:
                     check(path)
-                except DataError as error:
+                except (DataError, StorageError) as error:
                     problems.append(str(error))
             task.advance(note=path.parent.name)
     return problems
@@ -97,11 +97,3 @@ def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = N
 
 def _check_market(path: Path) -> None:
     MarketTensors.load(path, verify=True)
-
-
-def _check_record(path: Path) -> None:
-    check_record(path.with_name(NAME))
-
-
-def _markets(cache: Path) -> list[Path]:
-    return [Path(cache) / name for name in Place(cache).names("market.safetensors")]

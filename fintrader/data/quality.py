@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from fintrader.data.bars import Bars, concat
-from fintrader.data.build import DataSettings, open_feed, read_source
 from fintrader.data.calendar import SessionGrid, session_date, session_grid
 from fintrader.data.faults import KINDS, find_faults
+from fintrader.data.feeds import open_feed, read_source
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import DataError
 from fintrader.files import write_json, write_text

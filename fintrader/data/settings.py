@@ -13,12 +13,12 @@ from fintrader.data.calendar import WindowSettings
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
 from fintrader.data.index_level import BenchmarkSettings
-from fintrader.data.place import PathText
 from fintrader.data.sources.alpaca import AlpacaSettings
 from fintrader.data.sources.files import FilesSettings
 from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.sources.yahoo import YahooSettings
 from fintrader.data.universe import UniverseSettings
+from fintrader.storage.urls import PathText
 
 SourceSettings = Annotated[
     FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")

@@ -17,8 +17,9 @@ from pydantic import Field
 from fintrader.config import Settings
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
-from fintrader.data.place import PathText, base_name, read_csv
 from fintrader.errors import DataError
+from fintrader.storage.objects import read_csv
+from fintrader.storage.urls import PathText, base_name
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""
@@ -49,17 +50,21 @@ class Coverage:
         self.share: dict[str, float] = {}
         self.turnover_usd: dict[str, float] = {}
 
-    def see(self, symbol: str, at: Array, close: Array, volume: Array) -> None:
+    def add(self, symbol: str, at: Array, close: Array, volume: Array) -> None:
         """Take in one symbol: `at` is the bar of the grid of each row, `[R]`."""
         inside = (at >= self.train[0]) & (at < self.train[1])
         self.share[symbol] = float(np.count_nonzero(inside)) / (self.train[1] - self.train[0])
         self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
 
+    def rank(self, symbol: str) -> tuple[float, str]:
+        """Sorts symbols by turnover, the highest first, equal ones by name."""
+        return -self.turnover_usd[symbol], symbol
+
 
 def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], dict[str, str]]:
-    """The chosen symbols of those seen, sorted, and why each other one was left out.
+    """The chosen symbols of those added, sorted, and why each other one was left out.
 
-    Raises DataError when an explicit symbol was not seen, or nothing is left.
+    Raises DataError when an explicit symbol was not added, or nothing is left.
     """
     missing = [name for name in settings.symbols if name not in coverage.share]
     if missing:
@@ -72,17 +77,12 @@ def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], d
     }
     kept = [name for name in chosen if name not in left_out]
     if settings.max_symbols is not None:
-        ranked = sorted(kept, key=lambda name: (-coverage.turnover_usd[name], name))
+        ranked = sorted(kept, key=coverage.rank)
         left_out |= dict.fromkeys(ranked[settings.max_symbols :], "turnover in the training window too small")
         kept = [name for name in kept if name not in left_out]
     if not kept:
         raise DataError(f"no symbol is left of {len(chosen)}; lower data.universe.min_coverage")
     return kept, left_out
-
-
-def needs_coverage(settings: UniverseSettings) -> bool:
-    """Whether the choice depends on the bars."""
-    return settings.min_coverage > 0 or settings.max_symbols is not None
 
 
 # --- membership ------------------------------------------------------------------------------------------

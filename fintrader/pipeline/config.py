@@ -14,12 +14,11 @@ from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.config import Settings, find_config, models_in, read_yaml, validate
-from fintrader.data.build import DataSettings
-from fintrader.data.place import refuse_url
+from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
-from fintrader.storage.urls import check_url
+from fintrader.storage.urls import check_url, refuse_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 

@@ -10,7 +10,7 @@ from fintrader.data.build import build_market
 from fintrader.data.inspect import describe, dry_run, verify
 from fintrader.data.quality import quality_report, write_quality
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import DataError, RunError
+from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.session import data_of, markets_of
@@ -39,7 +39,7 @@ def report_quality(config: RunConfig) -> dict[str, Any]:
         report = quality_report(data_of(config), cache=config.cache, progress=progress)
         try:
             home = build_market(data_of(config), cache=config.cache, progress=progress).parent
-        except DataError as error:
+        except (DataError, StorageError) as error:
             print(f"no market can be built of these bars: {error}")
             home = config.cache / "quality" / config.name
     written = write_quality(report, home)
@@ -89,11 +89,11 @@ def _build(config: RunConfig) -> Path:
 
 
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
-    """The run's market file. Raises RunError when it is not the one that the run was begun with, DataError."""
+    """The run's market file. Raises RunError when the run was begun with another one, DataError, StorageError."""
     with manifest.stage("data"):
         try:
             path = _build(config)
-        except DataError as error:
+        except (DataError, StorageError) as error:
             path = _stored_market(config, manifest, error)
         content = MarketTensors.stored_hash(path)
         before = manifest.values["data_hash"]
@@ -106,7 +106,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
     return path
 
 
-def _stored_market(config: RunConfig, manifest: Manifest, error: DataError) -> Path:
+def _stored_market(config: RunConfig, manifest: Manifest, error: DataError | StorageError) -> Path:
     """The market that a run was begun with, out of its store, where the bars cannot be had any more."""
     content, markets = manifest.values["data_hash"], markets_of(config)
     path: Path = config.cache / str(content) / "market.safetensors"

@@ -9,13 +9,12 @@ which a later build looks for before it builds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fintrader.errors import StorageDamagedError
-from fintrader.files import dump_json, file_sha256
-from fintrader.storage.objects import Objects, seal, unseal
+from fintrader.files import file_sha256, seal
+from fintrader.storage.objects import Objects
 
 FOLDER = ".markets"
 
@@ -28,10 +27,7 @@ class Markets:
 
     def files(self, key: str) -> dict[str, str] | None:
         """File name -> hash of a market, None when it is not there. Raises StorageDamagedError."""
-        data = self.objects.get(f"{key}.json")
-        if data is None:
-            return None
-        return dict(json.loads(unseal(data, f"{self.objects}/{key}.json")["text"]))
+        return self.objects.get_sealed(f"{key}.json")
 
     def keep(self, keys: Sequence[str], files: Mapping[str, Path]) -> None:
         """Store a market's files under all `keys`, unless they are there. The record comes last."""
@@ -43,7 +39,7 @@ class Markets:
             if not self.objects.exists(f"objects/{hashes[name]}"):
                 self.objects.put_file(f"objects/{hashes[name]}", path)
         for key in missing:
-            self.objects.put(f"{key}.json", seal(dump_json(hashes)))
+            self.objects.put(f"{key}.json", seal(hashes))
 
     def fetch(self, key: str, folder: Path) -> bool:
         """Bring a market's files into `folder`, the market itself last; False when the store has none of that key.

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError
-from fintrader.files import dump_json, file_sha256, publish, read_json, write_bytes, write_json
+from fintrader.files import dump_json, file_sha256, publish, read_json, seal, unseal, write_bytes, write_json
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import StoreLease
-from fintrader.storage.objects import Objects, seal, unseal
+from fintrader.storage.objects import Objects
 from fintrader.storage.urls import check_url
 
 MARKER = ".store.json"
@@ -44,7 +44,7 @@ _OWN = re.compile(
     r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease\.json|control\.json)(/|$)"
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )
-"""What the index leaves out: files with a place of their own, those of this machine alone, and those made again."""
+"""What the index leaves out: files stored in another way, those of this machine alone, and those made again."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,15 @@ class Mirror:
         """Write `spec.json` or `result.json` of a pod, once and for all; returns the text that stands."""
         where = f"{self.prefix}pods/{pod}/{name}"
         more = {} if files is None else {"files": dict(sorted(files.items()))}
-        if self.objects.create(where, seal(text, **more)):
+        if self.objects.create(where, seal({"text": text, **more})):
             return text
         standing = self.pod_file(pod, name)
         return text if standing is None else standing
 
     def pod_file(self, pod: str, name: str) -> str | None:
         """What stands there, None if nothing. Raises StorageDamagedError."""
-        where = f"{self.prefix}pods/{pod}/{name}"
-        data = self.objects.get(where)
-        return None if data is None else str(unseal(data, f"{self.objects}/{where}")["text"])
+        body = self.objects.get_sealed(f"{self.prefix}pods/{pod}/{name}")
+        return None if body is None else str(body["text"])
 
     def remove_pod_file(self, pod: str, name: str) -> None:
         """So that it can be written again: for what was found damaged."""
@@ -165,7 +164,7 @@ class Mirror:
     def _record(self, kind: str, number: int, text: str, *, full: bool) -> None:
         token = self.lease.token
         name = f"{kind}/{token:06d}-{number:06d}{'.all' if full else ''}.json"
-        if not self.objects.create(name, seal(text)):
+        if not self.objects.create(name, seal({"text": text})):
             raise RunError(f"{self.objects}/{name} was written by another process; run the same command again")
         if full and number % FULL_EVERY == 0:
             old = [piece.name for piece in self._pieces(kind) if (piece.token, piece.number) < (token, number - 1)]
@@ -184,21 +183,16 @@ class Mirror:
     def _current(self, kind: str, names: Iterable[str]) -> list[Piece]:
         """The records that count: from the newest holder's last full one on."""
         pieces = self._pieces(kind, names)
-        last = next((place for place in reversed(range(len(pieces))) if pieces[place].full), None)
+        last = next((index for index in reversed(range(len(pieces))) if pieces[index].full), None)
         if last is None:
             return []
         return [piece for piece in pieces[last:] if piece.token == pieces[last].token]
 
     def _texts(self, pieces: Sequence[Piece]) -> list[str] | None:
         """Their texts; None when one of them has been cleared away meanwhile."""
-        found = self.objects.gather(lambda piece: self.objects.get(piece.name), pieces)
-        if any(data is None for data in found):
-            return None
-        return [
-            str(unseal(data, f"{self.objects}/{piece.name}")["text"])
-            for piece, data in zip(pieces, found, strict=True)
-            if data is not None
-        ]
+        found = self.objects.gather(lambda piece: self.objects.get_sealed(piece.name), pieces)
+        texts = [str(body["text"]) for body in found if body is not None]
+        return texts if len(texts) == len(pieces) else None
 
     # --- the whole run -----------------------------------------------------------------------------------
 
@@ -268,7 +262,7 @@ class Mirror:
         if data is None:
             return
         try:
-            body = unseal(data, f"{self.objects}/{name}")
+            body = unseal(data, self.objects.damaged(name))
         except StorageDamagedError:
             if path.name == "spec.json":
                 raise

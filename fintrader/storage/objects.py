@@ -1,16 +1,18 @@
-"""Whole objects below one URL: put, get, create once, list. Local folders, `s3://`, `gs://`, whatever fsspec reaches.
+"""Whole objects below one folder: put, get, create once, list. Local paths, `s3://`, `gs://`, whatever fsspec reaches.
 
-Everything that the engine needs of a store is here, and it is little: puts are atomic (a reader sees a whole object or
-none), and `create` writes an object only where none stands. The second is what nothing else can be built from: S3 has
-`If-None-Match`, Google's storage a generation, a local disk a hard link.
+Everything that runs, markets and bars need of a store is here, and it is little: puts are atomic (a reader sees a whole
+object or none), and `create` writes an object only where none stands. The second is what nothing else can be built
+from: S3 has `If-None-Match`, Google's storage a generation, a local disk a hard link.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import fcntl
 import hashlib
-import json
+import io
 import os
 import shutil
 import threading
@@ -18,10 +20,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 from fintrader.errors import (
+    DataError,
     FintraderError,
     StorageAccessError,
     StorageDamagedError,
@@ -29,8 +32,8 @@ from fintrader.errors import (
     StorageFullError,
     StorageOfflineError,
 )
-from fintrader.files import atomic_file, publish, write_bytes
-from fintrader.storage.urls import check_url
+from fintrader.files import atomic_file, publish, unseal, write_bytes
+from fintrader.storage.urls import check_no_secret, file_system, is_url
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,12 +49,13 @@ _memory = threading.Lock()
 
 
 class Objects:
-    """Objects below one URL, by relative name."""
+    """Objects below one folder, by relative name. Raises ConfigError for a URL that holds a secret."""
 
-    def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
-        self.url = check_url(url)
+    def __init__(self, where: str | Path, *, patience: float = PATIENCE_SECONDS) -> None:
+        """`where`: a local path (also as `file:///…`), or a URL that fsspec knows."""
+        self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
-        self.protocol = urlsplit(self.url).scheme
+        self.protocol = self.url.partition("://")[0] if is_url(self.url) else "file"
         self.local: Path | None = None
         self._fs: Any = None
         self._root = ""
@@ -59,9 +63,9 @@ class Objects:
         """Requests by kind, for the figures of benchmarks."""
         self.bytes = {"put": 0, "get": 0}
         if self.protocol == "file":
-            self.local = Path(urlsplit(self.url).path)
+            self.local = Path(urlsplit(self.url).path if is_url(self.url) else self.url)
         else:
-            self._fs, self._root = _file_system(self.url)
+            self._fs, self._root = file_system(self.url)
             self._root = self._root.rstrip("/")
 
     def __str__(self) -> str:
@@ -84,7 +88,10 @@ class Objects:
     # --- single objects ----------------------------------------------------------------------------------
 
     def get(self, name: str) -> bytes | None:
-        """An object's bytes, None when there is none. Raises StorageError."""
+        """An object's bytes, None when there is none; `""` is the object that the URL itself names.
+
+        Raises StorageError.
+        """
 
         def read() -> bytes | None:
             if self.local is not None:
@@ -98,14 +105,26 @@ class Objects:
         self.bytes["get"] += len(data or b"")
         return data
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object whole, over whatever stood there. Raises StorageError."""
+    def get_sealed(self, name: str) -> dict[str, Any] | None:
+        """What `files.seal` was given, None when there is no such object. Raises StorageDamagedError, StorageError."""
+        data = self.get(name)
+        return None if data is None else unseal(data, self.damaged(name))
+
+    def damaged(self, name: str) -> StorageDamagedError:
+        """The error that says that an object is not what it was."""
+        return StorageDamagedError(f"{self.url}/{name} is not what was stored (half of it, or changed)")
+
+    def put(self, name: str, data: bytes, *, sync: bool = True) -> None:
+        """Write an object whole, over whatever stood there. Raises StorageError.
+
+        Without `sync` a local file may get lost with the machine (see `files.atomic_file`).
+        """
 
         def write() -> None:
             if self.local is not None:
-                write_bytes(self.local / name, data)
+                write_bytes(self.local / name, data, sync=sync)
             else:
-                self._fs.pipe_file(self._path(name), data)
+                self._fs.pipe_file(self._target(name), data)
 
         self._call("put", name, write)
         self.bytes["put"] += len(data)
@@ -118,9 +137,9 @@ class Objects:
         """
 
         def write() -> bool:
-            path = self._path(name)
             if self.local is not None:
                 return publish(self.local / name, data)
+            path = self._target(name)
             if self.private:
                 with _memory:
                     if self._fs.exists(path):
@@ -165,6 +184,13 @@ class Objects:
         for name in names:
             self._call("remove", name, lambda name=name: unlink(name))  # type: ignore[misc]
 
+    def clear(self) -> None:
+        """Remove all objects, and a local folder with them."""
+        if self.local is not None:
+            shutil.rmtree(self.local, ignore_errors=True)
+        else:
+            self.remove(*self.names())
+
     # --- files -------------------------------------------------------------------------------------------
 
     def put_file(self, name: str, path: Path) -> None:
@@ -172,7 +198,7 @@ class Objects:
 
         def copy() -> None:
             if self.local is None:
-                self._fs.put_file(str(path), self._path(name))
+                self._fs.put_file(str(path), self._target(name))
                 return
             with path.open("rb") as source, atomic_file(self.local / name) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -204,7 +230,7 @@ class Objects:
             with temporary.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != sha256:
-                raise StorageDamagedError(f"{self.url}/{name} is not what was stored (half of it, or changed)")
+                raise self.damaged(name)
             os.replace(temporary, path)
             return True
         except OSError as error:
@@ -268,10 +294,41 @@ class Objects:
                         raise _Empty from None  # an empty folder of a bucket is as good as none
                     raise
 
+    # --- several processes -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Wait until no other process of this machine holds the folder (no lock where it is no local one)."""
+        home = self.local
+        if home is None:
+            yield
+            return
+
+        def open_lock() -> IO[str]:
+            home.mkdir(parents=True, exist_ok=True)
+            return (home / ".lock").open("a")
+
+        with self._call("lock", "", open_lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def sweep(self, *, deep: bool = True) -> None:
+        """Remove what a killed process left half-written here (and below); call it while holding the lock."""
+        if self.local is not None:
+            for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
+                file.unlink(missing_ok=True)
+
     # --- errors ------------------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{name}" if name else self._root
+
+    def _target(self, name: str) -> str:
+        """Where to write an object; file servers need its folder first, object stores know none."""
+        path = self._path(name)
+        if not self.exclusive:
+            self._fs.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
+        return path
 
     @staticmethod
     def _absent(call: Callable[[], R]) -> R | None:
@@ -299,14 +356,14 @@ class Objects:
             pause = min(2 * pause, 5.0)
 
     def _problem(self, name: str, error: Exception) -> StorageError:
-        """What to tell of an error. A client's own text may quote the request, so only its kind is told."""
+        """The typed error to raise. A client's own text may quote the request, so only its kind is shown."""
         kind, code = type(error).__name__, getattr(error, "errno", None)
         where = f"{self.url}/{name}" if name else self.url
         if isinstance(error, OSError) and code in (errno.ENOSPC, errno.EDQUOT):
             return StorageFullError(f"{where}: the store is full; free some space and run the same command again")
         if isinstance(error, FileNotFoundError):
             return StorageAccessError(f"{where}: there is no such bucket; create it, or mend the URL")
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and self.local is None:
             return StorageAccessError(f"{where}: access denied; check the credentials' rights on this bucket and path")
         if "Credential" in kind or "Token" in kind:
             return StorageAccessError(
@@ -332,47 +389,6 @@ def _is_missing_bucket(error: Exception) -> bool:
     return answer.get("Error", {}).get("Code") == "NoSuchBucket" or "bucket does not exist" in str(error).lower()
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    import fsspec  # type: ignore[import-untyped]
-
-    extras = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-    protocol = urlsplit(url).scheme
-    try:
-        options = {} if protocol == "memory" else {"use_listings_cache": False}
-        fs, path = fsspec.core.url_to_fs(url, **options)
-    except ImportError:
-        if protocol in extras:
-            raise StorageError(f"{url}: install the extra: pip install 'fintrader[{extras[protocol]}]'") from None
-        raise StorageError(f"{url}: its fsspec package is not installed (see fsspec.registry)") from None
-    except ValueError as error:
-        raise StorageError(f"{url}: {error}") from None
-    return fs, str(path)
-
-
-# --- seals -----------------------------------------------------------------------------------------------------
-
-
-def seal(text: str, **more: Any) -> bytes:
-    """`text` with a hash of itself and of what goes with it."""
-    body = {"text": text, **more}
-    return (json.dumps({"sha256": _digest(body), **body}, sort_keys=True) + "\n").encode()
-
-
-def unseal(data: bytes, where: str) -> dict[str, Any]:
-    """What `seal` was given, `text` among it. Raises StorageDamagedError when it is not that, to the bit."""
-    try:
-        body = json.loads(data)
-        if body.pop("sha256") == _digest(body) and isinstance(body["text"], str):
-            return dict(body)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise StorageDamagedError(f"{where} is not what was stored (half of it, or changed)")
-
-
-def _digest(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
 @contextlib.contextmanager
 def impatient(objects: Objects, seconds: float) -> Iterator[None]:
     """Give up on a silent store after `seconds` for as long as this lasts."""
@@ -381,3 +397,26 @@ def impatient(objects: Objects, seconds: float) -> Iterator[None]:
         yield
     finally:
         objects.patience = before
+
+
+# --- small files that settings name ----------------------------------------------------------------------------
+
+
+def read_whole(path: str, setting: str) -> bytes:
+    """A small file's bytes, by local path or URL. Raises DataError naming the setting when there is none to read."""
+    try:
+        data = Objects(path).get("")
+    except StorageError as error:
+        raise DataError(f"{error}; see {setting}") from None
+    if data is None:
+        raise DataError(f"{path}: no such file; see {setting}")
+    return data
+
+
+def read_csv(path: str, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and row of a small CSV file with a header. Raises DataError when it cannot be read."""
+    try:
+        text = read_whole(path, setting).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: cannot be read (no UTF-8 text); see {setting}") from None
+    yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2)

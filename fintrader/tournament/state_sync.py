@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
@@ -24,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fintrader.errors import StorageDamagedError, StorageError
-from fintrader.files import file_sha256, write_text
+from fintrader.files import file_sha256, seal, unseal, write_text
 from fintrader.storage.mirror import Mirror
-from fintrader.storage.objects import seal, unseal
 
 if TYPE_CHECKING:
     from fintrader.tournament.spec import PodContext, PodSpec
@@ -69,7 +67,7 @@ class Checkpoint:
             if data is None:
                 return False
             if marker.is_file() and marker.read_text() == hashlib.sha256(data).hexdigest():
-                self._files = json.loads(unseal(data, self.name)["text"])["files"]
+                self._files = unseal(data, self.objects.damaged(f"{self.name}.json"))["files"]
                 return False
             arrived = self.folder / ".arrived"
             shutil.rmtree(arrived, ignore_errors=True)
@@ -93,7 +91,7 @@ class Checkpoint:
 
     def _fetch(self, data: bytes, to: Path) -> dict[str, str]:
         """All files of a state; none when it belongs to another spec. Raises StorageDamagedError."""
-        body = json.loads(unseal(data, f"{self.objects}/{self.name}.json")["text"])
+        body = unseal(data, self.objects.damaged(f"{self.name}.json"))
         if body["spec"] != self.digest:
             return {}
         files: dict[str, str] = body["files"]
@@ -125,7 +123,7 @@ class Checkpoint:
                 return False  # the pod has just cleared it away; the next time will do
             finally:
                 shutil.rmtree(taken, ignore_errors=True)
-            data = seal(json.dumps({"spec": self.digest, "files": dict(sorted(files.items()))}))
+            data = seal({"spec": self.digest, "files": files})
             self.objects.put(f"{self.name}.json", data)
             write_text(self.folder / MARKER, hashlib.sha256(data).hexdigest())
             self._files = files

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fintrader.backtesting.lookahead import column_name, find_leaks, lookahead
-from fintrader.data.build import DataSettings
+from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fintrader.config import validate
-from fintrader.data.build import DataSettings, make_market
+from fintrader.data.build import make_market
 from fintrader.data.corporate_actions import Action, AdjustSettings, adjust, load_actions
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import DataError
 from tests.data.tables import minute_table, write_csv

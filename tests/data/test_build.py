@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market
+from fintrader.data.build import assemble, build_market, load_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import ConfigError, DataError
+from fintrader.errors import ConfigError, DataError, StorageError
 from tests.data.tables import minute_table, no_windows, write_csv
 from tests.factories import examples
 
@@ -307,7 +308,7 @@ def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
         with pytest.raises(DataError, match=r"cache: s3:/+bucket/tens is a URL"):
             load_market(DataSettings(), cache=cache)
-    with pytest.raises(DataError, match="nosuch"):
+    with pytest.raises(StorageError, match="nosuch"):
         load_market(validate(DataSettings, {"store": "nosuch://x"}, "test"), cache=tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
 

@@ -13,9 +13,10 @@ import pytest
 
 from fintrader.config import validate
 from fintrader.data.bars import Bars
-from fintrader.data.build import DataSettings, build_market, make_market
+from fintrader.data.build import build_market, make_market
 from fintrader.data.clean import clean
 from fintrader.data.inspect import describe, dry_run
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import BarError, DataError
 from tests.data.tables import minute_table, no_windows, write_csv

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.build import DataSettings, make_market
+from fintrader.data.build import make_market
+from fintrader.data.settings import DataSettings
 from fintrader.errors import BarError
 from tests.data.tables import minute_table, write_csv
 

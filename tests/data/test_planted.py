@@ -12,7 +12,8 @@ import torch
 
 from fintrader.backtesting import simulate
 from fintrader.config import validate
-from fintrader.data.build import DataSettings, make_market
+from fintrader.data.build import make_market
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.sources.synthetic import SyntheticSettings, drift_states
 from fintrader.envs import EnvSettings, ObservationLayout

@@ -17,15 +17,17 @@ import pytest
 
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import Bars
-from fintrader.data.build import DataSettings, build_market, make_market, read_settings, store_place
+from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import Collection, decode, encode, verify_store
+from fintrader.data.feeds import bar_store
 from fintrader.data.inspect import verify
-from fintrader.data.place import Place
+from fintrader.data.settings import DataSettings, read_settings
 from fintrader.data.sources import base as feed_module
 from fintrader.data.sources.base import FilesFeed, ingest
 from fintrader.data.sources.files import FilesSettings, list_files
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import DataError
+from fintrader.errors import DataError, StorageAccessError, StorageFullError
+from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
 from tests.engines.killing import killed_at, writes_of
 
@@ -122,7 +124,7 @@ def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(2, 5))
     build_market(settings(path), cache=tmp_path / "cache")
     (manifest,) = (tmp_path / "cache" / "bars").rglob("manifest.json")
-    body = json.loads(manifest.read_text())["manifest"]
+    body = json.loads(manifest.read_text())
     (piece,) = body["chunks"]["BBB"]["2016-01"]
     assert piece["rows"] == 5 * 390
     assert piece["request"] == {"file": "bars.csv"}
@@ -190,17 +192,18 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         real(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(DataError, match=r"No space left on device.*free (some )?space"):
+    with pytest.raises((DataError, StorageFullError), match=r"(No space left on device|full).*free (some )?space"):
         build_market(wanted, cache=tmp_path / "cache")
     assert not [file for file in (tmp_path / "cache").rglob("*safetensors*") if file.is_file()]
     monkeypatch.setattr(os, "replace", real)
     build_market(wanted, cache=tmp_path / "cache")
 
 
-def test_a_place_without_rights_is_told(tmp_path: Path) -> None:
+def test_a_store_that_is_no_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(DataError, match="choose another place"):
-        Place(tmp_path / "file").write("x", b"")
+    wanted = settings(write_csv(tmp_path, minute_table(1, 3)), store=str(tmp_path / "file"))
+    with pytest.raises(StorageAccessError, match="file: File exists; check the path and its rights"):
+        build_market(wanted, cache=tmp_path / "cache")
 
 
 # --- killed builds ---------------------------------------------------------------------------------------
@@ -241,11 +244,11 @@ def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:
     built = MarketTensors.load(path)
     np.testing.assert_array_equal(built.close.numpy(), local.close.numpy())
     assert build_market(wanted, cache=tmp_path / "cache") == path
-    store = store_place(wanted, tmp_path / "cache")
-    assert len(store.names(".parquet")) == 2
+    store = bar_store(wanted, tmp_path / "cache")
+    parquet = [name for name in store.names() if name.endswith(".parquet")]
+    assert len(parquet) == 2
     assert verify_store(store) == []
-    name = store.names(".parquet")[0]
-    store.write(name, b"x")
+    store.put(parquet[0], b"x")
     assert "is damaged" in verify_store(store)[0]
     assert not list(tmp_path.glob("memory*"))
     fs.rm("/bars-here", recursive=True)
@@ -301,7 +304,7 @@ def test_symbols_may_have_any_name(tmp_path: Path) -> None:
 
 def test_an_unfinished_collection_does_not_count(tmp_path: Path) -> None:
     files = FilesSettings(path=str(write_csv(tmp_path, minute_table(2, 3))))
-    place = Place(tmp_path / "store")
+    place = Objects(tmp_path / "store")
     collection = Collection.open(place, "files", {"a": 1})
     (file,) = list_files(files)
     ingest(file, files, collection)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fintrader.config import validate
-from fintrader.data.build import DataSettings, make_market
+from fintrader.data.build import make_market
+from fintrader.data.settings import DataSettings
 from fintrader.data.universe import (
     UniverseSettings,
     companies,

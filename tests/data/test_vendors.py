@@ -14,17 +14,18 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.build import DataSettings, build_market, make_market
+from fintrader.data import feeds as feeds_module
+from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
 from fintrader.data.inspect import describe, dry_run
-from fintrader.data.place import Place
 from fintrader.data.quality import quality_report
-from fintrader.data.sources import base as feeds_module
+from fintrader.data.settings import DataSettings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
+from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
 from tests.engines.servers import Fake, alpaca, serve, session_to, yahoo
 
@@ -71,13 +72,13 @@ def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def yahoo_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
     settings = validate(YahooSettings, {"start": "2016-01-04", "end": "2016-01-22", "retries": 2} | values, "test")
     vendor = Yahoo(settings, session_to(fake.url))
-    return VendorFeed(vendor, settings, symbols, "XNAS", Place(store), today=TODAY, sleep=lambda _: None)
+    return VendorFeed(vendor, settings, symbols, "XNAS", Objects(store), today=TODAY, sleep=lambda _: None)
 
 
 def alpaca_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
     base = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2, "endpoint": fake.url}
     settings = validate(AlpacaSettings, base | values, "test")
-    return VendorFeed(Alpaca(settings), settings, symbols, "XNAS", Place(store), today=TODAY, sleep=lambda _: None)
+    return VendorFeed(Alpaca(settings), settings, symbols, "XNAS", Objects(store), today=TODAY, sleep=lambda _: None)
 
 
 FEEDS = {"yahoo": yahoo_feed, "alpaca": alpaca_feed}
@@ -101,7 +102,7 @@ def test_bars_come_as_they_are_and_once(
             np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
         stamps = mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
         np.testing.assert_array_equal(got.ts, stamps)
-    assert verify_store(Place(tmp_path / "store")) == []
+    assert verify_store(Objects(tmp_path / "store")) == []
     asked = len(fake.requests)
     again = make(fake, tmp_path / "store")
     again.prepare()
@@ -212,7 +213,7 @@ def test_an_empty_answer_is_asked_for_again(
     assert {item.get("ticker") or item["symbols"] for item in fake.requests[asked:]} == {"BBB"}
     assert len(feed.bars("BBB")) == len(feed.bars("AAA")) == 14 * 390
     assert feed.bars("BBB").is_sorted()
-    assert verify_store(Place(tmp_path)) == []
+    assert verify_store(Objects(tmp_path)) == []
     asked = len(fake.requests)
     make(fake, tmp_path).prepare()
     assert len(fake.requests) == asked
@@ -229,7 +230,7 @@ def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca: Fake, tmp
             "test",
         )
         feed = VendorFeed(
-            Alpaca(settings), settings, ("AAA", "BBB"), "XNAS", Place(tmp_path), today=dt.date(2016, 1, day)
+            Alpaca(settings), settings, ("AAA", "BBB"), "XNAS", Objects(tmp_path), today=dt.date(2016, 1, day)
         )
         feed.prepare()
         assert len(feed.bars("BBB")) == 11 * 390
@@ -359,4 +360,4 @@ def test_retries_wait_twice_as_long_each_time() -> None:
 def test_without_tickers_there_is_nothing_to_ask(tmp_path: Path) -> None:
     settings = YahooSettings(start=dt.date(2016, 1, 4))
     with pytest.raises(DataError, match="no tickers to ask for"):
-        VendorFeed(Yahoo(settings), settings, [], "XNAS", Place(tmp_path), today=TODAY)
+        VendorFeed(Yahoo(settings), settings, [], "XNAS", Objects(tmp_path), today=TODAY)

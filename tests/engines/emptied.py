@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import StorageDamagedError
-from fintrader.files import read_jsonl
+from fintrader.files import read_jsonl, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, mirror_of
-from fintrader.storage.objects import Objects, unseal
+from fintrader.storage.objects import Objects
 from tests.engines import chaos
 from tests.engines.chaos import DONE, everything
 
@@ -53,7 +53,7 @@ def check(run: RunFolder, url: str, before: dict[str, bytes], expected: Any, pod
     store = Objects(url)
     for name, data in after.items():
         try:
-            unseal(data, name)
+            unseal(data, StorageDamagedError(name))
         except StorageDamagedError as error:
             problems.append(str(error))
     for name in store.names("objects"):  # raises for one that is damaged

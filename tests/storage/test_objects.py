@@ -21,8 +21,9 @@ from fintrader.errors import (
     StorageFullError,
     StorageOfflineError,
 )
+from fintrader.files import seal
 from fintrader.storage import objects as module
-from fintrader.storage.objects import Objects, seal, unseal
+from fintrader.storage.objects import Objects
 from fintrader.storage.urls import check_url
 from tests.engines.object_stores import SECRET, forget
 
@@ -81,12 +82,14 @@ def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
         assert all(pool.map(lambda n: store.get_file("one", tmp_path / f"{n}", digest), range(64)))
 
 
-def test_seals() -> None:
-    data = seal('{"a": 1}\n', files={"x": "y"})
-    assert unseal(data, "here") == {"text": '{"a": 1}\n', "files": {"x": "y"}}
-    for harmed in (data[:-9], data.replace(b"1", b"2", 1), b"", b"[]", b'{"text": "a"}', b"\xff\xfe"):
-        with pytest.raises(StorageDamagedError, match="here"):
-            unseal(harmed, "here")
+def test_sealed_objects(url: str) -> None:
+    store = Objects(url)
+    assert store.get_sealed("here") is None
+    store.put("here", seal({"text": '{"a": 1}\n', "files": {"x": "y"}}))
+    assert store.get_sealed("here") == {"text": '{"a": 1}\n', "files": {"x": "y"}}
+    store.put("here", (store.get("here") or b"")[:-9])
+    with pytest.raises(StorageDamagedError, match="here"):
+        store.get_sealed("here")
 
 
 # --- errors ------------------------------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, monkeypatch: pyt
     calls = []
     write = module.write_bytes
 
-    def sometimes(path: Path, data: bytes) -> None:
+    def sometimes(path: Path, data: bytes, **_: Any) -> None:
         calls.append(path)
         if len(calls) < 3:
             raise ConnectionResetError
@@ -169,7 +172,7 @@ def test_full_and_forbidden_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store = Objects(f"file://{tmp_path}/store", patience=0)
     store.put("a", b"1")
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_bytes", full)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from fintrader.agents import Budget
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, attach, mirror_of, working_copy
-from fintrader.storage.objects import Objects, unseal
+from fintrader.storage.objects import Objects
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
 from fintrader.tournament.pod import run_pod
@@ -46,8 +45,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(url: str, pod: str) -> dict[str, str]:
     """The files of a pod's state in the store."""
-    data = Objects(url).get(f"pods/{pod}/state.json")
-    return {} if data is None else dict(json.loads(unseal(data, "state")["text"])["files"])
+    state = Objects(url).get_sealed(f"pods/{pod}/state.json")
+    return {} if state is None else dict(state["files"])
 
 
 @pytest.mark.usefixtures("often")

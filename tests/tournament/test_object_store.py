@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError, TournamentError
-from fintrader.files import read_jsonl
+from fintrader.files import read_jsonl, seal
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
-from fintrader.storage.objects import Objects, seal
+from fintrader.storage.objects import Objects
 from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.replay import compare
@@ -211,7 +211,7 @@ def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, race: R
         with pytest.raises(StorageDamagedError, match=name):
             race("run", pods=3)
         store.put(name, kept[name])
-    store.put(index, seal('{"../outside": "0000"}\n'))
+    store.put(index, seal({"text": '{"../outside": "0000"}\n'}))
     with pytest.raises(StorageDamagedError, match="outside"):
         race("run", pods=3)
     assert not (tmp_path / "outside").exists()
@@ -336,7 +336,7 @@ def test_another_heads_spec_is_not_written_over(tmp_path: Path, race: Race) -> N
     url = f"file://{tmp_path}/store/run"
     attach(run.root, url)
     race("run", pods=2)
-    Objects(url).put("pods/p0002/spec.json", seal("another\n"))
+    Objects(url).put("pods/p0002/spec.json", seal({"text": "another\n"}))
     shutil.rmtree(run.pods / "p0002", ignore_errors=True)
     with hold(Objects(url)) as held:
         held.listing = frozenset(Objects(url).names())

@@ -1,19 +1,16 @@
 """A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
 
 Files go through the store (`fintrader.data.chunks`): the first build cuts each file into chunks by symbol and month,
-later ones read the chunks. A vendor's bars are asked for month by month and kept the same way.
+later ones read the chunks. A vendor's bars (`vendor`) are asked for month by month and kept the same way.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,16 +20,10 @@ from fintrader.data.calendar import SessionGrid
 from fintrader.data.chunks import Collection, month_name, months_of
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.corporate_actions import Action
-from fintrader.data.place import Place
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
-from fintrader.data.sources.files import BarFile, FilesSettings, iterate, list_files, read_files
-from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
-from fintrader.data.sources.vendor import VendorFeed, VendorSettings
-from fintrader.data.sources.yahoo import Yahoo, YahooSettings
-from fintrader.data.universe import load_membership
+from fintrader.data.sources.files import BarFile, FilesSettings, iterate, list_files
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
+from fintrader.storage.objects import Objects
 
 _BUFFER_ROWS = 8_000_000
 
@@ -84,7 +75,7 @@ class FilesFeed:
     actions: tuple[Action, ...] = ()
     inputs_need_bars = False
 
-    def __init__(self, settings: FilesSettings, store: Place) -> None:
+    def __init__(self, settings: FilesSettings, store: Objects) -> None:
         self.settings = settings
         self.store = store
         self.files = list_files(settings)
@@ -100,14 +91,14 @@ class FilesFeed:
                 identity["name"] = file.name
             collection = Collection.open(self.store, "files", identity)
             if not collection.complete:
-                with collection.place.lock():
+                with collection.objects.lock():
                     collection = Collection.open(self.store, "files", identity)
                     if not collection.complete:
-                        collection.place.sweep()
+                        collection.objects.sweep()
                         try:
                             ingest(file, self.settings, collection, progress)
                         except DataError:  # chunks of a file that is refused are of no use to anybody
-                            collection.place.remove()
+                            collection.objects.clear()
                             raise
             self._collections.append(collection)
 
@@ -269,11 +260,11 @@ def _by_symbol_and_month(batch: Bars) -> list[tuple[tuple[str, int], Bars]]:
     return groups
 
 
-def _fingerprints(files: list[BarFile], store: Place) -> list[str]:
+def _fingerprints(files: list[BarFile], store: Objects) -> list[str]:
     """SHA-256 of each file. Those of files that did not change since are remembered in the store."""
     with store.lock():
         store.sweep(deep=False)
-        stored = store.read("fingerprints.json")
+        stored = store.get("fingerprints.json")
         try:
             known: dict[str, list[str]] = json.loads(stored) if stored else {}
         except ValueError:
@@ -281,7 +272,7 @@ def _fingerprints(files: list[BarFile], store: Place) -> list[str]:
         before = dict(known)
         hashes = [_fingerprint(file, known) for file in files]
         if known != before:
-            store.write("fingerprints.json", json.dumps(known, sort_keys=True).encode())
+            store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())
     return hashes
 
 
@@ -300,59 +291,3 @@ def _racy(version: str) -> bool:
     """Whether a file changed so lately that it may change again within the clock's grain."""
     parts = version.split(" ")
     return len(parts) == 3 and parts[1].isdigit() and time.time_ns() - int(parts[1]) < _RACY_NS
-
-
-def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
-    """The source as a feed; nothing is downloaded or cut yet. Without a cache, bars are read into memory."""
-    source = settings.source
-    if isinstance(source, SyntheticSettings):
-        if cache is not None:
-            store_place(settings, cache)  # nothing goes there, but a place that cannot be one is told
-        return MadeFeed({"kind": "synthetic"}, partial(_synthetic, source, settings.calendar, settings.bar_minutes))
-    if isinstance(source, YahooSettings | AlpacaSettings):
-        vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
-        if cache is None:
-            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-        return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, store_place(settings, cache))
-    if cache is None:
-        files = list_files(source)
-        return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
-    return FilesFeed(source, store_place(settings, cache))
-
-
-def _synthetic(source: SyntheticSettings, calendar: str, bar_minutes: int) -> MemoryFeed:
-    grid = synthetic_grid(source, calendar, bar_minutes)
-    made = generate(source, grid)
-    return MemoryFeed(made.bars, {"kind": "synthetic"}, made.index, grid.minutes, made.actions)
-
-
-def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:
-    """What to ask a vendor for: its own list, else the universe's, else all members of the index in the range."""
-    explicit = source.symbols or settings.universe.symbols
-    if explicit:
-        return list(explicit)
-    members = load_membership(settings.universe) or {}
-    end = source.end or dt.date.today()
-    return sorted(
-        name
-        for name, intervals in members.items()
-        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
-    )
-
-
-def store_place(settings: DataSettings, cache: Path) -> Place:
-    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of markets."""
-    if settings.store is not None:
-        return Place(settings.store)
-    cache = Path(cache)
-    return Place(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
-
-
-def read_source(settings: DataSettings) -> Bars:
-    """All bars that the source has, as they are, in memory. Raises DataError."""
-    source = settings.source
-    if isinstance(source, SyntheticSettings):
-        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes)).bars
-    if not isinstance(source, FilesSettings):
-        raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-    return read_files(source, settings.universe.symbols)

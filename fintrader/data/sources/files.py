@@ -19,10 +19,9 @@ from pydantic import Field, field_validator
 
 from fintrader.config import Settings
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars, concat
-from fintrader.data.place import PathText, base_name, file_system
 from fintrader.errors import BarError, DataError
 from fintrader.files import file_sha256
-from fintrader.storage.urls import is_url
+from fintrader.storage.urls import PathText, base_name, file_system, is_url
 
 
 def find_files(path: str) -> list[BarFile]:
@@ -84,7 +83,7 @@ def _remote_files(url: str) -> list[BarFile]:
             found = sorted(fs.find(path))
         else:
             found = [path] if fs.exists(path) else []
-    except Exception as error:  # a cloud's client has its own exceptions; only their kind is told
+    except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
         raise DataError(f"{url}: {type(error).__name__}; check the URL, the network and the credentials") from None
     scheme = url.split("://")[0]
     return [file for name in map(str, found) if kind_of(name) for file in _open(f"{scheme}://{name.lstrip('/')}")]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,8 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fintrader.data.bars import Array
+from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
-
-if TYPE_CHECKING:
-    from fintrader.data.tensors import MarketTensors
 
 NONE, UP, DOWN = 0, 1, 2
 _STAY, _CASH, _SWITCH = 0, 1, 2

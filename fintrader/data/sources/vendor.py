@@ -26,9 +26,9 @@ from fintrader.data.bars import Array, Bars
 from fintrader.data.calendar import SessionGrid, session_grid
 from fintrader.data.chunks import Collection
 from fintrader.data.corporate_actions import Action
-from fintrader.data.place import Place
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
+from fintrader.storage.objects import Objects
 
 log = logging.getLogger("fintrader.data")
 ResultT = TypeVar("ResultT")
@@ -91,7 +91,7 @@ class VendorFeed:
         settings: VendorSettings,
         symbols: Sequence[str],
         calendar: str,
-        store: Place,
+        store: Objects,
         *,
         today: dt.date | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -113,7 +113,7 @@ class VendorFeed:
         collection = Collection.open(
             self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity}
         )
-        with collection.place.lock():
+        with collection.objects.lock():
             collection = Collection.open(self._store, self.vendor.name, collection.identity)
             requests = self._missing(collection)
             if requests:
@@ -216,34 +216,34 @@ class VendorFeed:
     def _settle(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> None:
         """Note through which session a ticker's bars need not be asked for again."""
         month = f"{first:%Y-%m}"
-        silent = self._silent(collection, name, first, last)
-        doubts = collection.doubts.setdefault(name, {})
-        asked, doubted = doubts.pop(month, [str(self._today), ""])
+        missing = self._without_bars(collection, name, first, last)
+        unconfirmed = collection.unconfirmed.setdefault(name, {})
+        asked, until = unconfirmed.pop(month, [str(self._today), ""])
         if asked < str(self._today) and name in collection.chunks:  # the same answer on another day
-            silent, asked = [day for day in silent if str(day) > doubted], str(self._today)
-        reach = last
-        if silent:
-            doubts[month] = [asked, str(last)]
-            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _listed(silent))
-            reach = silent[0] - dt.timedelta(days=1)
-        if not doubts:
-            del collection.doubts[name]
-        if reach >= first:
+            missing, asked = [day for day in missing if str(day) > until], str(self._today)
+        through = last
+        if missing:
+            unconfirmed[month] = [asked, str(last)]
+            log.warning("%s has no bars of %s on %s", self.vendor.name, name, _listed(missing))
+            through = missing[0] - dt.timedelta(days=1)
+        if not unconfirmed:
+            del collection.unconfirmed[name]
+        if through >= first:
             known = collection.through.setdefault(name, {}).get(month)
             since = known[0] if known and dt.date.fromisoformat(known[1]) < first else str(first)
-            collection.through[name][month] = [since, str(reach)]
+            collection.through[name][month] = [since, str(through)]
 
-    def _silent(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> list[dt.date]:
+    def _without_bars(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> list[dt.date]:
         """Sessions from `first` to `last`, of one month, of which the store has no bar of this ticker."""
         month = f"{first:%Y-%m}"
-        heard: Array = np.zeros(self._grid.num_sessions, dtype=bool)
+        has_bars: Array = np.zeros(self._grid.num_sessions, dtype=bool)
         if collection.chunks.get(name, {}).get(month):
             at = self._grid.locate(collection.bars(name, [month]).ts)
-            heard[self._grid.session[at[at >= 0]]] = True  # the month may hold days that are not asked for now
+            has_bars[self._grid.session[at[at >= 0]]] = True  # the month may hold days that are not asked for now
         return [
             day
-            for day, there in zip(self._grid.dates.tolist(), heard, strict=True)
-            if first <= day <= last and not there
+            for day, found in zip(self._grid.dates.tolist(), has_bars, strict=True)
+            if first <= day <= last and not found
         ]
 
     def _inside(self, bars: Bars) -> Bars:
