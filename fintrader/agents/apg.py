@@ -31,6 +31,7 @@ from fintrader.agents.networks import parameters_of
 from fintrader.agents.off_policy import frozen
 from fintrader.agents.returns import gae
 from fintrader.envs.observation import FlatLayout, Layout
+from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 
 
@@ -78,8 +79,6 @@ class APGAgent(BaseAgent):
 
     def training_env(self, env: Any) -> Any:
         """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
-        from fintrader.envs.trading import TradingEnv
-
         if getattr(env, "differentiable", False):
             return env
         if not isinstance(env, TradingEnv):

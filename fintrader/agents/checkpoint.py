@@ -62,10 +62,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
             "data_offsets": [offset, stop],
         }
         offset = stop
-    lead = json.dumps(index, sort_keys=True).encode()
-    lead += b" " * (-len(lead) % 8)
+    first = json.dumps(index, sort_keys=True).encode()
+    first += b" " * (-len(first) % 8)
     with atomic_file(Path(path)) as file:
-        file.write(len(lead).to_bytes(8, "little") + lead)
+        file.write(len(first).to_bytes(8, "little") + first)
         for _, tensor in order:
             file.write(_bytes(tensor))
 

@@ -84,7 +84,7 @@ class GruEncoder(nn.Module):
 class AttentionEncoder(nn.Module):
     """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar to all bars.
 
-    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its place
+    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its position
     """
 
     def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
@@ -93,13 +93,15 @@ class AttentionEncoder(nn.Module):
         self.query = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
         self.key = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
         self.value = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
-        self.place = nn.Parameter(torch.randn(*batch_shape, *(1,) * bool(batch_shape), bars, width) / math.sqrt(width))
+        self.position = nn.Parameter(
+            torch.randn(*batch_shape, *(1,) * bool(batch_shape), bars, width) / math.sqrt(width)
+        )
 
     def forward(self, window: Tensor) -> Tensor:
         """`[..., S, L, P]` to `[*batch_shape, S, E]`."""
         shape, flat = window.shape[-3:-1], window.flatten(-3, -2)
         query = self.query(window[..., -1, :]).unsqueeze(-2)
-        key = self.key(flat).unflatten(-2, shape) + self.place
+        key = self.key(flat).unflatten(-2, shape) + self.position
         weight = torch.softmax((query * key).sum(dim=-1) / math.sqrt(key.shape[-1]), dim=-1)
         value: Tensor = self.value(flat).unflatten(-2, shape)
         return (weight.unsqueeze(-1) * value).sum(dim=-2)

@@ -14,36 +14,26 @@ from numba import njit
 
 PER_ASSET, MLP = 0, 1
 
-
 RELU, TANH, SILU, ELU = 0, 1, 2, 3
 
-
 # Columns of `plan` [K, ...]: one network each.
-KIND, ACTIVATION, NORM, ACCOUNT, SQUASH, AIMS, DEPTH, HEAD, HEAD_BIAS, CASH, CASH_BIAS, STATISTICS = range(12)
-
+KIND, ACTIVATION, NORM, ACCOUNT, SQUASH, TARGETS, DEPTH, HEAD, HEAD_BIAS, CASH, CASH_BIAS, STATISTICS = range(12)
 
 PLAN = 12
-
 
 # Columns of `layers` [K, depth, ...]: where the weights of a layer begin, and how large they are.
 OWN, OWN_IN, OWN_OUT, COMMON, COMMON_IN, BIAS, WIDTH = range(7)
 
-
 LAYER = 7
-
 
 # Columns of `numbers` [K, ...].
 SCALE, CASH_LOGIT, RATE, BAND = range(4)
 
-
 NUMBERS = 4
-
 
 _CLIP = np.float32(10.0)
 
-
 _ONE, _HALF, _ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.0)
-
 
 # Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network shows.
 _FAST = {"reassoc", "contract", "nsz"}
@@ -269,7 +259,7 @@ def _decode(k: int, plan: Any, numbers: Any, private: Any, account: int, latent:
     if plan[k, SQUASH]:
         for i in range(latent.size):
             latent[i] = np.tanh(latent[i])
-    if not plan[k, AIMS]:
+    if not plan[k, TARGETS]:
         for n in range(count):
             z = latent[n]
             action[n] = -_ONE if z < -_ONE else (_ONE if z > _ONE else z)
@@ -303,7 +293,7 @@ def forward(
     """
     targets_weights, plain = buffers[4], buffers[5]
     for k in range(plan.shape[0]):
-        latent = targets_weights if plan[k, AIMS] else plain
+        latent = targets_weights if plan[k, TARGETS] else plain
         work = buffers[:4]
         if plan[k, KIND] == PER_ASSET:
             _per_asset(k, plan, layers, weights, private, row, sizes, work, latent)

@@ -130,7 +130,7 @@ class _Pack:
         t, plan, settings = self.table, self.plan[k], actor.network
         activations = {"relu": t.RELU, "tanh": t.TANH, "silu": t.SILU, "elu": t.ELU}
         plan[[t.ACTIVATION, t.NORM]] = activations[settings.activation], settings.layer_norm
-        plan[[t.SQUASH, t.AIMS]] = actor.squash, actor.head.targets_weights
+        plan[[t.SQUASH, t.TARGETS]] = actor.squash, actor.head.targets_weights
         plan[[t.ACCOUNT, t.DEPTH]] = settings.account, len(settings.hidden)
         plan[t.STATISTICS] = self._place(actor.statistics)
         head, assets = actor.head.settings, self.layout.num_assets

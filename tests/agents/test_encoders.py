@@ -116,7 +116,7 @@ def test_attention_is_that_of_torch() -> None:
     torch.manual_seed(0)
     ours = AttentionEncoder(3, 5, BARS)
     window = torch.randn(7, BARS, 3)
-    query, key = window[:, -1:] @ ours.query.weight, window @ ours.key.weight + ours.place
+    query, key = window[:, -1:] @ ours.query.weight, window @ ours.key.weight + ours.position
     expected = nn.functional.scaled_dot_product_attention(query, key, window @ ours.value.weight)
     torch.testing.assert_close(ours(window), expected[:, 0])
     with torch.no_grad():  # it knows the order of the bars before

@@ -95,7 +95,7 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     ("words", "key", "value"),
     [
         ("--agent.algo a2c --agent.learners 2 --agent.num-steps 16", "learners", 2),
-        ("--agent.algo td3 --agent.pipeline true --agent.learning-starts 32 --agent.batch-size 16", "pipeline", True),
+        ("--agent.algo td3 --agent.pipeline True --agent.learning-starts 32 --agent.batch-size 16", "pipeline", True),
     ],
 )
 def test_the_command_line_switches_them_on(words: str, key: str, value: object, tmp_path: Path) -> None:

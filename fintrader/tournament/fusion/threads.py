@@ -26,10 +26,8 @@ from fintrader.errors import CheckpointError
 
 FORMAT = "fintrader-fusion-1"
 
-
 Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
 """(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
-
 
 State = Mapping[str, Tensor]
 

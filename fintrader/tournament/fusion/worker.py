@@ -46,7 +46,6 @@ from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 REPORT_SECONDS = 0.2
 """Signs of life come no faster."""
 
-
 FOR_EVER = timedelta(days=20)
 
 
