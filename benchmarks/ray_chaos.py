@@ -35,7 +35,7 @@ import psutil
 from benchmarks.common import finish
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament import chaos, stubs
 from tests.tournament.ray_cluster import Nodes
 from tests.tournament.ray_race import REFUSED, Racer, generational

@@ -175,19 +175,6 @@ def test_one_window_is_written_as_before() -> None:
             BacktestSettings.model_validate({"window": wrong})
 
 
-def test_manifests_of_before_count_the_test_window(tmp_path: Path) -> None:
-    manifest = Manifest.create(
-        tmp_path / "manifest.json", name="a", seed=0, device="cpu", config_hash="", command="fintrader run"
-    )
-    assert looks(manifest) == {}
-    with manifest.stage("backtest"):
-        assert looks(manifest) == {}  # the first one is at work
-    manifest.values["stages"]["backtest"]["seconds"] = 1.5
-    assert looks(manifest) == {"test": 1}
-    manifest.update(looks=3)
-    assert looks(manifest) == {"test": 3}
-
-
 def test_a_walk_forward_has_no_other_window(judged: Path) -> None:
     from fintrader.pipeline import walk_forward
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.run import TournamentResult, run_tournament
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament import stubs
 
 Race = Callable[..., TournamentResult]
@@ -45,6 +46,7 @@ def race(tmp_path: Path) -> Race:
         return run_tournament(
             settings(workers=workers, **changes),
             folder=folder,
+            mirror=mirror_of(folder.root),
             market=stubs.market(tmp_path),
             agent=stubs.StubAgent(),
             seed=seed,

@@ -16,12 +16,14 @@ from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects, seal
-from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.launchers import RunAccess
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.replay import compare
 from fintrader.tournament.spec import Fenced, PodContext
 from fintrader.tournament.status import lineage, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.storage import servers
 from tests.tournament import chaos, emptied, stubs
 from tests.tournament.chaos import DONE, REFUSED, Faults, everything, forked
@@ -141,7 +143,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, race: Rac
     told = [event["event"] for event in read_jsonl(run.events)]
     spec = RunStore(run).read_spec("p0000").model_copy(update={"pod": "p0002", "index": 2})
     with pytest.raises(Fenced):
-        run_pod(spec, PodContext(run, tmp_path, token=late.token), stubs.body)
+        run_pod(spec, PodContext(run, tmp_path, mirror_of(run.root), token=late.token), stubs.body)
     assert "pods/p0002/result.json" not in store.names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
     mirror = mirror_of(run.root)
@@ -271,7 +273,7 @@ def test_pods_without_the_heads_disk(tmp_path: Path, race: Race) -> None:
 
     def body(spec: Any, context: PodContext) -> Any:
         seen.append(context.market.read_bytes())
-        assert RunStore(context.run).get(str(spec.snapshot))
+        assert open_store(context.run, context.mirror).get(str(spec.snapshot))
         return stubs.body(spec, context)
 
     spec = (
@@ -280,12 +282,14 @@ def test_pods_without_the_heads_disk(tmp_path: Path, race: Race) -> None:
         .model_copy(update={"pod": "p0003", "index": 3, "parent": "p0000", "snapshot": parent.snapshot})
     )
     token = leases.newest(Objects(url))
-    result = run_pod(spec, PodContext(node, tmp_path / "nowhere" / "market.safetensors", token=token), body)
+    result = run_pod(
+        spec, PodContext(node, tmp_path / "nowhere" / "market.safetensors", mirror_of(node.root), token=token), body
+    )
     assert seen == [(tmp_path / "market.safetensors").read_bytes()]
-    assert RunStore(run).has_result("p0003")
+    assert open_store(run, mirror_of(run.root)).has_result("p0003")
     assert RunStore(run).read_result("p0003") == result
     with pytest.raises(CheckpointError, match="no market"):
-        RunStore(node).market("unknown", tmp_path / "nowhere")
+        open_store(node, mirror_of(node.root)).market("unknown", tmp_path / "nowhere")
 
 
 def test_a_cluster_node_that_does_not_see_the_folder(
@@ -310,20 +314,19 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "token": leases.newest(Objects(url)),
         "attempt": 1,
         "body": "tests.tournament.stubs:body",
-        "apart": False,
-        "draft": None,
-        "inside": "control/",
+        "evaluate_elsewhere": False,
+        "trained": None,
         "store_seconds": 60.0,
     }
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    node._work({**task, "store": None}, said)
+    node._work({**task, "mirror": None}, said)
     word = said.get()
     assert word["kind"] == "failed"
     assert "or the run in a store" in word["detail"]
-    node._work({**task, "store": url}, said)
+    node._work({**task, "mirror": {"url": url, "inside": "control/"}}, said)
     words = [said.get() for _ in range(said.qsize())]
     assert words[-1]["kind"] == "done", words[-1]
-    assert RunStore(run).has_result("p0003")
+    assert open_store(run, mirror_of(run.root)).has_result("p0003")
     assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
 
 
@@ -335,8 +338,8 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, race: 
     attach(run.root, url)
     node = RunFolder(working_copy(url, tmp_path / "node"))
 
-    def far(settings: Any, folder: RunFolder, market: Path, token: int) -> ThreadLauncher:
-        return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=token)
+    def far(settings: Any, access: RunAccess) -> ThreadLauncher:
+        return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=access.token)
 
     race("run", **how, how={"launcher": far})
     assert compare(plain.folder, run) == []

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.files import read_json, read_jsonl, write_json
+from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
+from fintrader.tournament.launchers import cuda_devices
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.scale import scale
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament import stubs
 from tests.tournament.conftest import ORDER, Race
 from tests.tournament.stubs import plant
@@ -86,24 +87,6 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) ->
     assert {spec.replicas for spec in RunStore(run).specs().values()} == {2}
 
 
-def test_a_run_of_an_earlier_version_goes_on(race: Race) -> None:
-    """Settings and fields that did not exist then have their defaults; nothing is trained again."""
-    run = race(pods=4).folder
-    before = everything(run)
-    times = {pod: result.finished for pod, result in RunStore(run).results().items()}
-    identity = read_json(run.root / "tournament.json")
-    del identity["settings"]["fusions"], identity["settings"]["replicas"], identity["agents"][0]["width"]
-    write_json(run.root / "tournament.json", identity)
-    for spec in RunStore(run).specs().values():
-        old = read_json(RunStore(run).spec_path(spec.pod))
-        del old["replicas"], old["fusions"]
-        write_json(RunStore(run).spec_path(spec.pod), old)
-    assert everything(race(pods=4).folder) == before
-    assert {pod: result.finished for pod, result in RunStore(run).results().items()} == times
-    with pytest.raises(TournamentError, match="other settings"):
-        race(pods=4, fusions=3)
-
-
 def test_spawned_processes_give_the_same_as_threads(race: Race) -> None:
     threads, processes = race("a"), race("b", processes=True)
     assert everything(threads.folder) == everything(processes.folder)
@@ -134,7 +117,7 @@ def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path
     applied: list[int] = []
 
     def watch(orchestrator: Orchestrator) -> None:
-        applied.append(len(orchestrator.board.applied))
+        applied.append(len(orchestrator.leaderboard.applied))
         if applied[-1] == 15 or orchestrator.reconciles > 400:  # twenty seconds: they do wait
             stubs.release(orchestrator.store.run, ["p0001"])
 
@@ -168,7 +151,7 @@ def test_many_failures_at_once_do_not_end_what_others_still_try(race: Race, tmp_
     plant(RunFolder(tmp_path / "a"), "p0007", "wait")
 
     def watch(orchestrator: Orchestrator) -> None:
-        if len(orchestrator.board.applied) == 7:
+        if len(orchestrator.leaderboard.applied) == 7:
             stubs.release(orchestrator.store.run, ["p0007"])
 
     assert race("a", pods=8, order=ORDER, workers=8, retries=0, how={"watch": watch}).trials == 1
@@ -185,7 +168,7 @@ def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path
 def test_no_capacity_is_said_at_once_and_harms_nothing(race: Race, tmp_path: Path) -> None:
     with pytest.raises(TournamentError, match="no capacity"):
         race("a", pods=2, processes=True, devices=("cuda:0",))
-    (tmp_path / "a" / "control.json").write_text('{"pods": 0}')  # as good as none
+    (tmp_path / "a" / "scale.json").write_text('{"pods": 0}')  # as good as none
     assert race("a", pods=2).trials == 2
 
 

@@ -20,13 +20,13 @@ from fintrader.files import read_json
 from fintrader.results.leaderboard import canonical, read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
-from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.run import TournamentResult, run_tournament
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
 
 AGENT = PPOSettings(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)

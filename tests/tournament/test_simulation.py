@@ -12,7 +12,7 @@ from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
 from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.schedulers import Arrivals, Asynchronous, Generational, Submission
+from fintrader.tournament.schedulers import Asynchronous, Generational, PendingResults, Submission
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.updater import submit
 from tests.tournament.simulation import Simulated, World, simulate
@@ -122,7 +122,7 @@ def test_a_turn_does_not_read_the_history(tmp_path: Path) -> None:
     reads: list[tuple[int, int]] = []
 
     def look(orchestrator: Any, now: float) -> bool:
-        board = orchestrator.board
+        board = orchestrator.leaderboard
         if not isinstance(board.applied, Counting):
             counting = Counting()
             counting.extend(board.applied)
@@ -160,14 +160,14 @@ def test_survivors_are_sorted_once_a_generation() -> None:
 
 
 def test_arrivals_in_and_out_of_order() -> None:
-    by_arrival = Arrivals(Asynchronous())
-    by_number = Arrivals(Submission(4))
+    by_arrival = PendingResults(Asynchronous())
+    by_number = PendingResults(Submission(4))
     for index in (3, 1, 0):
         by_arrival.add(result(index))
         by_number.add(result(index))
-    taken = [by_arrival.due(place) for place in range(4)]
+    taken = [by_arrival.take(place) for place in range(4)]
     assert [one.pod if one else None for one in taken] == ["p0003", "p0001", "p0000", None]
-    taken = [by_number.due(place) for place in range(4)]
+    taken = [by_number.take(place) for place in range(4)]
     assert [one.pod if one else None for one in taken] == ["p0000", "p0001", None, "p0003"]
 
 
