@@ -34,7 +34,7 @@ from benchmarks.common import finish
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.spec import PodContext, PodOutput, PodResult, PodSpec
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 
 
 class FarmLauncher:
@@ -89,9 +89,13 @@ def farm(root: str, seconds: float) -> None:
     """One farm: a thread a pod, results as JSON lines."""
     run, out = RunFolder(Path(root)), queue.SimpleQueue[str]()
 
-    def body(spec: PodSpec, context: PodContext) -> PodOutput:
+    def body(spec: PodSpec, context: PodContext) -> PodResult:
         time.sleep(seconds * (0.75 + 0.5 * (spec.seed % 1000) / 1000))
-        return PodOutput(score=(spec.seed % 997) / 997, snapshot=spec.pod.encode(), returns=(0.01,) * 60, env_steps=1)
+        from fintrader.tournament.store import RunStore
+
+        snapshot = RunStore(context.run).put(spec.pod.encode())
+        score = (spec.seed % 997) / 997
+        return PodResult(pod=spec.pod, status="done", score=score, snapshot=snapshot, returns=(0.01,) * 60, env_steps=1)
 
     def work(spec: PodSpec) -> None:
         out.put(json.dumps(run_pod(spec, PodContext(run, run.root), body).model_dump(mode="json")))
@@ -183,8 +187,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard
     from fintrader.tournament.leaderboard_index import LeaderboardIndex
-    from fintrader.tournament.orchestrator import applied_event
-    from fintrader.tournament.updater import submit
+    from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "submissions")
     specs = [

@@ -35,10 +35,10 @@ import psutil
 from benchmarks.common import finish
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher
 from tests.engines import chaos, stubs
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
+from tests.engines.thread_launcher import ThreadLauncher
 
 STRIKES = ("process", "node", "raylet", "join", "drain", "orchestrator")
 HEADS = ("head_and_orchestrator", "head_alone")

@@ -81,11 +81,11 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
     trained: dict[str, int] = {}
 
     def watch(orchestrator: Orchestrator, now: float) -> bool:
-        rows = orchestrator.board.rows
+        rows = orchestrator.leaderboard.rows
         for target in TARGETS:
             if rows and rows[0].score >= target and times[str(target)] is None:
                 times[str(target)] = round(now, 1)
-                trained[str(target)] = len(orchestrator.board.applied)
+                trained[str(target)] = len(orchestrator.leaderboard.applied)
         return all(value is not None for value in times.values())
 
     asked = settings(WAVES * gpus, gpus, search=SEARCH, founders=4, leaderboard_size=16, fresh=0.1)

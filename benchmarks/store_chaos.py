@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.common import ROOT, finish
 from fintrader.runs import RunFolder
-from fintrader.storage import mirror
-from fintrader.storage.mirror import attach
+from fintrader.storage.mirror import Mirror, attach
 from fintrader.storage.objects import Objects
 from tests.engines import chaos, emptied
 from tests.engines.chaos import DONE, Faults, everything, forked
@@ -152,7 +152,7 @@ def transfers(url: str, home: Path) -> list[dict[str, float]]:
     for size in (10_000, 100_000, 1_000_000, 10_000_000):
         data = random.Random(size).randbytes(size)
         puts, gets = [], []
-        side = mirror.Mirror(home, store)
+        side = Mirror(home, store)
         for _ in range(7):
             began = time.perf_counter()
             digest = side.put_bytes(data)
@@ -170,11 +170,32 @@ def per_pod(home: Path) -> dict[str, float]:
     for pods in (6, 26):
         url, run = f"s3://bucket/count-{pods}", RunFolder(home / f"count-{pods}")
         attach(run.root, url)
-        chaos.race(run, pods, processes=False)
-        store = mirror._objects(url)
-        counts.append({**store.requests, "bytes_put": store.bytes["put"], "bytes_get": store.bytes["get"]})
+        with connections() as stores:
+            chaos.race(run, pods, processes=False)
+        total: Counter[str] = Counter()
+        for store in stores:
+            total.update(store.requests)
+            total.update({f"bytes_{kind}": count for kind, count in store.bytes.items()})
+        counts.append(total)
     few, many = counts
     return {name: round((many[name] - few.get(name, 0)) / 20, 2) for name in sorted(many)}
+
+
+@contextmanager
+def connections() -> Iterator[list[Objects]]:
+    """Every connection to a store that this process opens meanwhile."""
+    opened: list[Objects] = []
+    begin = Objects.__init__
+
+    def noted(self: Objects, *args: Any, **named: Any) -> None:
+        begin(self, *args, **named)
+        opened.append(self)
+
+    Objects.__init__ = noted  # type: ignore[method-assign]
+    try:
+        yield opened
+    finally:
+        Objects.__init__ = begin  # type: ignore[method-assign]
 
 
 @contextmanager

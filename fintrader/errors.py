@@ -1,7 +1,7 @@
 """Every error a user can cause has a type here, and a message that says what to do.
 
 The command line prints such an error as one line and exits with status 2; anything else is a bug and
-shows its traceback.
+shows its traceback. `reason` is the one word by which a lost pod's error is counted (`tournament.spec.Reason`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 class FintraderError(Exception):
     """Base of all errors that a user can mend."""
+
+    reason: str = "error"
+    """What a pod that ended with this error is lost by."""
 
 
 class ConfigError(FintraderError):
@@ -32,11 +35,15 @@ class EnvError(FintraderError):
 
 
 class TrainingError(FintraderError):
-    """Training cannot go on: a NaN loss, an impossible batch size, an exhausted buffer."""
+    """Training cannot go on: a loss, an action or a weight is no longer finite."""
+
+    reason = "nan"
 
 
 class CheckpointError(FintraderError):
     """A stored policy or state is truncated, tampered with, or belongs to something else."""
+
+    reason = "snapshot"
 
 
 class BacktestError(FintraderError):
@@ -54,6 +61,8 @@ class RunError(FintraderError):
 class StorageError(FintraderError):
     """An object store cannot be used: its package is not installed, or it answers something unexpected."""
 
+    reason = "storage"
+
 
 class StorageAccessError(StorageError):
     """The bucket does not exist, or the credentials are missing or have no right to it."""
@@ -69,3 +78,5 @@ class StorageDamagedError(StorageError):
 
 class StorageFullError(StorageError):
     """The store, or the disk that a copy was to be written to, is full."""
+
+    reason = "disk_full"

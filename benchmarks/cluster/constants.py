@@ -108,33 +108,33 @@ def task_start(count: int) -> Samples:
         import ray
     except ImportError:
         return []
-    from fintrader.tournament.launchers.ray.cluster import as_task
+    from fintrader.tournament.launchers.ray.cluster import remote
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        task = as_task(imported, {"CPU": 1, "GPU": 1}).options(num_cpus=1, num_gpus=1)
+        start = remote(imported, {"CPU": 1, "GPU": 1}, "imports")
         pids = set()
-        samples = timed(lambda: pids.add(ray.get(task.remote())), count + 1)
+        samples = timed(lambda: pids.add(ray.get(next(start()))), count + 1)
         assert len(pids) == count + 1, "a process was used again"
     finally:
         ray.shutdown()
     return samples[1:]  # the first waits for the cluster too
 
 
-def imported() -> int:
+def imported() -> Iterator[int]:
     """What a pod's task does before it can begin; its process."""
     from fintrader.config import load_object
 
     load_object(BODY)
-    return os.getpid()
+    yield os.getpid()
 
 
 def warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
     """In a process that has its imports: environment and agent made, the parent's snapshot verified and taken."""
     import torch
 
-    from fintrader.tournament.pod_training import maker, parent_state
+    from fintrader.tournament.pod_building import maker, parent_state
 
     def start() -> None:
         agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
@@ -163,7 +163,7 @@ def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tu
 
     from fintrader.agents import Budget, train
     from fintrader.agents.training import _Training
-    from fintrader.tournament.pod_training import maker
+    from fintrader.tournament.pod_building import maker
 
     agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
     budget = Budget(env_steps=2_000)
@@ -215,8 +215,7 @@ def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard
     from fintrader.tournament.leaderboard_index import LeaderboardIndex
-    from fintrader.tournament.orchestrator import applied_event
-    from fintrader.tournament.updater import submit
+    from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")
     store, log, index, board = RunStore(run), EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)

@@ -58,7 +58,7 @@ def status(argv: list[str]) -> None:
     console.print(f"{answer['run']}: {state}; {counts}; {answer['trials']} trials, {answer['env_steps']:,} env-steps")
     if answer["eta_seconds"] is not None:
         left = timedelta(seconds=round(answer["eta_seconds"]))
-        console.print(f"{answer['applied']} of {answer['wanted_results']} results; about {left} left")
+        console.print(f"{answer['applied']} of {answer['requested_results']} results; about {left} left")
     if answer["losses"]:
         lost = ", ".join(f"{count} x {name}" for name, count in sorted(answer["losses"].items()))
         console.print(f"lost attempts: {lost}")
@@ -83,7 +83,7 @@ def lineage(argv: list[str]) -> None:
 
 def scale(argv: list[str]) -> None:
     """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
-    from fintrader.tournament.scale import prospect
+    from fintrader.tournament.scale import effect
     from fintrader.tournament.scale import scale as ask
 
     folder, rest = positional("scale", "RUN_DIR", argv)
@@ -93,7 +93,7 @@ def scale(argv: list[str]) -> None:
     if folder is not None:
         run = _folder(folder)
         ask(run, options.pods)
-        print(f"{folder}: {prospect(run, options.pods)}")
+        print(f"{folder}: {effect(run, options.pods)}")
 
 
 def replay(argv: list[str]) -> None:

@@ -50,11 +50,6 @@ class BacktestSettings(Settings):
     def _each_once(cls, windows: tuple[Window, ...]) -> tuple[Window, ...]:
         return tuple(dict.fromkeys(windows))
 
-    @field_validator("tear_sheet", mode="before")
-    @classmethod
-    def _once_a_switch(cls, value: object) -> object:
-        return {True: "png", False: "none"}[value] if isinstance(value, bool) else value
-
 
 class RunConfig(Settings):
     """Everything a run is made from. Two runs with equal settings and equal bars have equal results."""

@@ -23,11 +23,11 @@ from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, read_json
 from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.session import run_store
 from fintrader.progress import Progress, reporter
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import Manifest, RunFolder
-from fintrader.tournament.store import RunStore
 
 CONVENTIONS = (
     *("fill", "decision_interval", "fractional", "rebalance_band"),
@@ -111,12 +111,8 @@ def as_configured(config: RunConfig, window: str) -> bool:
 
 def looks(manifest: Manifest) -> dict[str, int]:
     """How often each window has been traded so far: after the first time it is less of a test."""
-    counted = manifest.values.get("looks")
-    if isinstance(counted, dict):
-        return counted
-    # Earlier versions counted the test window alone, and only from the second look on.
-    begun = manifest.values["stages"].get("backtest", {}).get("seconds")
-    return {"test": int(counted or 1)} if counted or begun else {}
+    counted: dict[str, int] = manifest.values.get("looks", {})
+    return counted
 
 
 def count_look(manifest: Manifest, window: str) -> None:
@@ -130,7 +126,7 @@ def simulate_chosen(
 ) -> dict[str, BacktestResult]:
     """A finished tournament's ensemble and best pod, and every baseline, over the same bars."""
     chosen = {"ensemble": folder.ensemble, "best": folder.pod(best)}
-    store = RunStore(folder)
+    store = run_store(folder)
     store.ensure_policy(store.read_result(best))
     results = {
         name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)

@@ -7,6 +7,7 @@ path: whatever is killed is picked up again by the same command.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from fintrader.pipeline.session import observing, watching, workplace
 from fintrader.progress import reporter
 from fintrader.results.formatting import window_words
 from fintrader.runs import Manifest, RunFolder
-from fintrader.storage.mirror import Mirror
+from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.run import CHANGEABLE, TournamentResult
-from fintrader.tournament.run import run_tournament as race
+from fintrader.tournament.run import run_tournament as run_race
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,22 @@ def control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
         search(config, RunFolder(config.folder.control), shuffled, MarketTensors.stored_hash(shuffled))
 
 
-def search(config: RunConfig, folder: RunFolder, market: Path, data_hash: str) -> TournamentResult:
-    """The configured tournament on a market, in a folder; resumes, or returns at once when it is over."""
+def search(
+    config: RunConfig,
+    folder: RunFolder,
+    market: Path,
+    data_hash: str,
+    race: Callable[..., TournamentResult] = run_race,
+) -> TournamentResult:
+    """The configured tournament on a market, in a folder; resumes, or returns at once when it is over.
+
+    `race` is called as `tournament.run.run_tournament` is.
+    """
     with watching(config, folder) as watch, reporter() as progress:
         return race(
             config.tournament,
             folder=folder,
+            mirror=mirror_of(folder.root),
             market=market,
             env=config.trading,
             agent=config.agents or config.agent,

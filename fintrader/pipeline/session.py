@@ -1,32 +1,30 @@
-"""How a command can be watched: its logs' form, and the metrics endpoint of its orchestrators."""
+"""Where and how a command works: its logs, its metrics endpoint, and the run it holds, here and in its store."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-from fintrader import logs
-from fintrader.pipeline.config import RunConfig
-from fintrader.progress import reporter
-from fintrader.runs import RunFolder
-from fintrader.tournament.prometheus import Endpoint
-
-if TYPE_CHECKING:
-    from fintrader.tournament.orchestrator import Orchestrator
-import time
 from pathlib import Path
 
+from fintrader import logs
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import RunError
+from fintrader.pipeline.config import RunConfig
+from fintrader.progress import reporter
+from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold, is_held
 from fintrader.storage.markets import Markets
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.storage.urls import check_url, is_url
+from fintrader.tournament.mirrored_store import open_store as open_store_of_run
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.prometheus import Endpoint
 from fintrader.tournament.status import make_index
+from fintrader.tournament.store import RunStore
 
 _endpoint: ContextVar[Endpoint | None] = ContextVar("fintrader_endpoint", default=None)
 
@@ -90,6 +88,11 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
             mirror.pull()
             index_tournaments(folder.root)
             yield mirror
+
+
+def run_store(folder: RunFolder) -> RunStore:
+    """The files of a tournament, in its folder or in the store that this is a copy of."""
+    return open_store_of_run(folder, mirror_of(folder.root))
 
 
 def store_of(config: RunConfig) -> str | None:

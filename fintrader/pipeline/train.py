@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from fintrader.errors import RunError
 from fintrader.files import write_json
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run import claim
+from fintrader.pipeline.run import claim, search
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
+from fintrader.tournament.replay import compare, replay
 
 
 def train_one(config: RunConfig) -> Path:
@@ -106,8 +108,6 @@ def replay_run(folder: Path, name: str | None = None) -> list[str]:
 
     Raises TournamentError when the run is unfinished or lost a pod for good, RunError when the market has changed.
     """
-    from fintrader.tournament.replay import compare, replay
-
     source = RunFolder(folder.resolve())
     config = load_config(source.config)
     manifest = Manifest.load(source.manifest)
@@ -115,17 +115,7 @@ def replay_run(folder: Path, name: str | None = None) -> list[str]:
     if not market.is_file() or MarketTensors.stored_hash(market) != manifest.values["data_hash"]:
         raise RunError(f"{market} is not the market this run was made from; run `fintrader data build {source.config}`")
     target = RunFolder.named(name or f"{source.root.name}-replay", source.root.parent)
-    with target.lock(), reporter() as progress:
-        replay(
-            source,
-            target,
-            config.tournament,
-            market=market,
-            env=config.trading,
-            agent=config.agents or config.agent,
-            seed=config.seed,
-            device=config.resolved_device(),
-            progress=progress,
-            data_hash=manifest.values["data_hash"],
-        )
+    here = config.model_copy(update={"launcher": "local"})
+    with target.lock():
+        search(here, target, market, manifest.values["data_hash"], race=partial(replay, source))
     return compare(source, target)

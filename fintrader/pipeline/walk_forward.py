@@ -28,10 +28,9 @@ from fintrader.pipeline.evaluation import (
     trial_returns,
 )
 from fintrader.pipeline.run import RunOutcome, claim, conclude, search
-from fintrader.pipeline.session import observing, workplace
+from fintrader.pipeline.session import observing, run_store, workplace
 from fintrader.progress import reporter
 from fintrader.runs import Manifest, RunFolder
-from fintrader.tournament.store import RunStore
 
 
 def walk_forward(config: RunConfig) -> RunOutcome:
@@ -92,12 +91,12 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     folds, tests, policies = [], [], []
     with reporter() as progress:
         for folder in folders:
-            test = MarketTensors.load(RunStore(folder).own_market(folder.root / "market.safetensors")).split().test
+            test = MarketTensors.load(run_store(folder).own_market(folder.root / "market.safetensors")).split().test
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
             results = simulate_chosen(folder, test, env, best, progress)
             policy = RunFolder(folder.control).ensemble / "policy.safetensors"
             if config.backtest.control and policy.is_file():
-                path = RunStore(RunFolder(folder.control)).own_market(folder.root / "information_free.safetensors")
+                path = run_store(RunFolder(folder.control)).own_market(folder.root / "information_free.safetensors")
                 shuffled = MarketTensors.load(path).split().test
                 results["control"] = simulate(load_policy(policy), shuffled, env, name="control", progress=progress)
             for name, result in results.items():

@@ -171,7 +171,7 @@ def _take(objects: Objects, above: int) -> int:
 def _wait_for_its_end(objects: Objects, token: int) -> None:
     """Return once the holder of `token` has released it, is dead, or has shown no life for long enough."""
     seen: Any = None
-    since, told = time.monotonic(), False
+    since, warned = time.monotonic(), False
     while True:
         record = _read(objects, token)
         if record is None or record["released"] or _is_dead(record["id"]):
@@ -184,8 +184,8 @@ def _wait_for_its_end(objects: Objects, token: int) -> None:
         seen = record["beat"]
         if time.monotonic() - since > LAPSE_SECONDS:
             return
-        if not told and time.monotonic() - since > BEAT_SECONDS:
-            told = True
+        if not warned and time.monotonic() - since > BEAT_SECONDS:
+            warned = True
             print(
                 f"{objects}: its last holder, on {record['id']['host']}, is silent; taking over in {LAPSE_SECONDS:g} s",
                 file=sys.stderr,
@@ -225,7 +225,7 @@ def _read(objects: Objects, token: int) -> dict[str, Any] | None:
 
 
 def _identity() -> dict[str, Any]:
-    """This process, told apart from any other of this or another machine."""
+    """This process, as no other of this or another machine is described."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "born": _born(pid), "kernel": _kernel()}
 

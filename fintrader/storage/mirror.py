@@ -23,7 +23,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,10 @@ FULL_EVERY = 256
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _OWN = re.compile(
-    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease\.json|control\.json)(/|$)"
+    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease\.json|scale\.json)(/|$)"
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )
-"""What the index leaves out: files stored in another way, those of this machine alone, and those made again."""
+"""What the index leaves out: files stored under names of their own, of this machine alone, or made again."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,11 @@ class Mirror:
     """`control/` and the like for a tournament inside the run."""
     _hashes: dict[Path, tuple[tuple[int, int, int], str]] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
+
+    @property
+    def address(self) -> dict[str, str]:
+        """What another process needs to open the same (`mirror_at`), as plain JSON."""
+        return {"url": self.objects.url, "inside": self.prefix}
 
     @property
     def lease(self) -> StoreLease:
@@ -183,7 +187,7 @@ class Mirror:
     def _current(self, kind: str, names: Iterable[str]) -> list[Piece]:
         """The records that count: from the newest holder's last full one on."""
         pieces = self._pieces(kind, names)
-        last = next((index for index in reversed(range(len(pieces))) if pieces[index].full), None)
+        last = next((number for number in reversed(range(len(pieces))) if pieces[number].full), None)
         if last is None:
             return []
         return [piece for piece in pieces[last:] if piece.token == pieces[last].token]
@@ -299,7 +303,7 @@ def attach(home: Path, url: str) -> Mirror:
         known = str(_marker(marker)["url"])
         if known != url:
             raise RunError(f"{home} is a copy of {known}, not of {url}; choose another name, or remove the folder")
-    objects = _objects(url)
+    objects = Objects(url)
     objects.reach()
     if not marker.exists():
         write_json(marker, {"url": url})
@@ -314,7 +318,7 @@ def copies(kind: str) -> Path:
 def working_copy(url: str, below: Path, *, attached: bool = True) -> Path:
     """The folder below `below` for the run at `url`, its files still to be pulled; runs of one store lie side by side.
 
-    `attached=False` only tells where it is.
+    `attached=False` only computes where it is.
     """
     store, _, name = check_url(url).rpartition("/")
     home = below / hashlib.sha256(store.encode()).hexdigest()[:16] / name
@@ -324,14 +328,26 @@ def working_copy(url: str, below: Path, *, attached: bool = True) -> Path:
 
 
 def mirror_of(folder: Path) -> Mirror | None:
-    """The store's side of a run's folder, or of a tournament inside it; None where nothing but the folder exists."""
+    """The store's side of a run's folder, or of a tournament inside it; None where nothing but the folder exists.
+
+    For whoever opens a run: a copy says of itself what it is a copy of. Everybody else is given the mirror, or opens it
+    by its address.
+    """
     folder = folder.absolute()
     for above in (folder, *folder.parents[:4]):
         if (above / MARKER).is_file():
-            prefix = str(folder.relative_to(above))
-            url = str(_marker(above / MARKER)["url"])
-            return Mirror(above, _objects(url), "" if prefix == "." else f"{prefix}/")
+            inside = str(folder.relative_to(above))
+            return Mirror(above, Objects(str(_marker(above / MARKER)["url"])), "" if inside == "." else f"{inside}/")
     return None
+
+
+def mirror_at(folder: Path, address: Mapping[str, str] | None) -> Mirror | None:
+    """The mirror with this `address`, for the folder of the tournament it belongs to; None where there is none."""
+    if address is None:
+        return None
+    depth = len(Path(address["inside"]).parts)
+    home = folder.parents[depth - 1] if depth else folder
+    return Mirror(home, Objects(address["url"]), address["inside"])
 
 
 def _marker(path: Path) -> dict[str, Any]:
@@ -339,8 +355,3 @@ def _marker(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("url"), str):
         raise RunError(f"{path} is damaged; remove the folder, and give the store's URL again")
     return values
-
-
-@lru_cache(maxsize=32)
-def _objects(url: str) -> Objects:
-    return Objects(url)

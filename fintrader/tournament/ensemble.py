@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fintrader.agents import EnsemblePolicy, load_policy, save_policy
 from fintrader.errors import CheckpointError
 from fintrader.files import write_json
 from fintrader.runs import RunFolder
@@ -42,15 +43,13 @@ def weights_of(members: Sequence[Entry], how: str) -> list[float]:
     return [float(weight) for weight in raised / raised.sum()]
 
 
-def build_ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSettings) -> dict[str, Any]:
-    """Write `ensemble/policy.safetensors` and `ensemble/ensemble.json`; equal boards give equal bytes.
+def build_ensemble(run: RunFolder, leaderboard: Leaderboard, settings: TournamentSettings) -> dict[str, Any]:
+    """Write `ensemble/policy.safetensors` and `ensemble/ensemble.json`; equal leaderboards give equal bytes.
 
     Only the best pods that fit together (one observation layout) are taken. Raises CheckpointError when a member's
     policy is damaged.
     """
-    from fintrader.agents import EnsemblePolicy, load_policy, save_policy
-
-    ready = [row for row in board.rows if row.result.policy is not None]
+    ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
     members = choose(ready, settings.ensemble_size, settings.diversity)
@@ -58,7 +57,7 @@ def build_ensemble(run: RunFolder, board: Leaderboard, settings: TournamentSetti
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     mode = _mode(settings)
     names = [member.spec.pod for member in members]
-    trials = sum(1 for entry in board.applied if entry.result.score is not None)
+    trials = sum(1 for entry in leaderboard.applied if entry.result.score is not None)
     meta = {"members": names, "weights": weights, "trials": trials}
     market = policies[0].meta.get("market")
     save_policy(

@@ -16,7 +16,9 @@ from fintrader.files import read_jsonl
 class EventLog:
     """Appends to `events.jsonl`. A torn last line (the writer was killed) is cut off before anything is added."""
 
-    def __init__(self, path: Path, keep: Callable[[str, Callable[[], str]], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, keep: Callable[[str, Callable[[], str]], None] = lambda lines, everything: None
+    ) -> None:
         """`keep` stores new lines elsewhere before they are written here; it may ask for the whole log instead."""
         self.path, self._keep = path, keep
         self.records = read_jsonl(path)
@@ -39,8 +41,7 @@ class EventLog:
         now = round(time.time(), 3)
         stamped = [{"time": now, **event} for event in events]
         text = "".join(json.dumps(event, sort_keys=True, allow_nan=False) + "\n" for event in stamped)
-        if self._keep is not None:
-            self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
+        self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             before = os.fstat(handle).st_size

@@ -1,4 +1,4 @@
-"""The generator: the next pod's spec, as a pure function of the root seed, the pod's number and the board.
+"""The generator: the next pod's spec, as a pure function of the root seed, the pod's number and the leaderboard.
 
 Fresh pods are drawn from the search space. Children take a parent's networks and optimiser (*exploit*) and carry its
 hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based training
@@ -43,7 +43,7 @@ class Generator:
 
     # --- the two ways to make a pod --------------------------------------------------------------------
 
-    def fresh(self, index: int, board: Leaderboard, generation: int = 0) -> PodSpec:
+    def fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
         base = self.agents[index % len(self.agents)]
         values = base.model_dump(mode="json")
@@ -52,9 +52,11 @@ class Generator:
             for name, space in self.settings.search.items():
                 if has(values, name):
                     put(values, name, draw(space, get(values, name), random))
-        return self._spec(index, board, base, values, origin="fresh", generation=generation)
+        return self._spec(index, leaderboard, base, values, origin="fresh", generation=generation)
 
-    def child(self, index: int, board: Leaderboard, parent: Entry, *, generation: int, explore: bool = True) -> PodSpec:
+    def child(
+        self, index: int, leaderboard: Leaderboard, parent: Entry, *, generation: int, explore: bool = True
+    ) -> PodSpec:
         """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if `explore`."""
         values = copy.deepcopy(parent.spec.agent)
         base = self.base_of(values)
@@ -64,17 +66,17 @@ class Generator:
                 if has(values, name) and not space.structural:
                     put(values, name, self._explored(space, get(values, name), random))
         origin = "exploit" if explore else "survivor"
-        return self._spec(index, board, base, values, origin=origin, generation=generation, parent=parent)
+        return self._spec(index, leaderboard, base, values, origin=origin, generation=generation, parent=parent)
 
-    def propose(self, index: int, board: Leaderboard) -> PodSpec:
+    def propose(self, index: int, leaderboard: Leaderboard) -> PodSpec:
         """The asynchronous tournament's next pod: fresh, or a child of a row picked by rank."""
-        parents = board.parents
+        parents = leaderboard.parents
         random = numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
         if len(parents) < self.settings.founders or coin < self.settings.fresh:
-            return self.fresh(index, board)
+            return self.fresh(index, leaderboard)
         parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
-        return self.child(index, board, parent, generation=parent.spec.generation + 1)
+        return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1)
 
     # --- parts -----------------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class Generator:
     def _spec(
         self,
         index: int,
-        board: Leaderboard,
+        leaderboard: Leaderboard,
         base: Settings,
         values: dict[str, Any],
         *,
@@ -121,7 +123,7 @@ class Generator:
             origin=origin,
             parent=parent.spec.pod if parent else None,
             snapshot=parent.result.snapshot if parent else None,
-            seen=len(board.applied),
+            seen=len(leaderboard.applied),
             generation=generation,
             agent=agent,
             hyper={name: get(agent, name) for name in settings.search if has(agent, name)},
@@ -133,7 +135,7 @@ class Generator:
                 "spread_penalty": settings.spread_penalty,
             },
             rungs=rungs,
-            stops=stop_rules(settings, board, generation),
+            stops=stop_rules(settings, leaderboard, generation),
             replicas=settings.learners,
             fusions=settings.fusions,
             data_hash=self.data_hash,
@@ -146,13 +148,13 @@ def rank_softmax(count: int, temperature: float, uniform: float) -> int:
     return min(int(np.searchsorted(np.cumsum(weights / weights.sum()), uniform, side="right")), count - 1)
 
 
-def stop_rules(settings: TournamentSettings, board: Leaderboard, generation: int) -> tuple[StopRule, ...]:
+def stop_rules(settings: TournamentSettings, leaderboard: Leaderboard, generation: int) -> tuple[StopRule, ...]:
     """Successive halving: the score that a pod must reach at each rung, from peers of its generation."""
     if settings.halving is None:
         return ()
     rules = []
     for share in settings.halving_rungs:
-        scores = board.rungs.get((generation, str(share)), [])
+        scores = leaderboard.rungs.get((generation, str(share)), [])
         if len(scores) >= MIN_PEERS:
             rules.append(StopRule(share=share, score=float(np.quantile(scores, settings.halving))))
     return tuple(rules)

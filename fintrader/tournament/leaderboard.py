@@ -31,7 +31,7 @@ class Entry:
         return -self.score, self.spec.index, self.result.epoch
 
     @property
-    def breeds(self) -> bool:
+    def inheritable(self) -> bool:
         """Whether another pod can start from it."""
         return self.result.snapshot is not None and self.result.score is not None
 
@@ -51,11 +51,7 @@ class Leaderboard:
     rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     """Scores that pods had on their way: (generation, share of the budget) -> one a pod, in order of application."""
 
-    def by_pod(self) -> dict[str, Entry]:
-        """The newest entry of each pod."""
-        return {entry.spec.pod: entry for entry in self.applied}
-
     @property
     def parents(self) -> list[Entry]:
         """Rows that others can start from, best first."""
-        return [entry for entry in self.rows if entry.breeds]
+        return [entry for entry in self.rows if entry.inheritable]

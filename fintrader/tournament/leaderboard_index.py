@@ -1,4 +1,4 @@
-"""The leaderboard: an SQLite index over the run's immutable files, written by one orchestrator and read by anyone.
+"""The leaderboard as an SQLite index over the run's immutable files, written by one orchestrator and read by anyone.
 
 WAL mode lets readers (the app, `fintrader status`) look while it is written. Nothing here is the truth: a damaged or
 missing database is made again from the store (`fintrader tournament rebuild RUN`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,56 @@ from fintrader.tournament.spec import PodSpec
 VERSION = 1
 
 
-_SCHEMA = """
+POD_COLUMNS = {
+    "pod": "TEXT PRIMARY KEY",
+    "idx": "INTEGER NOT NULL UNIQUE",
+    "origin": "TEXT NOT NULL",
+    "parent": "TEXT",
+    "parent_snapshot": "TEXT",
+    "generation": "INTEGER NOT NULL",
+    "seen": "INTEGER NOT NULL",
+    "seed": "INTEGER NOT NULL",
+    "algo": "TEXT",
+    "agent": "TEXT NOT NULL",
+    "hyper": "TEXT NOT NULL",
+    "budget": "TEXT NOT NULL",
+    "data_hash": "TEXT NOT NULL",
+}
+"""Of the table `pods`, what the spec says; its further columns change while the pod is at work."""
+
+
+RESULT_COLUMNS = {
+    "pod": "TEXT NOT NULL REFERENCES pods(pod)",
+    "epoch": "INTEGER NOT NULL",
+    "status": "TEXT NOT NULL",
+    "reason": "TEXT NOT NULL",
+    "score": "REAL",
+    "window_scores": "TEXT NOT NULL",
+    "metrics": "TEXT NOT NULL",
+    "snapshot": "TEXT",
+    "policy": "TEXT",
+    "env_steps": "INTEGER NOT NULL",
+    "updates": "INTEGER NOT NULL",
+    "seconds": "REAL NOT NULL",
+    "started": "REAL NOT NULL",
+    "finished": "REAL NOT NULL",
+    "device": "TEXT NOT NULL",
+    "attempts": "INTEGER NOT NULL",
+}
+"""Of the table `entries`, the fields of a result that go in as they are."""
+
+
+def _columns(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS pods (
-  pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT, parent_snapshot TEXT,
-  generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT, agent TEXT NOT NULL,
-  hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL,
+CREATE TABLE IF NOT EXISTS pods ({_columns(POD_COLUMNS)},
   state TEXT NOT NULL DEFAULT 'waiting', attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
   device TEXT NOT NULL DEFAULT '');
-CREATE TABLE IF NOT EXISTS entries (
-  pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, applied INTEGER NOT NULL UNIQUE,
-  status TEXT NOT NULL, reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
-  snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, lineage_env_steps INTEGER NOT NULL, updates INTEGER NOT NULL,
-  seconds REAL NOT NULL, started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL,
-  PRIMARY KEY (pod, epoch));
+CREATE TABLE IF NOT EXISTS entries ({_columns(RESULT_COLUMNS)},
+  applied INTEGER NOT NULL UNIQUE, lineage_env_steps INTEGER NOT NULL, PRIMARY KEY (pod, epoch));
 CREATE INDEX IF NOT EXISTS entries_by_score ON entries (score DESC);
 CREATE VIEW IF NOT EXISTS leaderboard AS
   SELECT row_number() OVER (ORDER BY e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch, e.score, e.window_scores,
@@ -92,71 +128,40 @@ class LeaderboardIndex:
             self._insert_entries(entries, first)
 
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
-        self.connection.executemany(
-            "INSERT OR IGNORE INTO pods (pod, idx, origin, parent, parent_snapshot, generation, seen, seed, algo, "
-            "agent, hyper, budget, data_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    spec.pod,
-                    spec.index,
-                    spec.origin,
-                    spec.parent,
-                    spec.snapshot,
-                    spec.generation,
-                    spec.seen,
-                    spec.seed,
-                    spec.agent.get("algo"),
-                    _text(spec.agent),
-                    _text(spec.hyper),
-                    _text(spec.budget),
-                    spec.data_hash,
-                )
-                for spec in specs
-            ],
-        )
+        for spec in specs:
+            own = {"idx": spec.index, "parent_snapshot": spec.snapshot, "algo": spec.agent.get("algo")}
+            self._insert("pods", {**{name: getattr(spec, name) for name in POD_COLUMNS if name not in own}, **own})
 
     def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
         for applied, entry in enumerate(entries, first):
             spec, result = entry.spec, entry.result
-            above = self.connection.execute(
+            parent = self.connection.execute(
                 "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1", (spec.parent,)
             ).fetchone()
-            self.connection.execute(
-                "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    spec.pod,
-                    result.epoch,
-                    applied,
-                    result.status,
-                    result.reason,
-                    result.score,
-                    _text(result.window_scores),
-                    _text(result.metrics),
-                    result.snapshot,
-                    result.policy,
-                    result.env_steps,
-                    result.env_steps + (above[0] if above else 0),
-                    result.updates,
-                    result.seconds,
-                    result.started,
-                    result.finished,
-                    result.device,
-                    result.attempts,
-                ),
-            )
+            row = {name: getattr(result, name) for name in RESULT_COLUMNS}
+            lineage = result.env_steps + (parent[0] if parent else 0)
+            self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
             self.connection.execute(
                 "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?",
-                (result.status, result.attempts, result.reason, result.place or result.device, spec.pod),
+                (result.status, result.attempts, result.reason, result.location or result.device, spec.pod),
             )
+
+    def _insert(self, table: str, row: Mapping[str, Any]) -> None:
+        """A new row; one that is there stays as it is. Lists and mappings become JSON."""
+        values = [_text(value) if isinstance(value, dict | tuple) else value for value in row.values()]
+        self.connection.execute(
+            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+            values,
+        )
 
 
 def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
     """The leaderboard at `path`; a damaged one is moved aside first. True if that was necessary."""
     try:
-        board = LeaderboardIndex(path)
-        if board.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok":
-            return board, False
-        board.close()
+        index = LeaderboardIndex(path)
+        if index.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok":
+            return index, False
+        index.close()
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             raise OSError(28, "No space left on device", str(path)) from None

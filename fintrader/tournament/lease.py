@@ -21,7 +21,7 @@ from fintrader.files import read_json, write_json
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import StoreLease, hold
 from fintrader.storage.lease import is_held as is_held_remotely
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import Mirror
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Lease:
 
 
 @contextlib.contextmanager
-def acquire(run: RunFolder, *, patience_seconds: float = 2.0) -> Iterator[Lease]:
-    """Hold the run's tournament. Raises TournamentError when another process does.
+def acquire(run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 2.0) -> Iterator[Lease]:
+    """Hold the run's tournament, here and in the run's store. Raises TournamentError when another process does.
 
     `patience_seconds` bridges the moment in which a killed holder has not quite gone.
     """
@@ -64,14 +64,13 @@ def acquire(run: RunFolder, *, patience_seconds: float = 2.0) -> Iterator[Lease]
                     ) from None
                 time.sleep(0.05)
         with contextlib.ExitStack() as stack:
-            remote = _hold_remote(run, stack)
+            remote = _hold_remote(run, mirror, stack)
             token = current_token(run) + 1 if remote is None else remote.token
             write_json(run.root / "lease.json", _holder(token))
             yield Lease(run, token, remote)
 
 
-def _hold_remote(run: RunFolder, stack: contextlib.ExitStack) -> StoreLease | None:
-    mirror = mirror_of(run.root)
+def _hold_remote(run: RunFolder, mirror: Mirror | None, stack: contextlib.ExitStack) -> StoreLease | None:
     if mirror is None:
         return None
     try:
@@ -95,8 +94,8 @@ def current_token(run: RunFolder) -> int:
         raise TournamentError(f"{path} is damaged; delete it when nothing runs in {run.root}") from None
 
 
-def is_held(run: RunFolder) -> bool:
-    """Whether an orchestrator is at work (for `fintrader status`)."""
+def is_held(run: RunFolder, mirror: Mirror | None) -> bool:
+    """Whether an orchestrator is at work, here or elsewhere (for `fintrader status`)."""
     path = run.root / ".tournament.lock"
     if path.exists():
         with path.open("a") as file:
@@ -104,5 +103,4 @@ def is_held(run: RunFolder) -> bool:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
-    mirror = mirror_of(run.root)
     return mirror is not None and is_held_remotely(mirror.objects)

@@ -1,4 +1,8 @@
-"""Time as the reconcile loop knows it: real, unless a simulation of a cluster puts its own in its place."""
+"""The orchestrator: a loop that takes what pods came to, applies what is due, makes specs, and starts and stops pods.
+
+Everything it knows can be derived from the store (`recover`), so it may be killed anywhere. Time is real, unless a
+simulation of a cluster brings its own `Clock`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from rich.console import RenderableType
+
 from fintrader.errors import TournamentError
 from fintrader.progress import Progress
 from fintrader.tournament import lease as leases
@@ -20,12 +26,12 @@ from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.leaderboard_index import open_or_replace
-from fintrader.tournament.scale import Control
-from fintrader.tournament.schedulers import Arrivals, Scheduler
+from fintrader.tournament.scale import ScaleRequest
+from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import Placement, submit
+from fintrader.tournament.updater import applied_event, submit
 
 
 class Clock:
@@ -47,7 +53,7 @@ class Clock:
             return None
 
 
-HOPELESS = 3
+FAILURES_ALLOWED = 3
 """Pods that may fail before any succeeds, beyond those under way at once."""
 
 
@@ -55,8 +61,8 @@ LAUNCHES = 32
 """Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
 
 
-CHATTY = 100
-"""Tournaments of at most so many pods get a line a result."""
+LINE_A_RESULT = 100
+"""Tournaments of at most so many pods print a line for each result."""
 
 
 PACE_SECONDS = 0.05
@@ -72,19 +78,19 @@ class Orchestrator:
         store: RunStore,
         lease: leases.Lease,
         scheduler: Scheduler,
-        breeder: Generator,
+        generator: Generator,
         launcher: Launcher,
         clock: Clock | None = None,
     ) -> None:
         self.settings, self.store, self.lease = settings, store, lease
-        self.scheduler, self.breeder, self.launcher = scheduler, breeder, launcher
+        self.scheduler, self.generator, self.launcher = scheduler, generator, launcher
         self.clock = clock or Clock()
-        self.log = EventLog(store.run.events, store.mirror.append_events if store.mirror is not None else None)
+        self.log = EventLog(store.run.events, store.keep_events)
         self.index, replaced = open_or_replace(store.run.leaderboard)
-        self.control = Control(store.run)
-        self.board = Leaderboard(settings.leaderboard_size)
+        self.scale_request = ScaleRequest(store.run)
+        self.leaderboard = Leaderboard(settings.leaderboard_size)
         self.specs: list[PodSpec] = []
-        self.arrived = Arrivals(scheduler)
+        self.pending = PendingResults(scheduler)
         self.waiting: list[PodSpec] = []
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
@@ -97,7 +103,7 @@ class Orchestrator:
         self._states: dict[str, tuple[str, str, int, str, str]] = {}
         self._new_specs: list[PodSpec] = []
         self._new_entries: list[Entry] = []
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._idle_since: float | None = None
         self._turn_began = 0.0
         self._more_to_start = False
@@ -117,19 +123,19 @@ class Orchestrator:
         order = [pod for pod in dict.fromkeys(known) if pod in results]
         order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
         for pod in order:
-            self.arrived.add(results[pod])
+            self.pending.add(results[pod])
         self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
-        self._told = set(known)
+        self._announced = set(known)
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
-        self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.board.applied)
+        self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.leaderboard.applied)
         self._new_entries.clear()
         self._new_specs = self.specs[made:]
         if made:
             begun = {"event": "resumed", "results": len(results)}
         else:
-            begun = {"event": "started", "seed": self.breeder.seed}
+            begun = {"event": "started", "seed": self.generator.seed}
         self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
         self._flush()
 
@@ -163,26 +169,26 @@ class Orchestrator:
     @property
     def finished(self) -> bool:
         """Every pod asked for has been applied."""
-        return len(self.board.applied) >= self.settings.pods
+        return len(self.leaderboard.applied) >= self.settings.pods
 
     def race(self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None) -> None:
         """Reconcile until all pods have a result."""
-        told = len(self.log.records)
+        reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
         if not self.finished and not grows and self._capacity() < 1:
             raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
-        for event in self.log.records[told:]:
+        for event in self.log.records[reported:]:
             progress.event(event, "")
-        told = len(self.log.records)
+        reported = len(self.log.records)
         with progress.task("tournament", total=self.settings.pods, unit="pods") as task:
-            progress.show(lambda: terminal.render(self))
-            task.resume_at(len(self.board.applied))
+            progress.show(self._view)
+            task.resume_at(len(self.leaderboard.applied))
             while not self.finished:
                 self.reconcile()
                 if watch is not None:
                     watch(self)
-                told = self._tell(progress, told)
+                reported = self._report(progress, reported)
                 task.update(self._done_share(), note=self._note())
                 self._wait(0.5)
             progress.show(None)
@@ -196,7 +202,7 @@ class Orchestrator:
         self.launcher.tick()
         self._collect()
         self._advance()
-        self._place()
+        self._start_pods()
         self._flush()
         self.turn_seconds = time.monotonic() - self._turn_began
         self._check_hopeless()
@@ -211,8 +217,8 @@ class Orchestrator:
         self.clock.sleep(max(0.0, self._turn_began + PACE_SECONDS - self.clock.now()))
 
     def _rescale(self) -> None:
-        if self.control.changed():
-            self.launcher.resize(self.control.pods or self.settings.workers)
+        if self.scale_request.changed():
+            self.launcher.resize(self.scale_request.pods or self.settings.workers)
             at_once = self.settings.at_once
             bound = {} if at_once is None else {"at_once": at_once}
             self._events.append({"event": "capacity", "pods": self._capacity(), **bound})
@@ -230,7 +236,7 @@ class Orchestrator:
             self.running.pop(pod, None)
             error = future.exception()
             if error is None:
-                self.arrived.add(self.store.note(future.result()))
+                self.pending.add(self.store.note(future.result()))
             elif isinstance(error, PodFailure):
                 self._lose(pod, error)
             else:
@@ -240,7 +246,7 @@ class Orchestrator:
         """A pod came to nothing: try again, or note it as failed."""
         spec = self.specs[int(pod[1:])]
         if self.store.has_result(pod):  # it had published before it died
-            self.arrived.add(self.store.read_result(pod))
+            self.pending.add(self.store.read_result(pod))
             return
         if failure.reason == "fenced":
             raise TournamentError(failure.detail)
@@ -273,7 +279,7 @@ class Orchestrator:
             finished=now,
             attempts=lost,
         )
-        self.arrived.add(self.store.write_result(failed))
+        self.pending.add(self.store.write_result(failed))
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
         bisect.insort(self.waiting, spec, key=lambda one: one.index)
@@ -282,15 +288,15 @@ class Orchestrator:
     def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
         """Apply what is due and make the specs that are due, step by step, each seeing exactly what it should."""
         self._make_due(stored)
-        while (result := self.arrived.due(len(self.board.applied))) is not None:
+        while (result := self.pending.take(len(self.leaderboard.applied))) is not None:
             entry = Entry(self.specs[int(result.pod[1:])], result)
-            place = len(self.board.applied)
-            verdict = submit(self.board, entry)
-            if verdict.new:
+            number = len(self.leaderboard.applied)
+            placement = submit(self.leaderboard, entry)
+            if placement.new:
                 self._new_entries.append(entry)
-                if entry.spec.pod not in self._told:  # a restart applies everything again, but says so once
-                    self._told.add(entry.spec.pod)
-                    self._events.append(applied_event(entry, place, verdict))
+                if entry.spec.pod not in self._announced:  # a restart applies everything again, but logs it once
+                    self._announced.add(entry.spec.pod)
+                    self._events.append(applied_event(entry, number, placement))
             self._make_due(stored)
         for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
             self.specs.append(spec)
@@ -301,16 +307,16 @@ class Orchestrator:
             index = len(self.specs)
             needs = self.scheduler.needs(index)
             if index < len(stored):
-                if needs is not None and needs > len(self.board.applied):
+                if needs is not None and needs > len(self.leaderboard.applied):
                     return
                 self.specs.append(stored[index])
-            elif needs is None or needs > len(self.board.applied):
+            elif needs is None or needs > len(self.leaderboard.applied):
                 return
             else:
                 self._make(index)
 
     def _make(self, index: int) -> None:
-        spec = self.scheduler.make(index, self.board, self.breeder)
+        spec = self.scheduler.make(index, self.leaderboard, self.generator)
         self.store.write_spec(spec)
         self.specs.append(spec)
         self.waiting.append(spec)
@@ -319,10 +325,10 @@ class Orchestrator:
             {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
         )
 
-    def _place(self) -> None:
-        """Start pods while there is room; by arrival, the next spec is made only now, from the newest board."""
+    def _start_pods(self) -> None:
+        """Start pods while there is room; by arrival, the next spec is made only now, from the newest leaderboard."""
         if isinstance(self.launcher, ElasticLauncher):
-            self.launcher.want(len(self.running) + len(self.waiting) + self._unmade())
+            self.launcher.request(len(self.running) + len(self.waiting) + self._unmade())
         vacant = self._capacity() - len(self.running)
         room = min(vacant, LAUNCHES)
         self._more_to_start = False
@@ -332,10 +338,10 @@ class Orchestrator:
                 if index >= self.settings.pods or self.scheduler.needs(index) is not None:
                     return
                 self._make(index)
-            place = next((place for place, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
-            if place is None:
+            ready = next((number for number, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
+            if ready is None:
                 return
-            spec = self.waiting.pop(place)
+            spec = self.waiting.pop(ready)
             attempt = self.lost.get(spec.pod, 0) + 1
             self.store.settle()
             future = self.launcher.submit(spec, attempt=attempt)
@@ -359,15 +365,15 @@ class Orchestrator:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
         self.store.settle()
         self.log.append(*self._events)
-        first = len(self.board.applied) - len(self._new_entries)
+        first = len(self.leaderboard.applied) - len(self._new_entries)
         self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())
         self._events, self._new_specs, self._new_entries, self._states = [], [], [], {}
 
     def _check_hopeless(self) -> None:
         """Stop when nothing can come of it."""
-        applied, failed = self.board.applied, self.board.failed
+        applied, failed = self.leaderboard.applied, self.leaderboard.failed
         under_way = max(self._capacity(), len(self.running), self.settings.at_once or 0)
-        if 0 < failed == len(applied) and (self.finished or failed >= under_way + HOPELESS):
+        if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
@@ -383,36 +389,28 @@ class Orchestrator:
 
     # --- what can be seen ------------------------------------------------------------------------------
 
-    def _tell(self, progress: Progress, told: int) -> int:
-        """One line for each result (of a small tournament) and each mishap since `told`; logs get every event."""
-        for event in self.log.records[told:]:
-            small = self.settings.pods <= CHATTY and event["event"] == "applied"
+    def _report(self, progress: Progress, reported: int) -> int:
+        """One line for each result (of a small tournament) and each mishap since `reported`; logs get every event."""
+        for event in self.log.records[reported:]:
+            small = self.settings.pods <= LINE_A_RESULT and event["event"] == "applied"
             worth = small or event["event"] in ("lost", "damaged", "capacity", "no_capacity")
             progress.event(event, f"  {terminal.describe(event)}" if worth else "")
         return len(self.log.records)
 
+    def _view(self) -> RenderableType:
+        progress = self.launcher.progress()
+        origins = {pod: self.specs[int(pod[1:])].origin for pod in progress}
+        return terminal.render(self.leaderboard.rows, self.settings.metric, progress, origins, self.log.records)
+
     def _done_share(self) -> float:
         shares = [min(1.0, progress.share) for progress in self.launcher.progress().values()]
-        return min(self.settings.pods, len(self.board.applied) + sum(shares))
+        return min(self.settings.pods, len(self.leaderboard.applied) + sum(shares))
 
     def _note(self) -> str:
-        best = f"best {self.board.rows[0].score:.3f} ({self.board.rows[0].spec.pod})" if self.board.rows else ""
+        rows = self.leaderboard.rows
+        best = f"best {rows[0].score:.3f} ({rows[0].spec.pod})" if rows else ""
         return ", ".join(part for part in (f"{len(self.running)} at work", best) if part)
 
     def close(self) -> None:
         """Let go of the database."""
         self.index.close()
-
-
-def applied_event(entry: Entry, place: int, verdict: Placement) -> dict[str, Any]:
-    return {
-        "event": "applied",
-        "pod": entry.spec.pod,
-        "epoch": entry.result.epoch,
-        "applied": place,
-        "status": entry.result.status,
-        "reason": entry.result.reason,
-        "score": entry.result.score,
-        "position": verdict.position,
-        "evicted": verdict.evicted,
-    }

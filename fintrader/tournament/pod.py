@@ -1,40 +1,29 @@
-"""One pod: what to train (`PodSpec`), what came out (`PodResult`), and the shell that turns one into the other.
+"""A pod's shell: it locks the pod's folder, has the body train, and publishes what comes out, the result last.
 
 The shell is light on imports: what actually trains is a *body* named as `package.module:function`, by default
-`fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks put a stub in its place.
+`fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks have a stub do it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
 from fintrader import logs
 from fintrader.config import load_object
-from fintrader.errors import StorageError, StorageFullError
+from fintrader.errors import FintraderError
 from fintrader.files import file_sha256
-from fintrader.tournament.process import place_of
-from fintrader.tournament.spec import (
-    BODY,
-    Body,
-    Draft,
-    Fenced,
-    PodContext,
-    PodOutput,
-    PodResult,
-    PodSpec,
-    RankLost,
-    Reason,
-)
-
-if TYPE_CHECKING:
-    from fintrader.tournament.store import RunStore
-
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.process import location_of
+from fintrader.tournament.spec import BODY, Body, Fenced, PodContext, PodResult, PodSpec, Reason, TrainedPod
+from fintrader.tournament.store import RunStore
 
 log = logging.getLogger("fintrader.pod")
 
@@ -45,99 +34,53 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
     Raises Fenced when another orchestrator took over, and whatever the body raises.
     """
     outcome = begin_pod(spec, context, body)
-    return outcome if isinstance(outcome, PodResult) else evaluate_pod(spec, context, outcome)
+    return evaluate_pod(spec, context, outcome) if isinstance(outcome, TrainedPod) else outcome
 
 
-def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult | Draft:
-    """As `run_pod`; with `context.apart` a body may stop before the evaluation, which is `evaluate_pod`'s then."""
-    from fintrader.tournament.state_sync import checkpointed
-    from fintrader.tournament.store import RunStore
-
-    store = RunStore(context.run)
+def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
+    """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is `evaluate_pod`'s."""
+    store = open_store(context.run, context.mirror)
     with _logged(spec, context, "pod"), _at_work(spec, context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         context.market = store.market(spec.data_hash, context.market)
-        started = time.time()
-        context.place = place_of(context.device)
+        started, location = time.time(), location_of(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
-        with checkpointed(store.mirror, spec, context):
-            output = call(spec, context)
-        if output.rest:
-            return Draft(
-                pod=spec.pod,
-                rest=output.rest,
-                snapshot=store.put(output.snapshot),
-                rung_scores=output.rung_scores,
-                env_steps=output.env_steps,
-                updates=output.updates,
-                started=started,
-                seconds=output.seconds,
-                device=context.device,
-                place=context.place,
-                attempts=context.attempt,
-            )
-        return _publish(store, spec, context, output, started)
+        with store.keep_training(spec, context.folder, context.store_seconds):
+            learned = call(spec, context)
+        here = {"device": context.device, "location": location, "attempts": context.attempt}
+        outcome = learned.model_copy(update={"started": started, **here})
+        return outcome if isinstance(outcome, TrainedPod) else _publish(store, spec, context, outcome)
 
 
-def evaluate_pod(spec: PodSpec, context: PodContext, draft: Draft) -> PodResult:
+def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
     """Evaluate a trained pod and publish its result, on any machine that sees the run's store. Idempotent.
 
     Raises CheckpointError when its snapshot is missing or damaged, and what `run_pod` raises.
     """
-    from fintrader.tournament.store import RunStore
-
-    store = RunStore(context.run)
+    store = open_store(context.run, context.mirror)
     with _logged(spec, context, "evaluation"), _at_work(spec, context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         context.market = store.market(spec.data_hash, context.market)
-        trained = PodOutput(
-            score=None,
-            snapshot=store.get(draft.snapshot),
-            rung_scores=draft.rung_scores,
-            env_steps=draft.env_steps,
-            updates=draft.updates,
-            seconds=draft.seconds,
-        )
-        output: PodOutput = load_object(draft.rest)(spec, context, trained)
-        # A result tells where the training was.
-        context.device, context.place, context.attempt = draft.device, draft.place, draft.attempts
-        return _publish(store, spec, context, output, draft.started)
+        return _publish(store, spec, context, load_object(trained.evaluate)(spec, context, trained))
 
 
-def _publish(store: RunStore, spec: PodSpec, context: PodContext, output: PodOutput, started: float) -> PodResult:
+def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodResult) -> PodResult:
     """Everything into the store, the result last."""
-    snapshot = store.put(output.snapshot) if output.snapshot else None
-    stored = context.folder / "policy.safetensors"
-    policy = file_sha256(stored) if stored.exists() else None
+    policy = context.folder / "policy.safetensors"
     finished = time.time()
+    known = {
+        "reason": "stopped_early" if result.status == "stopped" else "",
+        "spec": spec.digest,
+        "policy": file_sha256(policy) if policy.exists() else None,
+        "finished": finished,
+        "seconds": result.seconds or finished - result.started,
+    }
     store.keep_spec(spec)
     if context.token is not None and store.superseded(context.token):
         raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
-    result = store.write_result(
-        PodResult(
-            pod=spec.pod,
-            status=output.status,
-            reason="stopped_early" if output.status == "stopped" else "",
-            spec=spec.digest,
-            score=output.score,
-            window_scores=output.window_scores,
-            rung_scores=output.rung_scores,
-            metrics=output.metrics,
-            returns=output.returns,
-            snapshot=snapshot,
-            policy=policy,
-            env_steps=output.env_steps,
-            updates=output.updates,
-            started=started,
-            finished=finished,
-            seconds=finished - started if output.seconds is None else output.seconds,
-            device=context.device,
-            place=context.place,
-            attempts=context.attempt,
-        )
-    )
+    result = store.write_result(result.model_copy(update=known))
     fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
     log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
     return result
@@ -177,26 +120,21 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def failure_reason(error: BaseException) -> Reason:
-    """A short word for what went wrong."""
-    import errno
-
-    name, text = type(error).__name__, str(error).lower()
-    if isinstance(error, Fenced):
-        return "fenced"
-    if isinstance(error, RankLost):
-        return error.reason
-    if isinstance(error, MemoryError) or "OutOfMemory" in name or "out of memory" in text:
+    """What a pod is lost by: an error of ours says so itself, one of a library is known by its type."""
+    if isinstance(error, FintraderError):
+        return cast(Reason, error.reason)
+    if isinstance(error, MemoryError) or _is_out_of_gpu_memory(error):
         return "oom"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
-    if name == "TrainingError" and ("finite" in text or "nan" in text):
-        return "nan"
-    if isinstance(error, StorageFullError):
-        return "disk_full"
-    if isinstance(error, StorageError):
-        return "storage"
-    if name == "CheckpointError":
-        return "snapshot"
-    if name == "SafetensorError" and f"os error {errno.ENOSPC}" in text:
-        return "disk_full"
+    if type(error).__name__ == "SafetensorError" and f"os error {errno.ENOSPC}" in str(error):
+        return "disk_full"  # safetensors wraps the system's error and keeps its number in the text alone
     return "error"
+
+
+def _is_out_of_gpu_memory(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")  # not imported here: a stub pod's process does without it
+    if torch is None or not isinstance(error, RuntimeError):
+        return False
+    # The driver's own refusal (cudaErrorMemoryAllocation) has no type in torch, only this text.
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()

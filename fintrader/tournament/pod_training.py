@@ -1,24 +1,19 @@
-"""What a pod does: build the environment, make the agent, inherit, train, evaluate."""
+"""What a pod does: make the learner, inherit, train, evaluate. What a learner is made of stands in `pod_building`."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader.agents import (
     Agent,
-    AgentSettings,
     Budget,
     TrainProgress,
     TrainResult,
@@ -28,25 +23,22 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.policy import ActorPolicy
-from fintrader.config import validate
-from fintrader.data.tensors import MarketTensors, Split
-from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.errors import CheckpointError, TournamentError
+from fintrader.data.tensors import Split
+from fintrader.envs import TradingEnv
 from fintrader.files import read_json, write_json
 from fintrader.progress import Progress, Task
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.evaluator import Evaluation, evaluate, settings_of
-from fintrader.tournament.fusion.threads import Fused, Make
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
-from fintrader.tournament.store import RunStore
-
-CPU = torch.device("cpu")
-
+from fintrader.tournament.fusion.coordinator import ProcessFusion
+from fintrader.tournament.fusion.threads import ThreadFusion
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.pod_building import CPU, agent_settings, env_settings_of, load_windows, maker, parent_state
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 
 EVALUATE = "fintrader.tournament.pod_training:evaluate_trained"
 
 
-def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodOutput:
+def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
     """The default body of a pod. Killed anywhere and called again, it ends with the same networks and score.
 
     Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a NaN, RankLost when
@@ -60,84 +52,74 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodOutput:
         learner.close()
 
 
-def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodOutput:
-    split = _market(context.market)
-    env_settings = _env_settings(spec)
+def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
+    split = load_windows(context.market)
+    env_settings = env_settings_of(spec)
     evaluations: dict[float, Evaluation] = {}
     stopped = False
     for share in (*spec.rungs, 1.0):
-        result = learner.advance(Budget.model_validate(spec.budget), share, _reporter(context))
-        if share == 1.0 and context.apart:
-            return PodOutput(
-                score=None,
-                snapshot=_snapshot(learner),
-                rung_scores=_rung_scores(spec, evaluations),
-                env_steps=result.env_steps,
-                updates=result.updates,
-                seconds=result.seconds,
-                rest=EVALUATE,
-            )
+        learned = learner.advance(Budget.model_validate(spec.budget), share, _reporter(context))
+        if share == 1.0 and context.evaluate_elsewhere:
+            return _trained(spec, context, learner, learned, evaluations)
         known = _stored_rung(context.folder, share)
         if known is None:
             policy = learner.agent.policy
             if policy_device(policy) != CPU:
                 policy = copy.deepcopy(policy).to(CPU)
-            alive = _Alive(context, share, result.env_steps)
+            alive = _EvaluationProgress(context, share, learned.env_steps)
             known = evaluate(policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation))
             if share < 1.0:
                 write_json(_rung_file(context.folder, share), vars(known))
         evaluations[share] = known
-        stopped = share < 1.0 and any(
-            _hopeless(rule.score, evaluations[share].score) for rule in spec.stops if rule.share == share
-        )
+        thresholds = [rule.score for rule in spec.stops if rule.share == share < 1.0]
+        stopped = any(known.score is None or known.score < threshold for threshold in thresholds)
         if stopped:
             break
-    context.report(share, result.env_steps, "storing")
-    output = PodOutput(
-        score=None,
-        snapshot=_snapshot(learner),
-        status="stopped" if stopped else "done",
-        rung_scores=_rung_scores(spec, evaluations),
-        env_steps=result.env_steps,
-        updates=result.updates,
-        seconds=result.seconds,
+    context.report(share, learned.env_steps, "storing")
+    trained = _trained(spec, context, learner, learned, evaluations)
+    result = _scored(spec, context, trained, evaluations[share], learner.agent.policy, split)
+    return result.model_copy(update={"status": "stopped"}) if stopped else result
+
+
+def _trained(
+    spec: PodSpec, context: PodContext, learner: Learner, learned: TrainResult, evaluations: dict[float, Evaluation]
+) -> TrainedPod:
+    """What was learned, with the snapshot that a child inherits stored."""
+    snapshot = save({name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())})
+    return TrainedPod(
+        pod=spec.pod,
+        status="done",
+        evaluate=EVALUATE,
+        snapshot=open_store(context.run, context.mirror).put(snapshot),
+        rung_scores={str(rung): evaluations[rung].score for rung in spec.rungs if rung in evaluations},
+        env_steps=learned.env_steps,
+        updates=learned.updates,
+        seconds=learned.seconds,
     )
-    return _judged(spec, context, output, evaluations[share], learner.agent.policy, split)
 
 
-def evaluate_trained(spec: PodSpec, context: PodContext, output: PodOutput) -> PodOutput:
-    """Complete what `train_and_evaluate` left behind (`PodContext.apart`), from the snapshot alone and on the CPU.
+def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
+    """Complete what `train_and_evaluate` left to an evaluator, from the snapshot alone and on the CPU.
 
     The score and the stored policy are those that the pod itself would have come to.
     """
-    split = _market(context.market)
-    env_settings = validate(EnvSettings, spec.env, f"{spec.pod}: env")
+    split = load_windows(context.market)
+    env_settings = env_settings_of(spec)
     env = TradingEnv(split.train, env_settings, device=CPU, seed=derive(spec.seed, "env"))
     agent = make_agent(agent_settings(spec), env.layout, device=CPU, seed=spec.seed)
-    agent.inherit(load(output.snapshot))
-    alive = _Alive(context, 1.0, output.env_steps)
+    agent.inherit(load(open_store(context.run, context.mirror).get(str(trained.snapshot))))
+    alive = _EvaluationProgress(context, 1.0, trained.env_steps)
     final = evaluate(agent.policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation))
-    return _judged(spec, context, output, final, agent.policy, split)
+    return _scored(spec, context, trained, final, agent.policy, split)
 
 
-def _judged(
-    spec: PodSpec, context: PodContext, output: PodOutput, final: Evaluation, policy: ActorPolicy, split: Split
-) -> PodOutput:
-    """`output` with its score, and the policy stored."""
+def _scored(
+    spec: PodSpec, context: PodContext, trained: TrainedPod, final: Evaluation, policy: ActorPolicy, split: Split
+) -> PodResult:
+    """The result with its score, and the policy stored."""
     meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, **spec.evaluation}
     save_policy(context.folder / "policy.safetensors", policy, meta, market=split.train)
-    return replace(
-        output,
-        score=final.score,
-        window_scores=final.window_scores,
-        metrics=final.metrics,
-        returns=final.returns,
-    )
-
-
-def _snapshot(learner: Learner) -> bytes:
-    """What a child inherits."""
-    return save({name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())})
+    return trained.scored(**vars(final))
 
 
 def _rung_file(folder: Path, share: float) -> Path:
@@ -153,32 +135,12 @@ def _stored_rung(folder: Path, share: float) -> Evaluation | None:
     return Evaluation(stored["score"], tuple(stored["window_scores"]), stored["metrics"], tuple(stored["returns"]))
 
 
-def _rung_scores(spec: PodSpec, evaluations: dict[float, Evaluation]) -> dict[str, float | None]:
-    return {str(rung): evaluations[rung].score for rung in spec.rungs if rung in evaluations}
-
-
-def agent_settings(spec: PodSpec) -> Any:
-    """The agent's settings in the type of its algorithm. Raises TournamentError for a spec of another version."""
-    try:
-        return TypeAdapter(AgentSettings).validate_python(spec.agent)
-    except ValidationError as error:
-        raise TournamentError(f"{spec.pod}: its agent's settings are of another version ({error})") from None
-
-
-def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
-    """A parent's state, verified against its name. Raises CheckpointError."""
-    try:
-        return load(RunStore(context.run).get(digest))
-    except SafetensorError as error:
-        raise CheckpointError(f"snapshot {digest[:12]} holds no tensors ({error})") from None
-
-
 def policy_device(policy: torch.nn.Module) -> torch.device:
     """Where a policy's parameters lie."""
     return next((parameter.device for parameter in policy.parameters()), CPU)
 
 
-def part_of(budget: Budget, share: float) -> Budget:
+def share_of_budget(budget: Budget, share: float) -> Budget:
     """The first `share` of a budget."""
     if budget.env_steps is not None:
         return Budget(env_steps=max(1, round(budget.env_steps * share)))
@@ -207,10 +169,11 @@ class Single:
         self.agent, self.env, self.folder = agent, env, folder
 
     def advance(self, budget: Budget, share: float, report: Callable[[TrainProgress], None]) -> TrainResult:
-        def told(progress: TrainProgress) -> None:
+        def on_progress(progress: TrainProgress) -> None:
             report(TrainProgress(**{**vars(progress), "fraction": progress.fraction * share}))
 
-        return train(self.agent, self.env, part_of(budget, share), folder=self.folder, on_progress=told)
+        part = share_of_budget(budget, share)
+        return train(self.agent, self.env, part, folder=self.folder, on_progress=on_progress)
 
     def state(self) -> dict[str, Tensor]:
         return read_agent_state(self.folder)
@@ -219,49 +182,20 @@ class Single:
         """It has no processes."""
 
 
-def _env_settings(spec: PodSpec) -> EnvSettings:
-    return validate(EnvSettings, spec.env, f"{spec.pod}: env")
-
-
-def maker(spec: PodSpec, context: PodContext) -> Make:
-    """What makes the pod's agents and environments: (replica, round, device) -> both, seeded by replica and round."""
-    settings, env_settings = agent_settings(spec), _env_settings(spec)
-    split = _market(context.market)
-
-    def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
-        seed = derive(spec.seed, "replica", replica, number) if spec.replicas > 1 else spec.seed
-        market = split.train if device == CPU else split.train.to(device)
-        env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
-        return make_agent(settings, env.layout, device=device, seed=seed), env
-
-    return make
-
-
-def parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] | None:
-    """What the pod begins from. Raises CheckpointError."""
-    return None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
-
-
 def _learner(spec: PodSpec, context: PodContext) -> Learner:
     """The pod's learner, with its parent's networks and optimiser."""
-    apart = "/" in context.device
-    devices = [torch.device(name) for name in context.device.split("/" if apart else "+")]
+    by_process = "/" in context.device
+    devices = [torch.device(name) for name in context.device.split("/" if by_process else "+")]
     parent = parent_state(spec, context)
     make = maker(spec, context)
-    if spec.replicas > 1 and apart:
-        from fintrader.tournament.fusion.coordinator import Ranked
-
-        return Ranked(spec, context, devices, make, parent=parent)
+    if spec.replicas > 1 and by_process:
+        return ProcessFusion(spec, context, devices, make, parent=parent)
     if spec.replicas > 1:
-        return Fused(context.folder, devices, make, replicas=spec.replicas, rounds=spec.fusions, parent=parent)
+        return ThreadFusion(context.folder, devices, make, replicas=spec.replicas, rounds=spec.fusions, parent=parent)
     agent, env = make(0, 0, devices[0])
     if parent is not None:
         agent.inherit(parent)
     return Single(agent, env, context.folder)
-
-
-def _hopeless(threshold: float, reached: float | None) -> bool:
-    return reached is None or reached < threshold
 
 
 def _reporter(context: PodContext) -> Callable[[TrainProgress], None]:
@@ -272,7 +206,7 @@ def _reporter(context: PodContext) -> Callable[[TrainProgress], None]:
     return on_progress
 
 
-class _Alive(Progress):
+class _EvaluationProgress(Progress):
     """A sign of life every second or so: a long validation window must not look like a hung pod."""
 
     def __init__(self, context: PodContext, share: float, env_steps: int) -> None:
@@ -283,9 +217,3 @@ class _Alive(Progress):
         if time.monotonic() - self._last >= 1.0:
             self._last = time.monotonic()
             self._context.report(self._share, self._env_steps, f"evaluating, {task.done:,.0f} bars")
-
-
-@lru_cache(maxsize=1)
-def _market(path: Path) -> Split:
-    """The windows, kept between the pods of one process."""
-    return MarketTensors.load(path).split()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 
-def place_of(device: str) -> str:
+def location_of(device: str) -> str:
     """This machine and `device`; for GPUs also which of the machine's, since a process counts its own from 0."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device.startswith("cuda") else ""
     return f"{socket.gethostname()} {device}" + (f" (GPU {seen})" if seen else "")

@@ -1,11 +1,11 @@
-"""What a running orchestrator tells Prometheus: an HTTP endpoint with `/metrics` and `/healthz`.
+"""What a running orchestrator serves to Prometheus: an HTTP endpoint with `/metrics` and `/healthz`.
 
     endpoint = Endpoint.serve("127.0.0.1", 9108)
     with endpoint.watching(run.label, settings) as watch:
         run_tournament(settings, ..., watch=watch)
 
-Counts come from the event log and the board, so they are those of the whole run however often it was restarted. The
-reconcile loop only copies numbers under a lock; text is made when somebody asks.
+Counts come from the event log and the leaderboard, so they are those of the whole run however often it was restarted.
+The reconcile loop only copies numbers under a lock; text is made when somebody asks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fintrader.errors import ConfigError
 from fintrader.runs import commit
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
-
-if TYPE_CHECKING:
-    from fintrader.tournament.orchestrator import Orchestrator
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A family of series: what it is called, what it counts, and by what it is told apart."""
+    """A family of series: its kind, what it counts, and its labels."""
 
     kind: str
     """`gauge`, `counter`, `histogram` or `info`."""
@@ -63,7 +61,7 @@ CATALOGUE: dict[str, Metric] = {
     "fintrader_gpu_memory_total_bytes": Metric("gauge", "Memory of a GPU of this machine", ("gpu",)),
     "fintrader_build": Metric("info", "Versions of what is running", ("version", "commit", "python", "torch")),
 }
-"""Every family that is told; a counter's series end in `_total`, an info's in `_info`, as Prometheus has it."""
+"""Every family that is served; a counter's series end in `_total`, an info's in `_info`, as Prometheus has it."""
 
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -103,7 +101,7 @@ class Watch:
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __call__(self, orchestrator: Orchestrator) -> None:
-        """Copy what there is to tell after a turn."""
+        """Copy the numbers of a turn."""
         progress = orchestrator.launcher.progress()
         capacity = orchestrator.launcher.capacity()
         with self.lock:
@@ -116,12 +114,12 @@ class Watch:
                 "planned": max(0, self.settings.pods - len(orchestrator.specs)),
                 "waiting": len(orchestrator.waiting),
                 "running": len(orchestrator.running),
-                "arrived": len(orchestrator.arrived),
+                "arrived": len(orchestrator.pending),
                 **{status: self.submissions.get(status, 0) for status in ("done", "stopped", "failed")},
             }
             self.capacity = capacity
-            self.rows = len(orchestrator.board.rows)
-            self.best = orchestrator.board.rows[0].score if orchestrator.board.rows else None
+            self.rows = len(orchestrator.leaderboard.rows)
+            self.best = orchestrator.leaderboard.rows[0].score if orchestrator.leaderboard.rows else None
             self.buckets[bisect_left(BUCKETS, orchestrator.turn_seconds)] += 1
             self.turn_seconds += orchestrator.turn_seconds
             self.last_turn = time.time()
@@ -140,12 +138,12 @@ class Watch:
 
     def _count_results(self, orchestrator: Orchestrator) -> None:
         first = not self._marks
-        for entry in orchestrator.board.applied[self._applied :]:
+        for entry in orchestrator.leaderboard.applied[self._applied :]:
             status = entry.result.status
             self.submissions[status] = self.submissions.get(status, 0) + 1
             self._steps(entry.spec.pod, entry.result.env_steps)
             self._seen.pop(entry.spec.pod, None)
-        self._applied = len(orchestrator.board.applied)
+        self._applied = len(orchestrator.leaderboard.applied)
         if first:  # what an earlier process did counts, but not in this one's rate
             self._marks.append((self.clock(), self.env_steps))
 
@@ -171,7 +169,7 @@ class Watch:
         return (self.env_steps - self._marks[0][1]) / elapsed if elapsed > 0 else 0.0
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], Any]]:
-        """Family, labels and value of everything this race has to tell."""
+        """Family, labels and value of all of this race's numbers."""
         run = {"run": self.run}
         with self.lock:
             for state, count in self.states.items():
@@ -226,16 +224,16 @@ class _Collector:
             families["fintrader_gpu_memory_total_bytes"].add_metric((gpu,), total)
         for watch in list(self._watches.values()):
             for name, labels, value in watch.samples():
-                words = [labels[label] for label in CATALOGUE[name].labels]
+                values = [labels[label] for label in CATALOGUE[name].labels]
                 if CATALOGUE[name].kind == "histogram":
                     counts, total_seconds = value
                     bounds, below = [], 0
                     for bound, count in zip([*map(str, BUCKETS), "+Inf"], counts, strict=True):
                         below += count
                         bounds.append((bound, below))
-                    families[name].add_metric(words, bounds, total_seconds)
+                    families[name].add_metric(values, bounds, total_seconds)
                 else:
-                    families[name].add_metric(words, value)
+                    families[name].add_metric(values, value)
         return families.values()
 
 

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from fintrader.config import Settings
 from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
-from fintrader.progress import Progress
+from fintrader.results.leaderboard import canonical
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import Launcher, LauncherFactory
-from fintrader.tournament.run import EnsembleBuilder, TournamentResult, run_tournament
+from fintrader.tournament.run import TournamentResult, run_tournament
 from fintrader.tournament.schedulers import Replay, scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodSpec
-from fintrader.tournament.status import _require
+from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 
 
-def replay(
-    source: RunFolder,
-    target: RunFolder,
-    settings: TournamentSettings,
-    *,
-    market: Path,
-    env: Settings | None = None,
-    agent: Settings | Sequence[Settings] = (),
-    seed: int = 0,
-    device: str = "auto",
-    progress: Progress | None = None,
-    launcher: Launcher | LauncherFactory | None = None,
-    body: str | None = None,
-    ensemble: EnsembleBuilder | None = None,
-    data_hash: str | None = None,
-) -> TournamentResult:
-    """Race `source` again into `target`, each pod seeing what it saw then. Byte-equal on the CPU with step budgets.
+def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
+    """Race `source` again, each pod seeing what it saw then. Byte-equal on the CPU with step budgets.
+
+    `how` is what `run_tournament` takes beside the settings (its `folder` is the new one), but for the scheduler.
 
     Raises TournamentError when the source is unfinished or lost a pod for good (what killed it cannot be replayed),
-    and what `run_tournament` raises. `compare` tells whether the two agree.
+    and what `run_tournament` raises. `compare` says whether the two agree.
     """
-    _require(source)
+    require_tournament(source)
     store = RunStore(source)
     specs = list(store.specs().values())
     results = store.results()
@@ -52,28 +35,12 @@ def replay(
     lost = [pod for pod, result in results.items() if result.status == "failed"]
     if lost:
         raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
-    more: dict[str, Any] = {} if body is None else {"body": body}
-    return run_tournament(
-        settings.model_copy(update={"pods": len(specs)}),
-        folder=target,
-        market=market,
-        env=env,
-        agent=agent,
-        seed=seed,
-        device=device,
-        progress=progress,
-        launcher=launcher,
-        scheduler=Replay([spec.seen for spec in specs], applied, scheduler_of(settings)),
-        ensemble=ensemble,
-        data_hash=data_hash,
-        **more,
-    )
+    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings))
+    return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
 
 
 def compare(one: RunFolder, other: RunFolder) -> list[str]:
-    """In what two runs differ, leaving times and places out: specs, results, snapshots, board; empty if in nothing."""
-    from fintrader.results.leaderboard import canonical
-
+    """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty if in nothing."""
     a, b = RunStore(one), RunStore(other)
     differences = []
     specs_a, specs_b = a.specs(), b.specs()

@@ -1,19 +1,20 @@
-"""The orchestrator: one tournament from its settings to its ensemble, restartable anywhere.
+"""One tournament from its settings to its ensemble, restartable anywhere.
 
 `run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the reconcile loop
-(`reconcile.py`) race the pods, and builds the ensemble. Called again, it resumes, extends, or finds everything done.
+(`orchestrator.py`) race the pods, and builds the ensemble. Called again, it resumes, extends, or finds everything done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, MarketError, TournamentError
@@ -21,15 +22,17 @@ from fintrader.files import file_sha256
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
+from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory, RunAccess, on_this_machine, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator
 from fintrader.tournament.schedulers import Scheduler, scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY
-from fintrader.tournament.store import RunStore
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
@@ -60,6 +63,7 @@ def run_tournament(
     settings: TournamentSettings,
     *,
     folder: RunFolder,
+    mirror: Mirror | None = None,
     market: Path,
     env: Settings | None = None,
     agent: Settings | Sequence[Settings] = (),
@@ -69,13 +73,14 @@ def run_tournament(
     body: str = BODY,
     launcher: Launcher | LauncherFactory | None = None,
     scheduler: Scheduler | None = None,
-    ensemble: EnsembleBuilder | None = None,
+    ensemble: EnsembleBuilder = build_ensemble,
     data_hash: str | None = None,
     watch: Callable[[Orchestrator], None] | None = None,
     clock: Clock | None = None,
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
+    `mirror` is the run's side in an object store; without one the run lies in `folder` alone.
     `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
     `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs (a `launcher` that
     is made here, such as Ray's, brings its own body). `watch` is called at every reconcile. `clock` is real time, or
@@ -88,36 +93,26 @@ def run_tournament(
     agents: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
     if not agents:
         raise ConfigError("a tournament needs the settings of at least one agent")
-    breeder = Generator(
+    generator = Generator(
         settings=settings,
         agents=agents,
         env=env.model_dump(mode="json") if env is not None else {},
         seed=seed,
         data_hash=market_hash(market) if data_hash is None else data_hash,
     )
-    with _readable_disk_errors(folder), leases.acquire(folder) as lease:
-        store = RunStore(folder)
+    with _readable_disk_errors(folder), leases.acquire(folder, mirror) as lease:
+        store = open_store(folder, mirror)
         store.pull()
-        store.claim(_identity(settings, breeder), lambda known: _modern(known, agents, env))
+        store.claim(_identity(settings, generator))
         store.publish()
-        store.keep_market(breeder.data_hash, Path(market))
-        if launcher is None and store.mirror is not None and store.mirror.objects.private:
-            raise ConfigError(f"store: {store.mirror.objects} exists in one process only, and pods are others")
+        store.keep_market(generator.data_hash, Path(market))
+        if launcher is None:
+            devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
+            launcher = on_this_machine(lambda: slots_of(devices, settings.pods_per_device), body=body)
         if callable(launcher):
-            launcher = launcher(settings, folder, Path(market).resolve(), lease.token)
-        devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
-        launcher = launcher or LocalLauncher(
-            folder,
-            Path(market).resolve(),
-            body=body,
-            slots=lambda: slots_of(devices, settings.pods_per_device),
-            workers=settings.workers,
-            token=lease.token,
-            hang_seconds=settings.hang_seconds,
-            store_seconds=settings.store_seconds,
-        )
+            launcher = launcher(settings, RunAccess(folder, Path(market).resolve(), mirror, lease.token))
         scheduler = scheduler or scheduler_of(settings)
-        orchestrator = Orchestrator(settings, store, lease, scheduler, breeder, launcher, clock)
+        orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
         try:
             orchestrator.race(progress or SILENT, watch)
         finally:
@@ -128,8 +123,6 @@ def run_tournament(
 
 def market_hash(market: Path) -> str:
     """The content hash a market file carries, else the hash of its bytes. Raises MarketError when there is none."""
-    from safetensors import SafetensorError, safe_open
-
     if not Path(market).is_file():
         raise MarketError(f"{market} does not exist; build it with `fintrader data build CONFIG`")
     try:
@@ -140,20 +133,16 @@ def market_hash(market: Path) -> str:
     return stored or file_sha256(Path(market))
 
 
-def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progress: Progress) -> TournamentResult:
+def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress) -> TournamentResult:
     """Choose the members, store the ensemble, and say what there is."""
     run = orchestrator.store.run
-    if not orchestrator.board.rows:
+    if not orchestrator.leaderboard.rows:
         raise TournamentError(f"{run.root}: no pod has a score, so there is nothing to choose from")
-    if ensemble is None:
-        from fintrader.tournament.ensemble import build_ensemble
-
-        ensemble = build_ensemble
-    for row in orchestrator.board.rows:
+    for row in orchestrator.leaderboard.rows:
         orchestrator.store.ensure_policy(row.result)
-    chosen = ensemble(run, orchestrator.board, orchestrator.settings)
-    best = orchestrator.board.rows[0].spec.pod
-    trials = sum(1 for entry in orchestrator.board.applied if entry.result.score is not None)
+    chosen = ensemble(run, orchestrator.leaderboard, orchestrator.settings)
+    best = orchestrator.leaderboard.rows[0].spec.pod
+    trials = sum(1 for entry in orchestrator.leaderboard.applied if entry.result.score is not None)
     end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
     if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
         orchestrator.log.append(end)
@@ -170,34 +159,20 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder | None, progre
     )
 
 
-def _identity(settings: TournamentSettings, breeder: Generator) -> dict[str, Any]:
+def _identity(settings: TournamentSettings, generator: Generator) -> dict[str, Any]:
     """What every pod of a tournament depends on."""
     return {
         "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
-        "agents": [agent.model_dump(mode="json") for agent in breeder.agents],
-        "env": breeder.env,
-        "seed": breeder.seed,
-        "data_hash": breeder.data_hash,
+        "agents": [agent.model_dump(mode="json") for agent in generator.agents],
+        "env": generator.env,
+        "seed": generator.seed,
+        "data_hash": generator.data_hash,
     }
 
 
-def _modern(known: dict[str, Any], agents: Sequence[Settings], env: Settings | None) -> dict[str, Any]:
-    """A stored identity read through today's models, so that a new setting's default does not orphan the run."""
-    modern = dict(known)
-    with contextlib.suppress(ValidationError, KeyError, TypeError, ValueError):
-        settings = TournamentSettings.model_validate(known["settings"])
-        modern["settings"] = settings.model_dump(mode="json", exclude=set(CHANGEABLE))
-        pairs = zip(agents, known["agents"], strict=True)
-        modern["agents"] = [type(agent).model_validate(old).model_dump(mode="json") for agent, old in pairs]
-        if env is not None:
-            modern["env"] = type(env).model_validate(known["env"]).model_dump(mode="json")
-    return modern
-
-
 @contextlib.contextmanager
-def _readable_disk_errors(folder: RunFolder) -> Any:
-    import sqlite3
-
+def _readable_disk_errors(folder: RunFolder) -> Iterator[None]:
+    """A full disk as an error that says what to do."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:

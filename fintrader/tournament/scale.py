@@ -1,4 +1,4 @@
-"""What a running tournament is told from outside: how many pods to keep at work."""
+"""The request to scale: how many pods a running tournament is asked to keep at work."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from fintrader.config import validate
 from fintrader.errors import RunError, TournamentError
 from fintrader.files import read_json, read_jsonl, write_json
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
 from fintrader.tournament.settings import TournamentSettings
 
+FILE = "scale.json"
+"""In the run's folder: `{"pods": n}`; null: what the settings say."""
 
-class Control:
-    """Re-reads `control.json` whenever it changes; a damaged one is as good as none."""
+
+class ScaleRequest:
+    """Re-reads the request whenever its file changes; a damaged one is as good as none."""
 
     def __init__(self, run: RunFolder) -> None:
-        self.path: Path = run.root / "control.json"
+        self.path: Path = run.root / FILE
         self.pods: int | None = None
         self._seen: tuple[int, int] | None = None
 
     def changed(self) -> bool:
-        """Look again; True if the wish differs from before."""
+        """Look again; True if the request differs from before."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -50,20 +54,20 @@ def scale(run: RunFolder, pods: int | None) -> None:
         raise TournamentError(f"cannot keep {pods} pods at work; give at least 1, or stop the process to pause")
     if not (run.root / "tournament.json").exists():
         raise TournamentError(f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`")
-    write_json(run.root / "control.json", {"pods": pods})
+    write_json(run.root / FILE, {"pods": pods})
 
 
-def prospect(run: RunFolder, pods: int | None) -> str:
-    """What will truly come of `scale(run, pods)`: a sentence for the terminal."""
+def effect(run: RunFolder, pods: int | None) -> str:
+    """What `scale(run, pods)` will do: a sentence for the terminal."""
     stored = run.root / "tournament.json"
     settings = validate(TournamentSettings, read_json(stored)["settings"], str(stored))
-    wish = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
+    requested = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
     bound = settings.at_once
     if bound is not None and (pods is None or pods > bound):
         why = f"`population: {bound}`" if settings.scheduler == "generational" else "`order: submission`"
-        wish += f", but at most {bound}: {why} lets no more work at once"
-    if leases.is_held(run):
-        return f"at work from the next reconcile on: {wish}"
+        requested += f", but at most {bound}: {why} lets no more work at once"
+    if leases.is_held(run, mirror_of(run.root)):
+        return f"at work from the next reconcile on: {requested}"
     if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
-        return f"finished, so nothing is at work; once it is extended by a higher tournament.pods: {wish}"
-    return f"nothing is at work now; once the run is resumed by its own command: {wish}"
+        return f"finished, so nothing is at work; once it is extended by a higher tournament.pods: {requested}"
+    return f"nothing is at work now; once the run is resumed by its own command: {requested}"

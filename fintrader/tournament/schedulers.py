@@ -25,9 +25,9 @@ class Scheduler(Protocol):
         """Results pod `index` must have seen, exactly; None: whatever is there when a slot is free."""
 
     def position(self, pod_index: int) -> int | None:
-        """Place of this pod's result in the order of application; None: as it arrives."""
+        """Position of this pod's result in the order of application; None: as it arrives."""
 
-    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
+    def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
         """The spec of pod `index`."""
 
 
@@ -40,8 +40,8 @@ class Asynchronous:
     def position(self, pod_index: int) -> int | None:
         return None
 
-    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
-        return breeder.propose(index, board)
+    def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
+        return generator.propose(index, leaderboard)
 
 
 class Submission(Asynchronous):
@@ -70,22 +70,22 @@ class Generational:
     def position(self, pod_index: int) -> int | None:
         return pod_index
 
-    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
-        """The best continue as they are; each place below them gets a copy of one of them, moved a little."""
-        generation, place = divmod(index, self.population)
-        best = self._best(board, generation - 1) if generation else []
+    def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
+        """The best continue as they are; each of the others is a copy of one of them, moved a little."""
+        generation, number = divmod(index, self.population)
+        best = self._best(leaderboard, generation - 1) if generation else []
         if not best:
-            return breeder.fresh(index, board, generation)
-        if place < len(best):
-            return breeder.child(index, board, best[place], generation=generation, explore=False)
-        return breeder.child(index, board, best[place % len(best)], generation=generation)
+            return generator.fresh(index, leaderboard, generation)
+        if number < len(best):
+            return generator.child(index, leaderboard, best[number], generation=generation, explore=False)
+        return generator.child(index, leaderboard, best[number % len(best)], generation=generation)
 
-    def _best(self, board: Leaderboard, generation: int) -> list[Entry]:
+    def _best(self, leaderboard: Leaderboard, generation: int) -> list[Entry]:
         """The survivors of a generation that is whole; sorted once, not for every child."""
-        if self._chosen is None or self._chosen[0] is not board or self._chosen[1] != generation:
-            last = board.applied[generation * self.population : (generation + 1) * self.population]
-            best = sorted((entry for entry in last if entry.breeds), key=lambda entry: entry.order)
-            self._chosen = board, generation, best[: self.survivors]
+        if self._chosen is None or self._chosen[0] is not leaderboard or self._chosen[1] != generation:
+            last = leaderboard.applied[generation * self.population : (generation + 1) * self.population]
+            best = sorted((entry for entry in last if entry.inheritable), key=lambda entry: entry.order)
+            self._chosen = leaderboard, generation, best[: self.survivors]
         return self._chosen[2]
 
 
@@ -94,16 +94,16 @@ class Replay:
 
     def __init__(self, seen: Sequence[int], applied: Sequence[int], inner: Scheduler) -> None:
         self.seen, self.inner = list(seen), inner
-        self.places = {index: place for place, index in enumerate(applied)}
+        self.positions = {index: position for position, index in enumerate(applied)}
 
     def needs(self, index: int) -> int | None:
         return self.seen[index] if index < len(self.seen) else None
 
     def position(self, pod_index: int) -> int | None:
-        return self.places.get(pod_index, pod_index)
+        return self.positions.get(pod_index, pod_index)
 
-    def make(self, index: int, board: Leaderboard, breeder: Generator) -> PodSpec:
-        return self.inner.make(index, board, breeder)
+    def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
+        return self.inner.make(index, leaderboard, generator)
 
 
 def scheduler_of(settings: TournamentSettings) -> Scheduler:
@@ -113,29 +113,29 @@ def scheduler_of(settings: TournamentSettings) -> Scheduler:
     return Submission(settings.pool_size) if settings.order == "submission" else Asynchronous()
 
 
-class Arrivals:
-    """Where the scheduler prescribes an order results wait for their place in it, elsewhere they go as they came."""
+class PendingResults:
+    """Results that are here but not applied: in the order the scheduler prescribes, else as they arrived."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._queue: dict[str, PodResult] = {}
-        self._places: dict[int, PodResult] = {}
+        self._by_position: dict[int, PodResult] = {}
 
     def __len__(self) -> int:
         """Results that wait."""
-        return len(self._queue) + len(self._places)
+        return len(self._queue) + len(self._by_position)
 
     def add(self, result: PodResult) -> None:
         """A result that has arrived; of several of one pod the last one counts."""
-        place = self._scheduler.position(int(result.pod[1:]))
-        if place is None:
+        position = self._scheduler.position(int(result.pod[1:]))
+        if position is None:
             self._queue[result.pod] = result
         else:
-            self._places[place] = result
+            self._by_position[position] = result
 
-    def due(self, place: int) -> PodResult | None:
-        """Take the result to be applied as number `place`, if it is there."""
-        if place in self._places:
-            return self._places.pop(place)
+    def take(self, position: int) -> PodResult | None:
+        """Take the result to be applied as number `position`, if it is here."""
+        if position in self._by_position:
+            return self._by_position.pop(position)
         first = next(iter(self._queue), None)
         return None if first is None else self._queue.pop(first)

@@ -45,9 +45,6 @@ class Range(Settings):
 Random = np.random.Generator
 
 
-# --- search space ----------------------------------------------------------------------------------------------
-
-
 def draw(space: Range, like: Any, random: Random) -> Any:
     """A value from the range, an integer where `like` is one."""
     if space.choices:
@@ -62,8 +59,8 @@ def draw(space: Range, like: Any, random: Random) -> Any:
 def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
     """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range goes."""
     if space.choices:
-        place = space.choices.index(value) if value in space.choices else 0
-        return space.choices[min(max(place + way, 0), len(space.choices) - 1)]
+        number = space.choices.index(value) if value in space.choices else 0
+        return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
     assert space.low is not None
     assert space.high is not None
     moved = _like(value, value * (perturb if way > 0 else 1 / perturb))

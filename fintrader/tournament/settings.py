@@ -1,4 +1,4 @@
-"""What a tournament is asked to do: how many pods, how they are bred, and how they are judged."""
+"""The settings of a tournament: how many pods, how they are generated, and how they are evaluated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TournamentSettings(Settings):
     workers: int | None = Field(None, ge=1)
     """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader scale` changes it."""
     devices: tuple[str, ...] = ("auto",)
-    """`auto` (CUDA if there is any, else cpu), `cpu` (a place a core), `cuda`, `cuda:0`, `cuda:0+1` (both at
+    """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1` (both at
     once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu` (two, fused by gloo)."""
     pods_per_device: int = Field(1, ge=1)
     """Pods sharing a CUDA device."""
@@ -69,7 +69,7 @@ class TournamentSettings(Settings):
     metric: Metric = "sharpe"
     """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a year."""
     validation_windows: int = Field(1, ge=1)
-    """Equal parts of the validation window that are scored apart."""
+    """Equal parts of the validation window that are scored separately."""
     spread_penalty: float = Field(0.0, ge=0)
     """Score = mean over the parts - spread_penalty x their standard deviation."""
     halving: float | None = Field(None, gt=0, lt=1)

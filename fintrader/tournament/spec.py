@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -14,9 +14,10 @@ from fintrader.config import Settings
 from fintrader.errors import TournamentError
 from fintrader.files import dump_json
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import Mirror
 
 Message = dict[str, Any]
-"""What processes of a pod tell each other: one JSON object."""
+"""What processes of a pod send each other: one JSON object."""
 OnMessage = Callable[[int, Message], None]
 """Takes a rank and its message; the last is of the kind `ended`, with its exit `code` or why it has none."""
 
@@ -37,7 +38,7 @@ class Host(Protocol):
 BODY = "fintrader.tournament.pod_training:train_and_evaluate"
 
 
-WALL_CLOCK = ("started", "finished", "seconds", "device", "place", "attempts")
+WALL_CLOCK = ("started", "finished", "seconds", "device", "location", "attempts")
 """Fields of a result that no seed can fix."""
 
 
@@ -122,16 +123,12 @@ class PodSpec(_Record):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the spec says beyond the defaults: a result names the spec it belongs to.
-
-        Fields that a later version adds therefore leave the digests of earlier runs as they are.
-        """
-        said = self.model_dump(mode="json", exclude_defaults=True)
-        return hashlib.sha256(dump_json(said).encode()).hexdigest()
+        """SHA-256 of the record: a result names the spec it belongs to."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
 class PodResult(_Record):
-    """What came out of a pod. Written once, last."""
+    """What came out of a pod. The body fills in what it learned, the shell (`pod`) the rest. Written once, last."""
 
     pod: str
     epoch: int = 0
@@ -159,52 +156,26 @@ class PodResult(_Record):
     started: float = 0.0
     finished: float = 0.0
     seconds: float = 0.0
-    """Training and evaluation, resumed parts included where the body knows them."""
+    """Training and evaluation, resumed parts included where the body knows them; 0: let the shell take the time."""
     device: str = ""
-    place: str = ""
-    """Where it was trained: `place_of`."""
+    location: str = ""
+    """Where it was trained: `process.location_of`."""
     attempts: int = 1
 
     def reproducible(self) -> dict[str, Any]:
-        """All that must be equal between two runs of one spec: everything but times and places."""
+        """All that must be equal between two runs of one spec: everything but times and machines."""
         return self.model_dump(mode="json", exclude=set(WALL_CLOCK))
 
 
-class Draft(_Record):
-    """A trained pod that nobody has evaluated yet: what an evaluator elsewhere needs to complete its result."""
+class TrainedPod(PodResult):
+    """A pod that is trained and stored but has no score yet: an evaluator elsewhere completes it."""
 
-    pod: str
-    rest: str
-    """`package.module:function` that evaluates it."""
-    snapshot: str
-    """SHA-256 of the agent's state."""
-    rung_scores: dict[str, float | None] = Field(default_factory=dict)
-    env_steps: int = 0
-    updates: int = 0
-    started: float = 0.0
-    seconds: float | None = None
-    device: str = ""
-    place: str = ""
-    attempts: int = 1
+    evaluate: str
+    """`package.module:function` that does so; it takes the spec, a context and this."""
 
-
-@dataclass
-class PodOutput:
-    """What a body returns; the shell stores it. A policy is already in the pod's folder, as `policy.safetensors`."""
-
-    score: float | None
-    snapshot: bytes = b""
-    """Safetensors of the agent's state; empty when there is nothing to inherit."""
-    status: Literal["done", "stopped"] = "done"
-    window_scores: tuple[float | None, ...] = ()
-    rung_scores: dict[str, float | None] = field(default_factory=dict)
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    returns: tuple[float, ...] = ()
-    env_steps: int = 0
-    updates: int = 0
-    seconds: float | None = None
-    rest: str = ""
-    """`package.module:function` that evaluates it; only where `PodContext.apart` allows a body to leave that."""
+    def scored(self, **fields: Any) -> PodResult:
+        """The result, with what the evaluation came to."""
+        return PodResult.model_validate({**self.model_dump(exclude={"evaluate"}), **fields})
 
 
 @dataclass
@@ -213,9 +184,10 @@ class PodContext:
 
     run: RunFolder
     market: Path
+    mirror: Mirror | None = None
+    """The run's side in an object store, if it has one."""
     device: str = "cpu"
     """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
-    place: str = ""
     token: int | None = None
     """The orchestrator's fencing token; a pod of a superseded orchestrator publishes nothing."""
     attempt: int = 1
@@ -226,12 +198,14 @@ class PodContext:
     """The machines of a pod that spans several, this one first; the devices are then theirs, one after another."""
     store_seconds: float = 0.0
     """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
-    apart: bool = False
-    """A body may leave the last evaluation to an evaluator elsewhere, see `PodOutput.rest`."""
+    evaluate_elsewhere: bool = False
+    """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
 
 class Fenced(TournamentError):
-    """Another orchestrator has taken over; this pod's result is not wanted from here."""
+    """Another orchestrator has taken over; this process may no longer publish the pod's result."""
+
+    reason = "fenced"
 
 
 class RankLost(TournamentError):
@@ -239,7 +213,8 @@ class RankLost(TournamentError):
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
-        self.reason: Reason = reason
+        self.reason = reason
 
 
-Body = Callable[[PodSpec, PodContext], PodOutput]
+Body = Callable[[PodSpec, PodContext], PodResult]
+"""What trains a pod. It stores snapshot and policy, and returns what it learned: a result, or a `TrainedPod`."""

@@ -20,15 +20,11 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fintrader.errors import StorageDamagedError, StorageError
 from fintrader.files import file_sha256, seal, unseal, write_text
 from fintrader.storage.mirror import Mirror
-
-if TYPE_CHECKING:
-    from fintrader.tournament.spec import PodContext, PodSpec
-
+from fintrader.tournament.spec import PodSpec
 
 MARKER = ".stored.json"
 """In a pod's folder: the hash of the `state.json` that was written or read here last."""
@@ -46,10 +42,11 @@ _ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
 log = logging.getLogger("fintrader.pod")
 
 
-_kept: set[Checkpoint] = set()
+_active: set[TrainingState] = set()
+"""Of the pods that this process is at: a process that is asked to end stores them first."""
 
 
-class Checkpoint:
+class TrainingState:
     """The state of one pod, here and in the store."""
 
     def __init__(self, mirror: Mirror, pod: str, digest: str, folder: Path) -> None:
@@ -156,13 +153,13 @@ class Checkpoint:
         names = (path.name for path in self.folder.glob("fused-*.safetensors"))
         return (match for name in names if (match := _ROUND.fullmatch(name)))
 
-    def _here(self, wanted: Callable[[str], bool]) -> list[Path]:
+    def _here(self, chosen: Callable[[str], bool]) -> list[Path]:
         """The files of the state with such names, sorted."""
         found = sorted(self.folder.rglob("*"))
         return [
             path
             for path in found
-            if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and wanted(path.name) and path.is_file()
+            if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and chosen(path.name) and path.is_file()
         ]
 
 
@@ -176,47 +173,40 @@ def _hold(path: Path, copy: Path) -> None:
 
 
 @contextlib.contextmanager
-def checkpointed(mirror: Mirror | None, spec: PodSpec, context: PodContext) -> Iterator[None]:
-    """The pod's training state as the store has it, and from now on in the store every so often."""
-    if mirror is None or not context.store_seconds:
-        yield
-        return
-    checkpoint = Checkpoint(mirror, spec.pod, spec.digest, context.folder)
-    if checkpoint.restore():
+def synchronised(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> Iterator[None]:
+    """Begin with the pod's training state as the store has it, and store it every `seconds` from then on.
+
+    A store that fails does not disturb the training.
+    """
+    state = TrainingState(mirror, spec.pod, spec.digest, folder)
+    if state.restore():
         log.info("pod goes on from its stored state")
-    with kept(checkpoint, context.store_seconds):
-        yield
-
-
-@contextlib.contextmanager
-def kept(checkpoint: Checkpoint, seconds: float) -> Iterator[None]:
-    """Store the state every `seconds` for as long as this lasts. A store that fails does not disturb the training."""
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(seconds):
-            _try(checkpoint)
+            _try(state)
 
-    thread = threading.Thread(target=keep, daemon=True, name="checkpoints")
-    _kept.add(checkpoint)
+    thread = threading.Thread(target=keep, daemon=True, name="training states")
+    _active.add(state)
     thread.start()
     try:
         yield
     finally:
-        _kept.discard(checkpoint)
+        _active.discard(state)
         ended.set()
         thread.join()
 
 
-def save_kept() -> None:
+def save_all() -> None:
     """Store the state of every pod that this process is at: it is about to end."""
-    for checkpoint in list(_kept):
-        _try(checkpoint)
+    for state in list(_active):
+        _try(state)
 
 
-def _try(checkpoint: Checkpoint) -> None:
+def _try(state: TrainingState) -> None:
     try:
-        if checkpoint.save():
+        if state.save():
             log.info("pod's state is stored")
     except (StorageError, OSError) as error:
         log.warning("a pod's state could not be stored", extra={"fields": {"why": f"{type(error).__name__}: {error}"}})

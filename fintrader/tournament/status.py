@@ -10,7 +10,9 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_json, read_jsonl
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
+from fintrader.tournament import scale
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.leaderboard_index import open_or_replace
@@ -26,7 +28,7 @@ def status(run: RunFolder) -> dict[str, Any]:
 
     Raises TournamentError when the folder holds no tournament or its database is damaged.
     """
-    _require(run)
+    require_tournament(run)
     pods = read_pods(run.leaderboard)
     rows = read_leaderboard(run.leaderboard)
     events = read_jsonl(run.events)
@@ -39,21 +41,21 @@ def status(run: RunFolder) -> dict[str, Any]:
             losses[event["reason"]] = losses.get(event["reason"], 0) + 1
     at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
-    control = run.root / "control.json"
-    active, now = leases.is_held(run), time.time()
+    request = run.root / scale.FILE
+    active, now = leases.is_held(run, mirror_of(run.root)), time.time()
     return {
         "run": run.root.name,
         "active": active,
         "finished": bool(finished),
         "pods": len(pods),
         "applied": len({event["pod"] for event in events if event.get("event") == "applied"}),
-        "wanted_results": _sitting(events)[0].get("pods"),
+        "requested_results": _sitting(events)[0].get("pods"),
         "eta_seconds": _eta(events, now) if active else None,
         "states": states,
         "trials": sum(1 for pod in pods if pod["score"] is not None),
         "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
         "losses": losses,
-        "wanted_pods": read_json(control).get("pods") if control.exists() else None,
+        "requested_pods": read_json(request).get("pods") if request.exists() else None,
         "at_work": at_work,
         "leaderboard": rows,
         "ensemble": finished[-1]["members"] if finished else [],
@@ -64,20 +66,20 @@ def status(run: RunFolder) -> dict[str, Any]:
 
 def _sitting(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The event by which the orchestrator last started (empty if it never has), and what followed."""
-    for place in range(len(events) - 1, -1, -1):
-        if events[place].get("event") in ("started", "resumed"):
-            return events[place], list(events[place + 1 :])
+    for number in range(len(events) - 1, -1, -1):
+        if events[number].get("event") in ("started", "resumed"):
+            return events[number], list(events[number + 1 :])
     return {}, list(events)
 
 
 def _eta(events: Sequence[dict[str, Any]], now: float) -> float | None:
     """Seconds to the last result: those to come x (seconds so far / results so far), of this sitting."""
     begun, since = _sitting(events)
-    wanted = begun.get("pods")  # earlier versions did not say it
+    requested = begun.get("pods")
     results = sum(event.get("event") == "applied" for event in since)
-    if wanted is None or results == 0 or any(event.get("event") == "finished" for event in since):
+    if requested is None or results == 0 or any(event.get("event") == "finished" for event in since):
         return None
-    to_come = wanted - len({event["pod"] for event in events if event.get("event") == "applied"})
+    to_come = requested - len({event["pod"] for event in events if event.get("event") == "applied"})
     return float(max(0.0, to_come * (now - begun["time"]) / results)) if to_come > 0 else None
 
 
@@ -85,13 +87,13 @@ def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
     """How far a pod is, from the log it keeps itself."""
     records = read_jsonl(run.pod(pod["pod"]) / "metrics.jsonl")
     last = records[-1] if records else {}
-    wanted = pod["budget"].get("env_steps")
+    budget = pod["budget"].get("env_steps")
     steps = int(last.get("env_steps", 0))
     return {
         "pod": pod["pod"],
         "attempt": pod["attempts"],
         "env_steps": steps,
-        "share": min(1.0, steps / wanted) if wanted else None,
+        "share": min(1.0, steps / budget) if budget else None,
         "steps_per_second": last.get("steps_per_second"),
     }
 
@@ -101,7 +103,7 @@ def lineage(run: RunFolder, pod: str) -> list[dict[str, Any]]:
 
     Raises TournamentError when there is no such pod.
     """
-    _require(run)
+    require_tournament(run)
     store = RunStore(run)
     specs, results = store.specs(), store.results()
     if pod not in specs:
@@ -140,8 +142,8 @@ def rebuild(run: RunFolder) -> int:
 
     Raises TournamentError when the folder holds no tournament, or one that is running.
     """
-    _require(run)
-    with leases.acquire(run, patience_seconds=0.0):
+    require_tournament(run)
+    with leases.acquire(run, mirror_of(run.root), patience_seconds=0.0):
         return make_index(run)
 
 
@@ -154,16 +156,16 @@ def make_index(run: RunFolder) -> int:
     order = [pod for pod in dict.fromkeys(known) if pod in results]
     order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
     size = int(read_json(store.identity_path)["settings"]["leaderboard_size"])
-    board = Leaderboard(size)
+    leaderboard = Leaderboard(size)
     for pod in order:
-        submit(board, Entry(specs[pod], results[pod]))
+        submit(leaderboard, Entry(specs[pod], results[pod]))
     index, _ = open_or_replace(run.leaderboard)
     try:
-        index.rebuild(size, specs.values(), board.applied)
+        index.rebuild(size, specs.values(), leaderboard.applied)
         index.write_turn([], [], 0, list(_states(log, results)))
     finally:
         index.close()
-    return len(board.applied)
+    return len(leaderboard.applied)
 
 
 def _states(log: EventLog, results: Mapping[str, Any]) -> Iterable[tuple[str, str, int, str, str]]:
@@ -177,6 +179,7 @@ def _states(log: EventLog, results: Mapping[str, Any]) -> Iterable[tuple[str, st
     return [state for pod, state in at.items() if pod not in results]
 
 
-def _require(run: RunFolder) -> None:
+def require_tournament(run: RunFolder) -> None:
+    """Raises TournamentError when the folder holds none."""
     if not (run.root / "tournament.json").exists():
         raise TournamentError(f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,31 +13,31 @@ from rich.text import Text
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.leaderboard import Entry
 
-if TYPE_CHECKING:
-    from fintrader.tournament.orchestrator import Orchestrator
-
-
 ROWS, EVENTS = 8, 4
 
 
-_TOLD = frozenset(
+_SHOWN = frozenset(
     {"applied", "lost", "drained", "damaged", "capacity", "resumed", "no_capacity", "leaderboard_damaged"}
 )
 
 
-def render(orchestrator: Orchestrator) -> RenderableType:
-    """What the terminal shows of a tournament at this moment."""
-    progress = orchestrator.launcher.progress()
-    origins: dict[str, str] = {pod: orchestrator.specs[int(pod[1:])].origin for pod in progress}
+def render(
+    rows: Sequence[Entry],
+    metric: str,
+    progress: Mapping[str, PodProgress],
+    origins: Mapping[str, str],
+    records: Sequence[dict[str, Any]],
+) -> RenderableType:
+    """What the terminal shows: the leaderboard's rows, the pods at work and their origins, the latest events."""
     return Group(
-        leaderboard_table(orchestrator.board.rows, orchestrator.settings.metric),
+        leaderboard_table(rows, metric),
         pods_table(progress, origins),
-        *[Text(line, style="dim") for line in recent(orchestrator.log.records)],
+        *[Text(line, style="dim") for line in recent(records)],
     )
 
 
 def leaderboard_table(rows: Sequence[Entry], metric: str) -> Table:
-    """The first rows of the board."""
+    """The first rows of the leaderboard."""
     table = Table(title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "pod", "score", "algorithm", "parent", "generation", "hyper-parameters"):
         table.add_column(name, justify="right" if name in ("rank", "score", "generation") else "left", no_wrap=True)
@@ -49,7 +49,7 @@ def leaderboard_table(rows: Sequence[Entry], metric: str) -> Table:
     return table
 
 
-def pods_table(progress: dict[str, PodProgress], origins: dict[str, str]) -> Table:
+def pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
     """Pods at work: how far they are and for how long they have been."""
     table = Table(title="at work", title_justify="left", box=None, pad_edge=False)
     for name in ("pod", "origin", "device", "done", "env-steps", "for", ""):
@@ -62,9 +62,9 @@ def pods_table(progress: dict[str, PodProgress], origins: dict[str, str]) -> Tab
 
 
 def recent(records: Sequence[dict[str, Any]]) -> list[str]:
-    """The latest events worth telling, oldest first."""
-    told = [record for record in records[-50:] if record.get("event") in _TOLD]
-    return [describe(record) for record in told[-EVENTS:]]
+    """The latest events worth showing, oldest first."""
+    shown = [record for record in records[-50:] if record.get("event") in _SHOWN]
+    return [describe(record) for record in shown[-EVENTS:]]
 
 
 def describe(event: dict[str, Any]) -> str:
@@ -74,9 +74,9 @@ def describe(event: dict[str, Any]) -> str:
         case "applied" if event["score"] is None:
             return f"{pod}: failed ({event['reason'] or 'no score'})"
         case "applied":
-            place = f"rank {event['position'] + 1}" if event["position"] is not None else "off the board"
+            rank = f"rank {event['position'] + 1}" if event["position"] is not None else "off the leaderboard"
             stopped = ", stopped early" if event["status"] == "stopped" else ""
-            return f"{pod}: {event['score']:.3f}, {place}{stopped}"
+            return f"{pod}: {event['score']:.3f}, {rank}{stopped}"
         case "lost":
             return f"{pod}: lost at attempt {event['attempt']} ({event['reason']}: {event['detail'][:80]})"
         case "drained":

@@ -1,6 +1,6 @@
 """The updater: whether and where a pod's result enters the leaderboard.
 
-A board is a pure function of the sequence of results it was given, and its final rows do not even depend on their
+A leaderboard is a pure function of the sequence of results it was given, and its final rows do not even depend on their
 order, since all results are compared by one total order: score (higher first), then age (earlier pod first).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
+from typing import Any
 
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 
@@ -19,26 +20,41 @@ class Placement:
     new: bool
     """False if this (pod, epoch) had been applied before; nothing changed then."""
     position: int | None = None
-    """Its place on the board from 0, None if it did not make it."""
+    """Its row on the leaderboard from 0, None if it did not make it."""
     evicted: str | None = None
-    """The pod that lost its place."""
+    """The pod that lost its row."""
 
 
-def submit(board: Leaderboard, entry: Entry) -> Placement:
-    """Apply one result to `board`. Idempotent by (pod, epoch); ties go to the earlier pod; failed pods get no row."""
-    if entry.key in board.keys:
+def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
+    """Apply one result. Idempotent by (pod, epoch); ties go to the earlier pod; failed pods get no row."""
+    if entry.key in leaderboard.keys:
         return Placement(new=False)
-    board.keys.add(entry.key)
-    board.applied.append(entry)
-    board.failed += entry.result.status == "failed"
+    leaderboard.keys.add(entry.key)
+    leaderboard.applied.append(entry)
+    leaderboard.failed += entry.result.status == "failed"
     for share, reached in entry.result.rung_scores.items():
         if reached is not None:
-            board.rungs.setdefault((entry.spec.generation, share), []).append(reached)
+            leaderboard.rungs.setdefault((entry.spec.generation, share), []).append(reached)
     if entry.result.score is None:
         return Placement(new=True)
-    position = bisect.bisect_left(board.rows, entry.order, key=lambda row: row.order)
-    if position >= board.size:
+    position = bisect.bisect_left(leaderboard.rows, entry.order, key=lambda row: row.order)
+    if position >= leaderboard.size:
         return Placement(new=True)
-    board.rows.insert(position, entry)
-    evicted = board.rows.pop().spec.pod if len(board.rows) > board.size else None
+    leaderboard.rows.insert(position, entry)
+    evicted = leaderboard.rows.pop().spec.pod if len(leaderboard.rows) > leaderboard.size else None
     return Placement(True, position, evicted)
+
+
+def applied_event(entry: Entry, number: int, placement: Placement) -> dict[str, Any]:
+    """The event that says that a result was applied, as number `number` in all, and where it stands."""
+    return {
+        "event": "applied",
+        "pod": entry.spec.pod,
+        "epoch": entry.result.epoch,
+        "applied": number,
+        "status": entry.result.status,
+        "reason": entry.result.reason,
+        "score": entry.result.score,
+        "position": placement.position,
+        "evicted": placement.evicted,
+    }

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import PodFailure, ThreadLauncher
+from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_reason
-from fintrader.tournament.spec import Draft, PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
+from tests.engines.thread_launcher import ThreadLauncher
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,11 @@ def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
     write = os.write  # as it is before it counts as an operation
     if plan.mode not in ("none", "random"):
         chaos.install(chaos.Faults(plan.mode, plan.at, plan.mark))
-    context = PodContext(RunFolder(Path(task["run"])), Path(task["market"]), token=task["token"], apart=True)
+    context = PodContext(
+        RunFolder(Path(task["run"])), Path(task["market"]), token=task["token"], evaluate_elsewhere=True
+    )
     try:
-        evaluate_pod(PodSpec.model_validate(task["spec"]), context, Draft.model_validate(task["draft"]))
+        evaluate_pod(PodSpec.model_validate(task["spec"]), context, TrainedPod.model_validate(task["draft"]))
     except BaseException as error:
         write(said, json.dumps([failure_reason(error), f"{type(error).__name__}: {error}"]).encode())
         return 1
@@ -107,17 +110,19 @@ def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
 class ApartLauncher(ThreadLauncher):
     """Trains in threads and has the evaluation done elsewhere. A lost evaluator is a lost pod, as on Ray."""
 
-    def __init__(self, run: RunFolder, market: Path, evaluators: Evaluators, *, workers: int, token: int) -> None:
+    def __init__(
+        self, run: RunFolder, market: Path, evaluators: Evaluators, *, workers: int, token: int | None
+    ) -> None:
         super().__init__(run, market, stubs.leaving_body, workers=workers, token=token)
         self.evaluators = evaluators
 
     def _work(self, spec: PodSpec, attempt: int) -> PodResult:
-        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, apart=True)
+        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, evaluate_elsewhere=True)
         try:
             outcome = begin_pod(spec, context, self.body)
         except Exception as error:
             raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}") from error
-        if isinstance(outcome, PodResult):
+        if not isinstance(outcome, TrainedPod):
             return outcome
         ended = self.evaluators.evaluate(
             run=str(self.run.root),

@@ -27,7 +27,8 @@ import psutil
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.waiting import until
 
@@ -121,7 +122,7 @@ def install(faults: Faults) -> None:
     sqlite3.connect = lambda *args, **named: connect(*args, **{"factory": Connection, **named})  # type: ignore[assignment]
 
 
-def body(spec: PodSpec, context: PodContext) -> PodOutput:
+def body(spec: PodSpec, context: PodContext) -> PodResult:
     """A stub pod whose process strikes itself, if the environment says so."""
     return stubs.body(spec, context)
 
@@ -158,9 +159,9 @@ def race(
     **how: Any,
 ) -> Any:
     """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
-    from fintrader.tournament.launchers import ThreadLauncher
     from fintrader.tournament.run import run_tournament
     from tests.engines.races import settings
+    from tests.engines.thread_launcher import ThreadLauncher
 
     launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
     if evaluators is not None:
@@ -168,12 +169,13 @@ def race(
 
         server = Evaluators(evaluators)  # forked before there are threads, and before the lease
 
-        def launcher(_: Any, folder: RunFolder, market: Path, token: int) -> ApartLauncher:
-            return ApartLauncher(folder, market, server, workers=2, token=token)
+        def launcher(_: Any, access: Any) -> ApartLauncher:
+            return ApartLauncher(access.run, access.market, server, workers=2, token=access.token)
 
     return run_tournament(
         settings(pods=pods, workers=2, order=order, retries=50, fresh=0.2),
         folder=run,
+        mirror=mirror_of(run.root),
         market=stubs.market(run.root.parent),
         agent=stubs.StubAgent(),
         seed=5,
@@ -234,9 +236,9 @@ def killed(run: RunFolder) -> int:
 def everything(run: RunFolder) -> Any:
     """All that must not depend on what happened on the way."""
     from fintrader.results.leaderboard import canonical
-    from fintrader.tournament.store import RunStore
+    from fintrader.tournament.mirrored_store import open_store
 
-    store = RunStore(run)
+    store = open_store(run, mirror_of(run.root))
     for spec in store.specs().values():
         result = store.read_result(spec.pod)
         assert result.snapshot is not None

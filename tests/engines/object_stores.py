@@ -106,9 +106,6 @@ def gcs(patch: pytest.MonkeyPatch) -> Iterator[str]:
 def forget() -> None:
     """As a new process: no client is kept from an earlier test."""
 
-    from fintrader.storage import mirror
-
     for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
         if module in sys.modules:
             getattr(sys.modules[module], name).clear_instance_cache()
-    mirror._objects.cache_clear()

@@ -17,7 +17,7 @@ from typing import Any
 from fintrader.errors import FintraderError
 from fintrader.files import read_json, write_json
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import attach
+from fintrader.storage.mirror import attach, mirror_of
 from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.run import run_tournament
 from tests.engines.waiting import PATIENCE_SECONDS
@@ -37,6 +37,7 @@ def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, ki
         return run_tournament(
             settings(**small),
             folder=run,
+            mirror=mirror_of(run.root),
             market=stubs.market(run.root.parent),
             agent=stubs.StubAgent(),
             seed=5,
@@ -50,6 +51,7 @@ def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, ki
     return run_tournament(
         real.SETTINGS.model_copy(update=small),
         folder=run,
+        mirror=mirror_of(run.root),
         market=real.market_file(run.root.parent),
         env=real.ENV,
         agent=real.AGENT,
@@ -124,7 +126,11 @@ def main() -> None:
 
     def watch(orchestrator: Any) -> None:
         launcher = orchestrator.launcher
-        note = {"applied": len(orchestrator.board.applied), "pods": launcher.processes(), "nodes": launcher.nodes()}
+        note = {
+            "applied": len(orchestrator.leaderboard.applied),
+            "pods": launcher.processes(),
+            "nodes": launcher.nodes(),
+        }
         write_json(note_of(run), {**note, "capacity": launcher.capacity(), "done": orchestrator.finished})
 
     try:

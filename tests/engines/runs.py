@@ -18,9 +18,9 @@ import yaml
 from fintrader.cli import main
 from fintrader.pipeline import RunConfig
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.settings import TournamentSettings
+from tests.engines.thread_launcher import ThreadLauncher
 
 TINY: dict[str, Any] = {
     "seed": 1,

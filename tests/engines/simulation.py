@@ -307,7 +307,7 @@ def simulate(
     pending = list(kill_after)
 
     def watch(orchestrator: Orchestrator) -> None:
-        applied = orchestrator.board.applied
+        applied = orchestrator.leaderboard.applied
         for entry in applied[len(outcome.applied) :]:
             outcome.applied.setdefault(entry.spec.pod, clock.time)
         if len(orchestrator.running) > world.gpus:

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +17,8 @@ from fintrader.errors import TrainingError
 from fintrader.files import write_bytes, write_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
-from fintrader.tournament.store import RunStore
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 
 if TYPE_CHECKING:  # keeps torch out of the stub pods' processes
     from fintrader.tournament.settings import TournamentSettings
@@ -41,22 +40,19 @@ class OtherAgent(Settings):
     gamma: float = Field(0.9, ge=0, le=1)
 
 
-def body(spec: PodSpec, context: PodContext) -> PodOutput:
+def body(spec: PodSpec, context: PodContext) -> PodResult:
     """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}. `wait` is over when
     its file is gone (`release`)."""
     return evaluated(spec, context, _trained(spec, context))
 
 
-def leaving_body(spec: PodSpec, context: PodContext) -> PodOutput:
+def leaving_body(spec: PodSpec, context: PodContext) -> PodResult:
     """As `body`, but leaves the evaluation to others where it may; what comes out is the same."""
     trained = _trained(spec, context)
-    if context.apart:
-        trained.rest = "tests.engines.stubs:evaluated"
-        return trained
-    return evaluated(spec, context, trained)
+    return trained if context.evaluate_elsewhere else evaluated(spec, context, trained)
 
 
-def _trained(spec: PodSpec, context: PodContext) -> PodOutput:
+def _trained(spec: PodSpec, context: PodContext) -> TrainedPod:
     if context.store_seconds:  # as if it had been trained for a while
         write_bytes(context.folder / "state.safetensors", b"half of " + spec.pod.encode())
     seconds = float(os.environ.get("STUB_SECONDS", "0"))
@@ -64,36 +60,37 @@ def _trained(spec: PodSpec, context: PodContext) -> PodOutput:
         context.report(step / 4, step * 25, "working")
         _fault(context.run, spec.pod, step)
         time.sleep(seconds / 4)
-    inherited = RunStore(context.run).get(spec.snapshot) if spec.snapshot else b"founder"
+    store = open_store(context.run, context.mirror)
+    inherited = store.get(spec.snapshot) if spec.snapshot else b"founder"
     own = json.dumps([spec.seed, spec.agent], sort_keys=True).encode()
     snapshot = hashlib.sha256(inherited + own).digest()
     (context.folder / "metrics.jsonl").write_text('{"update": 1}\n')
-    return PodOutput(
-        score=None,
-        snapshot=b"snapshot of " + snapshot,
+    return TrainedPod(
+        pod=spec.pod,
+        status="done",
+        evaluate="tests.engines.stubs:evaluated",
+        snapshot=store.put(b"snapshot of " + snapshot),
         rung_scores={str(share): _number(snapshot) for share in spec.rungs},
         env_steps=100,
         updates=1,
-        seconds=0.0,
     )
 
 
-def evaluated(spec: PodSpec, context: PodContext, output: PodOutput) -> PodOutput:
+def evaluated(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
     """Complete a trained pod from its snapshot alone: its policy is stored, its score is arithmetic.
 
     Faults come from `faults/<pod>-evaluation`.
     """
     _fault(context.run, f"{spec.pod}-evaluation", 2)
-    snapshot = output.snapshot.removeprefix(b"snapshot of ")
+    stored = open_store(context.run, context.mirror).get(str(trained.snapshot))
+    snapshot = stored.removeprefix(b"snapshot of ")
     number = _number(snapshot)
     write_bytes(context.folder / "policy.safetensors", b"policy of " + snapshot)
-    return replace(
-        output,
+    return trained.scored(
         score=round(number, 2),  # coarse, so that there are ties
         window_scores=(number,),
         metrics={"sharpe": number, "calmar": None},
         returns=tuple((byte - 127.5) / 10_000 for byte in snapshot),
-        rest="",
     )
 
 
@@ -135,18 +132,18 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
 
 
 def _linger(seconds: float) -> None:
-    """Have the Ray task of this pod go on for a while after its last word."""
+    """Have the Ray task of this pod go on for a while after its last message."""
     from fintrader.tournament.launchers.ray import tasks as task
 
     class Slow(tuple[str, ...]):
         def __contains__(self, kind: object) -> bool:
             if not super().__contains__(kind):
                 return False
-            task.LAST_WORDS = tuple(self)
+            task.LAST_MESSAGES = tuple(self)
             time.sleep(seconds)
             return True
 
-    task.LAST_WORDS = Slow(task.LAST_WORDS)  # type: ignore[assignment]
+    task.LAST_MESSAGES = Slow(task.LAST_MESSAGES)  # type: ignore[assignment]
 
 
 def plant(run: RunFolder, pod: str, kind: str, times: int = 1) -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.run import TournamentResult, run_tournament
 from tests.engines import stubs
 from tests.engines.races import settings
+from tests.engines.thread_launcher import ThreadLauncher
 
 Race = Callable[..., TournamentResult]
 
@@ -46,6 +47,7 @@ def race(tmp_path: Path) -> Race:
         return run_tournament(
             settings(workers=workers, **changes),
             folder=folder,
+            mirror=mirror_of(folder.root),
             market=stubs.market(tmp_path),
             agent=stubs.StubAgent(),
             seed=seed,

@@ -120,7 +120,7 @@ def test_an_undisturbed_evaluation_elsewhere_changes_nothing(tmp_path: Path, und
 
 def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
     run = RunFolder(tmp_path / "run")
-    with lease.acquire(run) as held:
+    with lease.acquire(run, None) as held:
         assert lease.is_held(run)
         assert forked(run, PODS).status == REFUSED
         held.check()
@@ -135,9 +135,9 @@ def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
     from fintrader.tournament.spec import Fenced, PodContext
 
     run = RunFolder(tmp_path / "run")
-    with lease.acquire(run) as old:
+    with lease.acquire(run, None) as old:
         pass
-    with lease.acquire(run) as new:
+    with lease.acquire(run, None) as new:
         with pytest.raises(TournamentError, match="taken over"):
             old.check()
         shutil.copytree(_specs(tmp_path), run.pods)

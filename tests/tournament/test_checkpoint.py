@@ -15,11 +15,11 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament import pod_training as bodies
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.spec import PodContext
-from fintrader.tournament.state_sync import Checkpoint
-from fintrader.tournament.store import RunStore
+from fintrader.tournament.state_sync import TrainingState
 from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
 from tests.engines.waiting import PATIENCE_SECONDS, until
@@ -72,8 +72,8 @@ def test_another_machine_goes_on_in_the_middle(
     with object_stores.s3(monkeypatch):
         url = "s3://bucket/runs/run" if kind == "s3" else f"file://{tmp_path}/store/run"
         first = RunFolder(working_copy(url, tmp_path / "first"))
-        RunStore(first).write_spec(spec)
-        RunStore(first).settle()
+        open_store(first, mirror_of(first.root)).write_spec(spec)
+        open_store(first, mirror_of(first.root)).settle()
 
         def strike(share: float, env_steps: int, note: str) -> None:
             if share > 0.5:
@@ -82,16 +82,18 @@ def test_another_machine_goes_on_in_the_middle(
                 raise Struck
 
         with pytest.raises(Struck):
-            run_pod(spec, PodContext(first, market, report=strike, store_seconds=0.02))
+            run_pod(spec, PodContext(first, market, mirror_of(first.root), report=strike, store_seconds=0.02))
         shutil.rmtree(tmp_path / "first")
 
         second = RunFolder(working_copy(url, tmp_path / "second"))
         told.clear()
-        result = run_pod(spec, PodContext(second, market, attempt=2, report=report, store_seconds=60.0))
+        result = run_pod(
+            spec, PodContext(second, market, mirror_of(second.root), attempt=2, report=report, store_seconds=60.0)
+        )
         assert begin < 0.1
         assert told[0][0] > 0.5  # it did not start over
         assert result.reproducible() == undisturbed.reproducible()
-        assert RunStore(second).get(str(result.snapshot))
+        assert open_store(second, mirror_of(second.root)).get(str(result.snapshot))
         records = read_jsonl(second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl"))
         assert [record["update"] for record in records] == list(range(1, len(records) + 1))
         left = [name for name in Objects(url).names("pods") if "/state" in name]
@@ -109,14 +111,14 @@ def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_
     assert [name for name in store.names("pods") if "/state" in name] == ["pods/p0007/state/0123"]  # it may yet run
 
 
-def checkpoint(folder: Path, url: str) -> tuple[Checkpoint, Path]:
+def checkpoint(folder: Path, url: str) -> tuple[TrainingState, Path]:
     home = folder / "run"
     attach(home, url)
     mirror = mirror_of(home)
     assert isinstance(mirror, Mirror)
     pod = home / "pods" / "p0000"
     pod.mkdir(parents=True, exist_ok=True)
-    return Checkpoint(mirror, "p0000", "digest", pod), pod
+    return TrainingState(mirror, "p0000", "digest", pod), pod
 
 
 def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
     assert (here / "rank-1.log").is_file()
 
     store = Objects(url)
-    stranger = Checkpoint(two_mirror(tmp_path), "p0000", "another spec", there)
+    stranger = TrainingState(two_mirror(tmp_path), "p0000", "another spec", there)
     (there / ".stored.json").unlink()
     assert not stranger.restore()
     store.put(f"pods/p0000/state/{stored(url, 'p0000')['state.safetensors']}", b"damaged")
@@ -167,17 +169,16 @@ def two_mirror(folder: Path) -> Mirror:
 def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store/run"
     run = RunFolder(tmp_path / "run")
-    attach(run.root, url)
+    mirror = attach(run.root, url)
     stubs.plant(run, "p0000", "wait")
     local = LocalLauncher(
-        run,
-        run.root / "market",
+        RunAccess(run, run.root / "market", mirror),
         body="tests.engines.stubs:body",
         slots=lambda: [Slot("a")],
         store_seconds=3600.0,
     )
     try:
-        RunStore(run).keep_market("", stubs.market(run.root))
+        open_store(run, mirror).keep_market("", stubs.market(run.root))
         future = local.submit(stub_spec(0))
         until(lambda: bool(local.progress()["p0000"].note))
         until(lambda: (run.pod("p0000") / "state.safetensors").exists())

@@ -15,7 +15,7 @@ from fintrader.tournament.fusion.threads import average
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file
 
@@ -26,7 +26,7 @@ def fused_spec(**changes: object) -> PodSpec:
     return breeder.fresh(0, Leaderboard(4))
 
 
-def run(folder: Path, spec: PodSpec, device: str = "cpu") -> tuple[PodOutput, PodContext]:
+def run(folder: Path, spec: PodSpec, device: str = "cpu") -> tuple[PodResult, PodContext]:
     context = PodContext(RunFolder(folder), market_file(folder), device=device)
     context.folder = context.run.pod(spec.pod)
     context.folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> No
     output, context = run(tmp_path, spec)
     assert output.env_steps == 384
     states = [fusion.read_agent_state(context.folder / "round-2" / f"replica-{k}") for k in range(2)]
-    final = load(output.snapshot)
+    final = load(RunStore(context.run).get(str(output.snapshot)))
     # a matrix of weights: the counts of the normalisers are equal, and a loaded file has no order of its own
     weight = min(name for name in final if name.startswith("modules.policy") and final[name].ndim == 2)
     assert not torch.equal(states[0][weight], states[1][weight])
@@ -107,8 +107,8 @@ def test_a_child_inherits_what_was_fused(tmp_path: Path) -> None:
     spec = fused_spec(halving=0.5, halving_rungs=(0.5,))
     parent, context = run(tmp_path, spec)
     assert set(parent.rung_scores) == {"0.5"}
-    digest = RunStore(context.run).put(parent.snapshot)
-    child = spec.model_copy(update={"pod": "p0001", "index": 1, "seed": 9, "snapshot": digest, "replicas": 1})
+    child = spec.model_copy(update={"pod": "p0001", "index": 1, "seed": 9, "snapshot": parent.snapshot, "replicas": 1})
     output, _ = run(tmp_path, child)
     assert output.snapshot != parent.snapshot
-    assert set(load(output.snapshot)) == set(load(parent.snapshot))
+    store = RunStore(context.run)
+    assert set(load(store.get(str(output.snapshot)))) == set(load(store.get(str(parent.snapshot))))

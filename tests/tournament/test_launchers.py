@@ -13,23 +13,22 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot, cuda_devices, slots_of
 from fintrader.tournament.launchers.local import _cause, _oom_kills
-from fintrader.tournament.spec import PodContext, PodOutput, PodResult, PodSpec
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.waiting import PATIENCE_SECONDS, until
 
 
-def which(spec: PodSpec, context: PodContext) -> PodOutput:
+def which(spec: PodSpec, context: PodContext) -> PodResult:
     """A body that tells where it ran."""
     if spec.hyper.get("print"):
         print('{"kind": "done", "pod": "' + spec.pod + '"}', flush=True)  # must not be taken for the worker's own words
-    output = stubs.body(spec, context)
-    output.metrics = {"pid": float(os.getpid())}
+    result = stubs.body(spec, context)
     threads, visible = os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     (context.folder / "where.txt").write_text(f"{threads} {visible} {context.device}")
-    return output
+    return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
 
 
 def spec(index: int, **hyper: object) -> PodSpec:
@@ -40,9 +39,9 @@ def spec(index: int, **hyper: object) -> PodSpec:
 
 
 def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
-    places = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
+    own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
     body = "tests.tournament.test_launchers:which"
-    return LocalLauncher(run, run.root / "market", body=body, slots=lambda: places, **more)  # type: ignore[arg-type]
+    return LocalLauncher(RunAccess(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path)
 
 def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
     local = launcher(RunFolder(tmp_path), [Slot("x"), Slot("y")], workers=5)
-    assert [slot.name for slot in local.places()] == ["x", "y", "x.1", "y.1", "x.2"]
+    assert [slot.name for slot in local.slots()] == ["x", "y", "x.1", "y.1", "x.2"]
     local.resize(1)
     assert local.capacity() == 1
     assert launcher(RunFolder(tmp_path), []).capacity() == 0
@@ -202,10 +201,10 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
 def test_exit_statuses_in_words(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("one\ntwo\n")
-    assert _cause(-9, log, starved=False) == ("killed", "killed by signal 9")
-    assert _cause(-9, log, starved=True)[0] == "oom"
-    assert _cause(-15, log, starved=True) == ("killed", "killed by signal 15; one | two")
-    assert _cause(3, tmp_path / "none", starved=False) == ("error", "exited with status 3; ")
+    assert _cause(-9, log, out_of_memory=False) == ("killed", "killed by signal 9")
+    assert _cause(-9, log, out_of_memory=True)[0] == "oom"
+    assert _cause(-15, log, out_of_memory=True) == ("killed", "killed by signal 15; one | two")
+    assert _cause(3, tmp_path / "none", out_of_memory=False) == ("error", "exited with status 3; ")
     assert _oom_kills() >= 0
 
 

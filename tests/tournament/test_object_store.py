@@ -16,7 +16,8 @@ from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.launchers import RunAccess
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.replay import compare
 from fintrader.tournament.spec import Fenced, PodContext
@@ -24,6 +25,7 @@ from fintrader.tournament.status import lineage, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, REFUSED, Faults, everything, forked
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament.conftest import Race
 
 PODS = 5
@@ -142,7 +144,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, race: Rac
     told = [event["event"] for event in read_jsonl(run.events)]
     spec = RunStore(run).read_spec("p0000").model_copy(update={"pod": "p0002", "index": 2})
     with pytest.raises(Fenced):
-        run_pod(spec, PodContext(run, tmp_path, token=late.token), stubs.body)
+        run_pod(spec, PodContext(run, tmp_path, mirror_of(run.root), token=late.token), stubs.body)
     assert "pods/p0002/result.json" not in store.names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
     mirror = mirror_of(run.root)
@@ -282,20 +284,20 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "token": leases.newest(Objects(url)),
         "attempt": 1,
         "body": "tests.engines.stubs:body",
-        "apart": False,
-        "draft": None,
+        "evaluate_elsewhere": False,
+        "trained": None,
         "inside": "control/",
         "store_seconds": 60.0,
     }
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    node._work({**task, "store": None}, said)
+    node._work({**task, "mirror": None}, said)
     word = said.get()
     assert word["kind"] == "failed"
     assert "or the run in a store" in word["detail"]
-    node._work({**task, "store": url}, said)
+    node._work({**task, "mirror": {"url": url, "inside": "control/"}}, said)
     words = [said.get() for _ in range(said.qsize())]
     assert words[-1]["kind"] == "done", words[-1]
-    assert RunStore(run).has_result("p0003")
+    assert open_store(run, mirror_of(run.root)).has_result("p0003")
     assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
 
 
@@ -307,8 +309,8 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, race: 
     attach(run.root, url)
     node = RunFolder(working_copy(url, tmp_path / "node"))
 
-    def far(settings: Any, folder: RunFolder, market: Path, token: int) -> ThreadLauncher:
-        return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=token)
+    def far(settings: Any, access: RunAccess) -> ThreadLauncher:
+        return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=access.token)
 
     race("run", **how, how={"launcher": far})
     assert compare(plain.folder, run) == []

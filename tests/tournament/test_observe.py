@@ -21,7 +21,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.prometheus import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.waiting import PATIENCE_SECONDS
@@ -77,7 +77,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race: Race, tmp_path: Path, 
 
     with endpoint.watching("run", wanted) as watch:
 
-        def body(spec: PodSpec, context: PodContext) -> PodOutput:
+        def body(spec: PodSpec, context: PodContext) -> PodResult:
             if spec.pod != "p0005":
                 return stubs.body(spec, context)
             context.report(0.5, 50, "half way")

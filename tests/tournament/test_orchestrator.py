@@ -9,14 +9,15 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import ThreadLauncher, cuda_devices
-from fintrader.tournament.run import Orchestrator
+from fintrader.tournament.launchers import cuda_devices
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.scale import scale
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.races import ORDER
 from tests.engines.stubs import plant
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament.conftest import Race
 
 
@@ -117,7 +118,7 @@ def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path
     applied: list[int] = []
 
     def watch(orchestrator: Orchestrator) -> None:
-        applied.append(len(orchestrator.board.applied))
+        applied.append(len(orchestrator.leaderboard.applied))
         if applied[-1] == 15 or orchestrator.reconciles > 4000:  # minutes: they do wait
             stubs.release(orchestrator.store.run, ["p0001"])
 
@@ -151,7 +152,7 @@ def test_many_failures_at_once_do_not_end_what_others_still_try(race: Race, tmp_
     plant(RunFolder(tmp_path / "a"), "p0007", "wait")
 
     def watch(orchestrator: Orchestrator) -> None:
-        if len(orchestrator.board.applied) == 7:
+        if len(orchestrator.leaderboard.applied) == 7:
             stubs.release(orchestrator.store.run, ["p0007"])
 
     assert race("a", pods=8, order=ORDER, workers=8, retries=0, how={"watch": watch}).trials == 1
@@ -168,7 +169,7 @@ def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path
 def test_no_capacity_is_said_at_once_and_harms_nothing(race: Race, tmp_path: Path) -> None:
     with pytest.raises(TournamentError, match="no capacity"):
         race("a", pods=2, processes=True, devices=("cuda:0",))
-    (tmp_path / "a" / "control.json").write_text('{"pods": 0}')  # as good as none
+    (tmp_path / "a" / "scale.json").write_text('{"pods": 0}')  # as good as none
     assert race("a", pods=2).trials == 2
 
 

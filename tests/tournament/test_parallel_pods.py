@@ -22,7 +22,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.tournament.test_real_pods import ENV, SETTINGS, market_file
 
@@ -40,7 +40,7 @@ def spec_of(agent: Any) -> PodSpec:
     return Generator(settings, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash="").fresh(0, Leaderboard(4))
 
 
-def run(folder: Path, spec: PodSpec, kill_at: float | None = None) -> tuple[PodOutput, PodContext]:
+def run(folder: Path, spec: PodSpec, kill_at: float | None = None) -> tuple[PodResult, PodContext]:
     def report(share: float, env_steps: int, note: str) -> None:
         if kill_at is not None and share >= kill_at:
             raise Killed
@@ -78,12 +78,13 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
         assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners)
     else:
         assert isinstance(made, PipelinedAgent)
-    state = load(whole.snapshot)
+    stored = RunStore(context.run).get(str(whole.snapshot))
+    state = load(stored)
     policy = load_policy(context.folder / "policy.safetensors").state_dict()
     assert all(torch.equal(tensor, state[f"modules.policy.{name}"]) for name, tensor in policy.items())
     # a child begins with its parent's networks and moments
     run_folder = tmp_path / "child"
-    digest = RunStore(RunFolder(run_folder)).put(whole.snapshot)
+    digest = RunStore(RunFolder(run_folder)).put(stored)
     run(run_folder, spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": digest}))
     began = trained[-1][1]
     inherited = [name for name in state if name.startswith(("modules.", "optimisers."))]

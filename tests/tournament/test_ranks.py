@@ -23,25 +23,19 @@ from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
-from fintrader.tournament.fusion.coordinator import (
-    LOOPBACK,
-    LocalHost,
-    Message,
-    OnMessage,
-    RankGroup,
-    interface_of,
-    places_of,
-)
+from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
 from fintrader.tournament.fusion.threads import average, home_of, read_round
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import cuda_devices, slots_of
 from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import failure_reason, run_pod
-from fintrader.tournament.pod_training import maker, train_and_evaluate
+from fintrader.tournament.pod_building import maker
+from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.run import run_tournament
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext, PodSpec, RankLost
+from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file
 from tests.tournament.test_fusion import fused_spec, run
@@ -146,17 +140,17 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url, spec = f"file://{tmp_path}/store/run", fused_spec().model_copy(update={"data_hash": "digest"})
     here = RunFolder(tmp_path / "run")
-    attach(here.root, url)
+    mirror = attach(here.root, url)
     alone, _ = run(tmp_path / "alone", spec)
 
     class Elsewhere:
         address = ""
 
-        def start(self, ranks: list[Message], hear: OnMessage) -> None:
+        def start(self, ranks: list[Message], on_message: OnMessage) -> None:
             def carry() -> None:
-                for word in nodes.serve(task, ranks):
-                    if "rank" in word:
-                        hear(word.pop("rank"), word)
+                for message in nodes.serve_ranks(task, ranks):
+                    if "rank" in message:
+                        on_message(message.pop("rank"), message)
 
             self.thread = threading.Thread(target=carry, daemon=True)
             self.thread.start()
@@ -165,16 +159,16 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatc
             self.thread.join()
 
     with hold(Objects(url)) as lease:
-        RunStore(here).keep_market("digest", market_file(tmp_path))
+        open_store(here, mirror).keep_market("digest", market_file(tmp_path))
         task = {
             "spec": spec.model_dump(mode="json"),
             "run": "/nowhere/run",
             "market": "/nowhere/market.safetensors",
-            "store": url,
-            "inside": "",
+            "mirror": mirror.address,
             "token": lease.token,
         }
-        context = PodContext(here, market_file(tmp_path), device="cpu/cpu", hosts=[LocalHost(), Elsewhere()])
+        context = PodContext(here, market_file(tmp_path), mirror=mirror, device="cpu/cpu")
+        context.hosts = [LocalHost(), Elsewhere()]
         context.folder = here.pod(spec.pod)
         context.folder.mkdir(parents=True)
         spread = train_and_evaluate(spec, context)
@@ -186,7 +180,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatc
 
 def test_backends() -> None:
     def backend(*devices: str, hosts: int = 1) -> str:
-        return ranks.backend_of(places_of(devices, hosts))
+        return ranks.backend_of(rank_addresses(devices, hosts))
 
     assert backend("cuda:0", "cuda:1") == "nccl"
     assert backend("cuda:0", "cuda:0") == "gloo"  # NCCL refuses two ranks on one GPU
@@ -198,8 +192,8 @@ def test_backends() -> None:
 def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
-    crew = RankGroup(fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [LocalHost()])
-    port = crew.store.port
+    group = RankGroup(fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [LocalHost()])
+    port = group.store.port
     bound = [entry.laddr.ip for entry in psutil.Process().net_connections() if entry.laddr.port == port]
     assert set(bound) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert "127.0.0.1" in bound
@@ -225,10 +219,10 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
     count = max(1, min(2, torch.cuda.device_count()))
     spec: PodSpec = fused_spec(fusions=2)
     devices = [torch.device(f"cuda:{number}") for number in range(count)]
-    assert ranks.backend_of(places_of([str(device) for device in devices], 1)) == "nccl"
+    assert ranks.backend_of(rank_addresses([str(device) for device in devices], 1)) == "nccl"
     context = PodContext(RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000")
     context.folder.mkdir(parents=True)
-    learner = ranks.Ranked(spec, context, devices, maker(spec, context))
+    learner = ranks.ProcessFusion(spec, context, devices, maker(spec, context))
     try:
         learner.advance(Budget.model_validate(spec.budget), 1.0, lambda progress: None)
     finally:
@@ -243,6 +237,6 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
 def test_two_ranks_share_one_gpu_over_gloo(tmp_path: Path) -> None:
-    output, _ = run(tmp_path, fused_spec(), device="cuda:0/cuda:0")
+    output, context = run(tmp_path, fused_spec(), device="cuda:0/cuda:0")
     assert output.env_steps == 384
-    assert load(output.snapshot)
+    assert load(RunStore(context.run).get(str(output.snapshot)))

@@ -17,14 +17,15 @@ from fintrader.config import validate
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import RaySettings, ThreadLauncher
-from fintrader.tournament.launchers.ray.cluster import connect, fits, is_loopback, knock
+from fintrader.tournament.launchers import RaySettings
+from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits, is_loopback
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.replay import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.test_checkpoint import stored
 
@@ -273,7 +274,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
 ) -> None:
     from fintrader.tournament.launchers.ray import cluster
 
-    assert knock(nodes.address) == "open"
+    assert authentication_of(nodes.address) == "open"
     assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(cluster._node_addresses(nodes.address))
     joined: list[str] = []
     monkeypatch.setattr(cluster, "_init", lambda ray, address, **more: bool(joined.append(address)) or True)
@@ -294,7 +295,7 @@ def test_a_cluster_with_a_token_wants_it(
     monkeypatch.setenv("HOME", str(tmp_path))  # where a token might lie
     token = "a-token-of-the-test-and-of-nothing-else"
     cluster = started(Nodes(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token))
-    assert knock(cluster.address) == "closed"
+    assert authentication_of(cluster.address) == "closed"
     with pytest.raises(TournamentError, match=r"wants a token.*RAY_AUTH_TOKEN"):
         connect(RaySettings(address=cluster.address))
     folder = tmp_path / ".ray"

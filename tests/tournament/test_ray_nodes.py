@@ -14,7 +14,7 @@ from fintrader.errors import ConfigError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.fusion.threads import home_of
-from fintrader.tournament.launchers import RaySettings, ThreadLauncher, on_ray
+from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
 from fintrader.tournament.launchers.ray.launcher import devices
 from fintrader.tournament.pod_training import train_and_evaluate
@@ -23,6 +23,7 @@ from fintrader.tournament.store import RunStore
 from tests.engines.races import market_file, settings
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import until
 from tests.tournament.test_ranks import rank_process
 from tests.tournament.test_ray import _files
@@ -128,6 +129,6 @@ def test_devices_of_a_pod() -> None:
 
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
-        on_ray(RaySettings(nodes=3))(settings(replicas=2), RunFolder(tmp_path), tmp_path, 1)
+        on_ray(RaySettings(nodes=3))(settings(replicas=2), RunAccess(RunFolder(tmp_path), tmp_path))
     with pytest.raises(ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"):
-        on_ray(RaySettings(gpus=2))(settings(), RunFolder(tmp_path), tmp_path, 1)
+        on_ray(RaySettings(gpus=2))(settings(), RunAccess(RunFolder(tmp_path), tmp_path))

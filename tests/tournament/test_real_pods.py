@@ -18,12 +18,12 @@ from fintrader.files import read_json
 from fintrader.results.leaderboard import canonical, read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
-from fintrader.tournament.launchers import ThreadLauncher
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.run import TournamentResult, run_tournament
 from fintrader.tournament.spec import PodContext, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import until
 from tests.factories import make_market
 

@@ -25,7 +25,7 @@ from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.leaderboard_index import Entry
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.process import place_of
+from fintrader.tournament.process import location_of
 from fintrader.tournament.schedulers import Generational, Replay, Submission
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
@@ -349,8 +349,8 @@ def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path: Path, m
     run = RunFolder(tmp_path)
     spec = breeder().fresh(0, Leaderboard(4))
     result = run_pod(spec, PodContext(run, tmp_path, device="cuda:0"), stubs.body)
-    assert result.place == f"{socket.gethostname()} cuda:0 (GPU 3)"
-    assert place_of("cpu") == f"{socket.gethostname()} cpu"
+    assert result.location == f"{socket.gethostname()} cuda:0 (GPU 3)"
+    assert location_of("cpu") == f"{socket.gethostname()} cpu"
     assert "place" not in result.reproducible()
 
 

@@ -11,8 +11,7 @@ import pytest
 from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.leaderboard_index import Entry
+from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.updater import submit
 from tests.engines.simulation import Simulated, World, simulate
@@ -122,7 +121,7 @@ def test_a_turn_does_not_read_the_history(tmp_path: Path) -> None:
     reads: list[tuple[int, int]] = []
 
     def look(orchestrator: Any, now: float) -> bool:
-        board = orchestrator.board
+        board = orchestrator.leaderboard
         if not isinstance(board.applied, Counting):
             counting = Counting()
             counting.extend(board.applied)

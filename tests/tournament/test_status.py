@@ -22,17 +22,17 @@ from fintrader.results.leaderboard import canonical
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
-from fintrader.tournament.launchers import ThreadLauncher
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.replay import compare, replay
-from fintrader.tournament.run import Orchestrator
-from fintrader.tournament.scale import Control, prospect, scale
-from fintrader.tournament.spec import PodContext, PodOutput, PodSpec
+from fintrader.tournament.scale import ScaleRequest, effect, scale
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.status import lineage, rebuild, status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
 from tests.engines import stubs
 from tests.engines.races import ORDER, settings
 from tests.engines.stubs import plant
+from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS
 from tests.tournament.conftest import Race
 
@@ -90,7 +90,7 @@ def test_the_database_is_only_an_index(race: Race, order: str) -> None:
         status(run)
     assert rebuild(run) == 7
     assert canonical(run.leaderboard) == before
-    with lease.acquire(run), pytest.raises(TournamentError, match="another process"):
+    with lease.acquire(run, None), pytest.raises(TournamentError, match="another process"):
         rebuild(run)
 
 
@@ -109,8 +109,8 @@ def test_replay_is_byte_equal(race: Race, tmp_path: Path, changes: dict[str, obj
     target = RunFolder(tmp_path / "b")
     replay(
         first.folder,
-        target,
         settings(pods=12, **changes),
+        folder=target,
         market=tmp_path / "market.safetensors",
         agent=stubs.StubAgent(),
         seed=1,
@@ -130,10 +130,10 @@ def test_what_cannot_be_replayed_says_so(race: Race, tmp_path: Path) -> None:
     plant(RunFolder(tmp_path / "a"), "p0000", "boom", times=9)
     run = race("a", pods=4, retries=0).folder
     with pytest.raises(TournamentError, match="lost p0000"):
-        replay(run, RunFolder(tmp_path / "b"), settings(pods=4), market=tmp_path)
+        replay(run, settings(pods=4), folder=RunFolder(tmp_path / "b"), market=tmp_path)
     shutil.rmtree(run.pod("p0003"))
     with pytest.raises(TournamentError, match="not finished"):
-        replay(run, RunFolder(tmp_path / "b"), settings(pods=4), market=tmp_path)
+        replay(run, settings(pods=4), folder=RunFolder(tmp_path / "b"), market=tmp_path)
 
 
 def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
         if turn == 6:
             release.set()
 
-    def waiting(spec: PodSpec, context: PodContext) -> PodOutput:
+    def waiting(spec: PodSpec, context: PodContext) -> PodResult:
         assert release.wait(PATIENCE_SECONDS)
         return stubs.body(spec, context)
 
@@ -175,7 +175,7 @@ def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) 
         most = max(most, len(orchestrator.running))
         if not told:
             scale(run, 6)
-            told.append(prospect(run, 6))
+            told.append(effect(run, 6))
 
     race(pods=12, how={"watch": control})
     assert most <= 2
@@ -191,21 +191,21 @@ def test_scaling_what_nobody_races_promises_nothing(race: Race, tmp_path: Path) 
     generations = {"scheduler": "generational", "population": 4, "survivors": 2}
     finished = race("a", pods=2, order=ORDER).folder
     bred = race("b", pods=4, **generations).folder
-    assert prospect(finished, 6).startswith("finished, so nothing is at work")
-    assert prospect(finished, 6).endswith(": 6 pods")
-    assert "as many pods as its settings say" in prospect(finished, None)
-    assert "6 pods, but at most 4: `population: 4`" in prospect(bred, 6)
-    assert prospect(bred, 1).endswith(": 1 pod")
+    assert effect(finished, 6).startswith("finished, so nothing is at work")
+    assert effect(finished, 6).endswith(": 6 pods")
+    assert "as many pods as its settings say" in effect(finished, None)
+    assert "6 pods, but at most 4: `population: 4`" in effect(bred, 6)
+    assert effect(bred, 1).endswith(": 1 pod")
     lines = finished.events.read_text().splitlines(keepends=True)
     finished.events.write_text("".join(line for line in lines if '"finished"' not in line))
-    assert prospect(finished, 6) == "nothing is at work now; once the run is resumed by its own command: 6 pods"
+    assert effect(finished, 6) == "nothing is at work now; once the run is resumed by its own command: 6 pods"
 
 
 def test_the_command_says_what_will_happen(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
     run = race(pods=2, order=ORDER).folder
     cli.main(["scale", str(run.root), "--pods", "6"])
     assert "finished, so nothing is at work" in capsys.readouterr().out
-    assert Control(run).changed()
+    assert ScaleRequest(run).changed()
 
 
 def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
@@ -220,7 +220,7 @@ def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
     assert rated
     for report in rated:
         begun = next(event["time"] for event in read_jsonl(run.events) if event["event"] == "started")
-        assert 0 < report["applied"] < report["wanted_results"] == 6
+        assert 0 < report["applied"] < report["requested_results"] == 6
         rate = report["applied"] / (report["now"] - begun)
         assert report["eta_seconds"] == pytest.approx((6 - report["applied"]) / rate)
     assert all(report["eta_seconds"] is None for report in seen if report["applied"] in (0, 6))
@@ -236,7 +236,7 @@ def test_the_time_left_counts_this_sitting_only(
     events = [{"event": "resumed", "time": began, "pods": 9}, {"event": "applied", "time": began + 5, "pod": "p0004"}]
     with run.events.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events[:1])
-    with lease.acquire(run):
+    with lease.acquire(run, None):
         assert status(run)["eta_seconds"] is None, "no result yet"
         with run.events.open("a") as file:
             file.writelines(json.dumps(event) + "\n" for event in events[1:])
@@ -275,7 +275,7 @@ def test_scale_refuses_nonsense_and_control_survives_damage(race: Race, tmp_path
         scale(run, 0)
     with pytest.raises(TournamentError, match="no tournament"):
         scale(RunFolder(tmp_path / "none"), 3)
-    control = Control(run)
+    control = ScaleRequest(run)
     assert not control.changed()
     scale(run, 5)
     assert control.changed()

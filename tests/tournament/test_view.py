@@ -18,7 +18,7 @@ def test_the_view_shows_board_pods_and_events(race: Race) -> None:
 
     def look(orchestrator: Orchestrator) -> None:
         console = Console(file=io.StringIO(), width=150)
-        console.print(terminal.render(orchestrator))
+        console.print(orchestrator._view())
         assert isinstance(console.file, io.StringIO)
         pictures.append(console.file.getvalue())
 
@@ -55,7 +55,7 @@ def test_a_terminal_gets_the_view_below_the_bar(race: Race) -> None:
         ({"event": "applied", "pod": "p1", "score": None, "reason": "nan"}, "p1: failed (nan)"),
         (
             {"event": "applied", "pod": "p1", "score": 0.5, "position": None, "status": "stopped", "reason": ""},
-            "p1: 0.500, off the board, stopped early",
+            "p1: 0.500, off the leaderboard, stopped early",
         ),
         ({"event": "capacity", "pods": 3}, "capacity is now 3 pod(s)"),
         ({"event": "no_capacity"}, "no device is left; waiting"),

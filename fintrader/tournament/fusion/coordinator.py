@@ -1,10 +1,10 @@
 """The ranks of a pod, as processes of one machine or of several, and the rendezvous where they meet.
 
-A *host* starts the ranks of one machine and passes on what they say; `LocalHost` is this machine, and a launcher
+A *host* starts the ranks of one machine and passes on their messages; `LocalHost` is this machine, and a launcher
 that has others brings hosts of its own (`PodContext.hosts`). Orders go through the rendezvous, a TCP store that the
 pod's process keeps: when that process is gone, so is the store, and ranks that wait for orders end wherever they are.
 
-Nothing that ranks say to each other is authenticated or encrypted. On one machine the store and the ranks therefore
+Nothing that ranks send to each other is authenticated or encrypted. On one machine the store and the ranks therefore
 listen on loopback only; on several, on the address at which the nodes of the cluster reach each other.
 """
 
@@ -28,12 +28,13 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
-from fintrader.tournament.fusion.threads import Fused, Make, State
+from fintrader.tournament.fusion.threads import ThreadFusion
+from fintrader.tournament.pod_building import Make, State
 from fintrader.tournament.process import worker_environment
 from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, RankLost, Reason
 
 GRACE_SECONDS = 2.0
-"""The rank that is heard of first may only have lost its partner: so long the others are listened to as well."""
+"""The first rank to report a failure may only have lost its partner: so long the others' messages are awaited."""
 
 
 PATIENCE_SECONDS = 1800.0
@@ -51,17 +52,17 @@ _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank is to run."""
+class RankAddress:
+    """Where a rank runs: which of the hosts, and which device there."""
 
     host: int
     device: str
 
 
-def places_of(devices: Sequence[str], hosts: int) -> list[Place]:
+def rank_addresses(devices: Sequence[str], hosts: int) -> list[RankAddress]:
     """The ranks in order: hosts take turns. `devices` are those of all hosts, one host after another."""
     each = len(devices) // hosts
-    return [Place(host, devices[host * each + number]) for number in range(each) for host in range(hosts)]
+    return [RankAddress(host, devices[host * each + number]) for number in range(each) for host in range(hosts)]
 
 
 def interface_of(address: str) -> str | None:
@@ -82,7 +83,7 @@ class LocalHost:
         self.address = address
         self._processes: list[subprocess.Popen[str]] = []
 
-    def start(self, tasks: Sequence[Message], hear: OnMessage) -> None:
+    def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
         interface = interface_of(self.address)
         bound = {f"{library}_SOCKET_IFNAME": interface for library in ("GLOO", "NCCL") if interface is not None}
         variables = {**bound, **worker_environment(), "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
@@ -102,15 +103,17 @@ class LocalHost:
             with suppress(BrokenPipeError):  # it has just died: its reader will say so
                 process.stdin.write(json.dumps(task) + "\n")
                 process.stdin.flush()
-            reader = threading.Thread(target=self._read, args=(process, task["rank"], str(log), hear), daemon=True)
+            reader = threading.Thread(
+                target=self._read, args=(process, task["rank"], str(log), on_message), daemon=True
+            )
             reader.start()
 
-    def _read(self, process: subprocess.Popen[str], rank: int, log: str, hear: OnMessage) -> None:
+    def _read(self, process: subprocess.Popen[str], rank: int, log: str, on_message: OnMessage) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            with suppress(ValueError):  # the last words of a process that was killed in the middle of one
-                hear(rank, json.loads(line))
-        hear(rank, {"kind": "ended", "code": process.wait(), "log": log})
+            with suppress(ValueError):  # half a message: the process was killed in the middle of it
+                on_message(rank, json.loads(line))
+        on_message(rank, {"kind": "ended", "code": process.wait(), "log": log})
 
     def stop(self) -> None:
         for process in self._processes:
@@ -124,12 +127,12 @@ class RankGroup:
     """The ranks of one attempt."""
 
     def __init__(
-        self, spec: PodSpec, context: PodContext, places: Sequence[Place], backend: str, hosts: Sequence[Host]
+        self, spec: PodSpec, context: PodContext, ranks: Sequence[RankAddress], backend: str, hosts: Sequence[Host]
     ) -> None:
-        """`places`: of each rank, in order; `hosts`: by number, the first of them this machine."""
+        """`ranks`: their addresses, in order; `hosts`: by number, the first of them this machine."""
         import torch.distributed as dist
 
-        self.places, self.hosts = list(places), hosts
+        self.ranks, self.hosts = list(ranks), hosts
         self.inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         listener = socket.create_server((hosts[0].address, 0), backlog=128)  # torch itself would listen everywhere
         port = listener.getsockname()[1]
@@ -140,71 +143,74 @@ class RankGroup:
         common = {
             "spec": spec.model_dump(mode="json"),
             "run": str(context.run.root),
+            "mirror": None if context.mirror is None else context.mirror.address,
             "market": str(context.market),
             "folder": str(context.folder),
-            "store": f"{hosts[0].address}:{port}",
+            "rendezvous": f"{hosts[0].address}:{port}",
             "backend": backend,
-            "world": len(places),
+            "world": len(ranks),
             "patience": PATIENCE_SECONDS,
         }
-        tasks = [{**common, "rank": rank, "device": place.device} for rank, place in enumerate(places)]
+        tasks = [{**common, "rank": rank, "device": at.device} for rank, at in enumerate(ranks)]
         for number, host in enumerate(hosts):
-            mine = [task for task, place in zip(tasks, places, strict=True) if place.host == number]
+            mine = [task for task, at in zip(tasks, ranks, strict=True) if at.host == number]
             if mine:
-                host.start(mine, lambda rank, word: self.inbox.put((rank, word)))
+                host.start(mine, lambda rank, message: self.inbox.put((rank, message)))
 
-    def ask(self, rounds: int) -> None:
+    def order(self, rounds: int) -> None:
         """Have all ranks learn until so many rounds are done."""
         self.store.set(f"order-{self._orders}", str(rounds))
         self._orders += 1
 
-    def hear(self) -> tuple[int, Message]:
-        """The next word of a rank. Raises RankLost for the first that fails or falls silent for good."""
-        rank, word = self.inbox.get()
-        if word["kind"] not in ("failed", "ended"):
-            return rank, word
-        raise self._find_first_failure(rank, word)
+    def receive(self) -> tuple[int, Message]:
+        """The next message of a rank. Raises RankLost for the first that fails or falls silent for good."""
+        rank, message = self.inbox.get()
+        if message["kind"] not in ("failed", "ended"):
+            return rank, message
+        raise self._find_first_failure(rank, message)
 
-    def _find_first_failure(self, rank: int, word: Message) -> RankLost:
-        """Who failed first: a rank that was killed takes the others with it, and they complain before it is buried."""
-        said: dict[str, dict[int, Message]] = {"failed": {}, "ended": {}}
-        said[word["kind"]][rank] = word
+    def _find_first_failure(self, rank: int, message: Message) -> RankLost:
+        """Who failed first: a rank that was killed takes the others with it, whose complaints may arrive before it."""
+        failed: dict[int, Message] = {}
+        ended: dict[int, Message] = {}
+        kinds = {"failed": failed, "ended": ended}
+        kinds[message["kind"]][rank] = message
         deadline = time.monotonic() + GRACE_SECONDS
-        while len(said["ended"]) < len(self.places) and time.monotonic() < deadline:
+        while len(ended) < len(self.ranks) and time.monotonic() < deadline:
             with suppress(queue.Empty):
-                other, word = self.inbox.get(timeout=0.05)
-                if word["kind"] in said:
-                    said[word["kind"]].setdefault(other, word)
+                other, message = self.inbox.get(timeout=0.05)
+                if message["kind"] in kinds:
+                    kinds[message["kind"]].setdefault(other, message)
         self.stop()
-        ended = sorted(said["ended"].items())
-        killed = [(number, -one["code"]) for number, one in ended if (one["code"] or 0) < 0]
+        killed = [(number, -one["code"]) for number, one in sorted(ended.items()) if (one["code"] or 0) < 0]
         if killed:
             return self._lost(killed[0][0], "rank", f"killed by signal {killed[0][1]}")
-        words = [(number, one) for number, one in ended if one["code"] is None] + sorted(said["failed"].items())
-        if words:  # those who only lost the others come last
-            number, one = min(words, key=lambda item: item[1]["reason"] == "rank" and item[1]["kind"] == "failed")
+        reasons = [(number, one) for number, one in sorted(ended.items()) if one["code"] is None]
+        reasons += sorted(failed.items())
+        if reasons:  # those who only lost the others come last
+            number, one = min(reasons, key=lambda item: item[1]["reason"] == "rank" and item[1]["kind"] == "failed")
             return self._lost(number, one["reason"], one["detail"])
-        number, one = ended[0]
+        number, one = min(ended.items())
         return self._lost(number, "rank", f"exited with status {one['code']}; see {one['log']}")
 
     def _lost(self, rank: int, reason: Reason, detail: str) -> RankLost:
-        return RankLost(reason, f"rank {rank} of {len(self.places)} on {self.places[rank].device}: {detail}")
+        return RankLost(reason, f"rank {rank} of {len(self.ranks)} on {self.ranks[rank].device}: {detail}")
 
     def stop(self) -> None:
         """End all ranks."""
-        self.ask(END)
+        self.order(END)
         for host in self.hosts:
             host.stop()
 
 
-def backend_of(places: Sequence[Place]) -> str:
+def backend_of(ranks: Sequence[RankAddress]) -> str:
     """NCCL where every rank has a GPU of its own, else gloo."""
-    apart = len(set(places)) == len(places)
-    return "nccl" if apart and all(torch.device(place.device).type == "cuda" for place in places) else "gloo"
+    distinct = len(set(ranks)) == len(ranks)
+    return "nccl" if distinct and all(torch.device(at.device).type == "cuda" for at in ranks) else "gloo"
 
 
-class Ranked(Fused):
-    """As `Fused`, with the replicas in a process a device."""
+class ProcessFusion(ThreadFusion):
+    """As `ThreadFusion`, with the replicas in a process a device."""
 
     def __init__(
         self,
@@ -226,27 +232,27 @@ class Ranked(Fused):
         )
         self.spec, self.context = spec, context
         self.hosts = context.hosts or [LocalHost()]
-        self.places = places_of([str(device) for device in devices], len(self.hosts))[: spec.replicas]
-        self._crew: RankGroup | None = None
+        self.ranks = rank_addresses([str(device) for device in devices], len(self.hosts))[: spec.replicas]
+        self._group: RankGroup | None = None
 
     def learn(self, due: int, budget: Budget, report: Callable[[TrainProgress], None]) -> None:
         """Round after round until `due` are done. Raises RankLost when a rank came to nothing."""
-        if self._crew is None:
-            self._crew = RankGroup(self.spec, self.context, self.places, backend_of(self.places), self.hosts)
-        self._crew.ask(due)
-        at = [(0.0, 0)] * len(self.places)
+        if self._group is None:
+            self._group = RankGroup(self.spec, self.context, self.ranks, backend_of(self.ranks), self.hosts)
+        self._group.order(due)
+        at = [(0.0, 0)] * len(self.ranks)
         while self.done < due:
-            rank, message = self._crew.hear()
+            rank, message = self._group.receive()
             if message["kind"] == "round" and rank == 0:
                 self.catch_up()
             elif message["kind"] == "progress":
                 at[rank] = message["fraction"], message["env_steps"]
                 slowest = min(fraction for fraction, _ in at)
                 steps = sum(one.env_steps for one in self.totals) + sum(steps for _, steps in at)
-                rate = message["rate"] * len(self.places)
+                rate = message["rate"] * len(self.ranks)
                 report(TrainProgress(max(slowest, self.done / self.rounds), steps, self.done, 0.0, rate, {}))
 
     def close(self) -> None:
         """Stop the ranks."""
-        if self._crew is not None:
-            self._crew.stop()
+        if self._group is not None:
+            self._group.stop()

@@ -5,13 +5,13 @@ moments and normalisers are averaged and every replica goes on from the average,
 (https://arxiv.org/abs/1805.09767). The number of replicas belongs to the pod's spec, not to the machine: with fewer
 devices, replicas take turns on them and the result stays the same (bit by bit where the devices are CPUs).
 
-Here the replicas are threads of the pod's process; `ranks.py` gives each device a process of its own.
+Here the replicas are threads of the pod's process; `coordinator.py` gives each device a process of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,9 @@ from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, read_age
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.parallel.fusion import average
 from fintrader.errors import CheckpointError
+from fintrader.tournament.pod_building import Make, State
 
 FORMAT = "fintrader-fusion-1"
-
-Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
-"""(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
-
-State = Mapping[str, Tensor]
 
 
 def part_of_round(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:
@@ -79,7 +75,7 @@ def summary(totals: Sequence[TrainResult], replicas: int, devices: int) -> Train
     )
 
 
-class Fused:
+class ThreadFusion:
     """`replicas` learners fused `rounds` times. Killed anywhere, it continues with the round it was in."""
 
     def __init__(
@@ -135,13 +131,13 @@ class Fused:
                 agent.inherit(self.fused)
             learners.append((replica, agent, env))
 
-        def learn(learner: tuple[int, Agent, Any]) -> TrainResult:
-            replica, agent, env = learner
-            return train(agent, env, part, folder=home_of(self.folder, number, replica), on_progress=told)
-
-        def told(progress: TrainProgress) -> None:
+        def on_progress(progress: TrainProgress) -> None:
             fraction = (number + progress.fraction) / self.rounds
             report(TrainProgress(**{**vars(progress), "fraction": fraction}))
+
+        def learn(learner: tuple[int, Agent, Any]) -> TrainResult:
+            replica, agent, env = learner
+            return train(agent, env, part, folder=home_of(self.folder, number, replica), on_progress=on_progress)
 
         with ThreadPoolExecutor(max_workers=min(self.replicas, len(self.devices))) as pool:
             totals = list(pool.map(learn, learners))

@@ -1,7 +1,8 @@
-"""One rank of a pod that spans devices: `python -m fintrader.tournament.fusion.worker PARENT`, started by `ranks.py`.
+"""One rank of a pod that spans devices: `python -m fintrader.tournament.fusion.worker PARENT`, started by
+`coordinator.py`.
 
-Its task is a line of JSON on its standard input; how many rounds are due it reads from the store where the ranks meet.
-Its replicas learn as those of `fusion.py` do. At the end of a round all ranks exchange their replicas' states through
+Its task is a line of JSON on its standard input; how many rounds are due it reads from the rendezvous. Its replicas
+learn as those of `threads.py` do. At the end of a round all ranks exchange their replicas' states through
 `torch.distributed`, each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's
 store; the others get the state to go on from by a broadcast.
 """
@@ -15,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,17 +30,11 @@ from torch import Tensor
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.agents.parallel.fusion import INHERITED, average
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_at
 from fintrader.tournament.fusion.coordinator import END
-from fintrader.tournament.fusion.threads import (
-    Make,
-    State,
-    home_of,
-    part_of_round,
-    read_round,
-    write_round,
-)
+from fintrader.tournament.fusion.threads import home_of, part_of_round, read_round, write_round
 from fintrader.tournament.pod import failure_reason
-from fintrader.tournament.pod_training import maker, parent_state
+from fintrader.tournament.pod_building import Make, State, maker, parent_state
 from fintrader.tournament.process import Channel, die_with
 from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 
@@ -118,7 +113,7 @@ class Rank:
         data = self.exchange.broadcast(data)
         self.fused = load(data) if data else None
 
-    def round(self, told: Any) -> None:
+    def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
         """Learn one round and fuse it."""
         part = part_of_round(
             Budget.model_validate(self.spec.budget), self.spec.replicas, self.spec.fusions, self.exchange.world
@@ -129,7 +124,7 @@ class Rank:
             if self.fused is not None:
                 agent.inherit(self.fused)
             home = home_of(self.folder, self.number, replica)
-            totals.append(train(agent, env, part, folder=home, on_progress=told))
+            totals.append(train(agent, env, part, folder=home, on_progress=on_progress))
             states.append(read_agent_state(home))
         fused, everyone = self.fuse(states, totals)
         if self.exchange.rank == 0:
@@ -151,9 +146,9 @@ class Rank:
         fused = average([replicas[replica] for replica in range(self.spec.replicas)])
         if self.exchange.rank == 0:
             fused = {**{name: tensor.cpu().contiguous() for name, tensor in states[0].items()}, **fused}
-        words = [json.dumps([one.to_json() for one in totals]).encode()]
-        said = [json.loads(data) for data in self.exchange.gather(words[0])]
-        everyone = [TrainResult(**said[replica % world][replica // world]) for replica in range(self.spec.replicas)]
+        own_totals = json.dumps([one.to_json() for one in totals]).encode()
+        by_rank = [json.loads(data) for data in self.exchange.gather(own_totals)]
+        everyone = [TrainResult(**by_rank[replica % world][replica // world]) for replica in range(self.spec.replicas)]
         return dict(sorted(fused.items())), everyone
 
 
@@ -181,7 +176,13 @@ def work(task: dict[str, Any], channel: Channel) -> None:
     """
     torch.set_num_threads(1)
     spec = PodSpec.model_validate(task["spec"])
-    context = PodContext(run=RunFolder(Path(task["run"])), market=Path(task["market"]), folder=Path(task["folder"]))
+    run = Path(task["run"])
+    context = PodContext(
+        run=RunFolder(run),
+        market=Path(task["market"]),
+        mirror=mirror_at(run, task["mirror"]),
+        folder=Path(task["folder"]),
+    )
     device = torch.device(task["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -189,18 +190,18 @@ def work(task: dict[str, Any], channel: Channel) -> None:
     with lost_others():
         dist.init_process_group(
             task["backend"],
-            store=meeting_point(task["store"], patience),
+            store=rendezvous(task["rendezvous"], patience),
             rank=task["rank"],
             world_size=task["world"],
             timeout=patience,
         )
-        orders = meeting_point(task["store"], FOR_EVER)  # its own connection: nothing else may have to wait for it
+        orders = rendezvous(task["rendezvous"], FOR_EVER)  # its own connection: nothing else may have to wait for it
     rank = Rank(spec, context.folder, device, maker(spec, context), Exchange(device))
     rank.begin(parent_state(spec, context) if task["rank"] == 0 else None)
     channel.send(kind="ready", round=rank.number)
     last = 0.0
 
-    def told(progress: TrainProgress) -> None:
+    def on_progress(progress: TrainProgress) -> None:
         nonlocal last
         if time.monotonic() - last >= REPORT_SECONDS:
             last = time.monotonic()
@@ -213,11 +214,11 @@ def work(task: dict[str, Any], channel: Channel) -> None:
         if due == END:
             return
         while rank.number < due:
-            rank.round(told)
+            rank.round(on_progress)
             channel.send(kind="round", number=rank.number)
 
 
-def meeting_point(address: str, patience: timedelta) -> Any:
+def rendezvous(address: str, patience: timedelta) -> Any:
     """A connection to the store that the pod's process keeps."""
     host, _, port = address.rpartition(":")
     return dist.TCPStore(host, int(port), is_master=False, timeout=patience)  # type: ignore[attr-defined]

@@ -7,13 +7,13 @@ from fintrader.tournament.launchers.base import (
     LauncherFactory,
     PodFailure,
     PodProgress,
+    RunAccess,
     settle,
 )
 from fintrader.tournament.launchers.devices import Slot, cuda_devices, slots_of
-from fintrader.tournament.launchers.local import LocalLauncher
+from fintrader.tournament.launchers.local import LocalLauncher, on_this_machine
 from fintrader.tournament.launchers.ray.launcher import RayLauncher, on_ray
 from fintrader.tournament.launchers.ray.settings import RaySettings
-from fintrader.tournament.launchers.threads import ThreadLauncher
 
 __all__ = [
     "START_SECONDS",
@@ -25,10 +25,11 @@ __all__ = [
     "PodProgress",
     "RayLauncher",
     "RaySettings",
+    "RunAccess",
     "Slot",
-    "ThreadLauncher",
     "cuda_devices",
     "on_ray",
+    "on_this_machine",
     "settle",
     "slots_of",
 ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import Mirror, mirror_at
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodResult, PodSpec, Reason
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec, Reason
 
 LEAVE_SECONDS = 10.0
 """A pod that is asked to end has so long to store its state, a task that has failed to be gone."""
@@ -20,7 +21,7 @@ START_SECONDS = 120.0
 
 
 class PodFailure(Exception):
-    """A pod came to nothing; `reason` is a word from `pod.Reason`."""
+    """A pod came to nothing; `reason` is one of `spec.Reason`."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -40,13 +41,13 @@ class PodProgress:
 
 
 class Launcher(Protocol):
-    """Local processes, threads, or a cluster."""
+    """Local processes, or a cluster."""
 
     def capacity(self) -> int:
         """Pods that can work at once, at this moment."""
 
     def resize(self, workers: int | None) -> None:
-        """Wanted number of pods at once; None: whatever the devices allow."""
+        """Requested number of pods at once; None: whatever the devices allow."""
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         """Start a pod. The future raises PodFailure when the pod is lost."""
@@ -64,15 +65,51 @@ class Launcher(Protocol):
         """Stop everything."""
 
 
-LauncherFactory = Callable[[TournamentSettings, RunFolder, Path, int], Launcher]
-"""(settings, folder, market, fencing token) -> what the pods run on."""
+@dataclass(frozen=True)
+class RunAccess:
+    """Where pods find the run and its market, and the fencing token by which they may write there."""
+
+    run: RunFolder
+    market: Path
+    mirror: Mirror | None = None
+    token: int | None = None
+
+    def task(self, spec: PodSpec, **more: Any) -> dict[str, Any]:
+        """What a pod's process is sent, as plain JSON; `context_of` reads it."""
+        return {
+            "spec": spec.model_dump(mode="json"),
+            "run": str(self.run.root.resolve()),
+            "market": str(self.market),
+            "mirror": None if self.mirror is None else self.mirror.address,
+            "token": self.token,
+            **more,
+        }
+
+
+def context_of(task: Mapping[str, Any], **more: Any) -> PodContext:
+    """The context of a pod in the process that was sent `task`."""
+    run = Path(task["run"])
+    return PodContext(
+        run=RunFolder(run),
+        market=Path(task["market"]),
+        mirror=mirror_at(run, task["mirror"]),
+        device=task["device"],
+        token=task["token"],
+        attempt=task["attempt"],
+        store_seconds=task["store_seconds"],
+        **more,
+    )
+
+
+LauncherFactory = Callable[[TournamentSettings, RunAccess], Launcher]
+"""(settings, access to the run) -> what the pods run on."""
 
 
 @runtime_checkable
 class ElasticLauncher(Launcher, Protocol):
-    """One that may be empty now and grow later. Its `tick` raises TournamentError when waiting has been in vain."""
+    """One that may be empty now and grow later. Its `tick` raises TournamentError when it has waited too long."""
 
-    def want(self, pods: int) -> None:
+    def request(self, pods: int) -> None:
         """So many pods could be at work if there were room."""
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from fintrader.errors import ConfigError
 
-# --- slots -----------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one pod: what the pod calls its device, and the environment that makes it so."""
+    """Room for one pod: what the pod calls its device, and the environment that makes it so."""
 
     name: str
     device: str = "cpu"
@@ -56,8 +54,8 @@ def _cards() -> list[str]:
         text = ""
         with suppress(OSError):  # it vanishes as we look
             text = (card / "information").read_text()
-        said = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("GPU UUID")]
-        uuids.append(said[0] if said else _UNKNOWN)
+        found = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("GPU UUID")]
+        uuids.append(found[0] if found else _UNKNOWN)
     return uuids
 
 
@@ -79,7 +77,7 @@ def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], l
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             slots += [Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),)) for number in range(cores)]
         elif device in ("auto", "cuda"):
-            slots += [_cuda(name, place) for place in range(pods_per_device) for name in found]
+            slots += [_cuda(name, number) for number in range(pods_per_device) for name in found]
         elif set(device.split("/")) == {"cpu"}:
             name = f"cpu-ranks-{len(slots)}"
             slots.append(Slot(name, device, (("CUDA_VISIBLE_DEVICES", ""),)))
@@ -87,14 +85,14 @@ def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], l
             join = "/" if "/" in device else "+"
             names = device.removeprefix("cuda:").split(join)
             if set(names) <= set(found):
-                slots += [_cuda(",".join(names), place, join) for place in range(pods_per_device)]
+                slots += [_cuda(",".join(names), number, join) for number in range(pods_per_device)]
         else:
             known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
             raise ConfigError(f"tournament.devices: {device!r} is none of {known}")
     return slots
 
 
-def _cuda(names: str, place: int, join: str = "+") -> Slot:
+def _cuda(names: str, number: int, join: str = "+") -> Slot:
     count = len(names.split(","))
-    inside = "cuda" if count == 1 else join.join(f"cuda:{number}" for number in range(count))
-    return Slot(f"cuda-{names.replace(',', '+')}-{place}", inside, (("CUDA_VISIBLE_DEVICES", names),))
+    inside = "cuda" if count == 1 else join.join(f"cuda:{card}" for card in range(count))
+    return Slot(f"cuda-{names.replace(',', '+')}-{number}", inside, (("CUDA_VISIBLE_DEVICES", names),))

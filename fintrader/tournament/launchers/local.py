@@ -15,15 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import TournamentError
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
-from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress, settle
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.tournament.launchers.base import (
+    LEAVE_SECONDS,
+    START_SECONDS,
+    Launcher,
+    LauncherFactory,
+    PodFailure,
+    PodProgress,
+    RunAccess,
+    settle,
+)
 from fintrader.tournament.launchers.devices import Slot
-from fintrader.tournament.process import worker_environment as _environment
+from fintrader.tournament.process import worker_environment
+from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
-
-# --- local processes -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -35,9 +41,9 @@ class _Worker:
     log: Path
     spec: PodSpec | None = None
     future: Future[PodResult] | None = None
-    heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     progress: PodProgress = field(default_factory=PodProgress)
-    verdict: tuple[Reason, str] | None = None
+    lost_by: tuple[Reason, str] | None = None
     """Why it is being killed, if it is by us."""
     oom_kills: int = 0
     """Of the machine, when this process began."""
@@ -61,21 +67,22 @@ class LocalLauncher:
 
     def __init__(
         self,
-        run: RunFolder,
-        market: Path,
+        access: RunAccess,
         *,
         body: str = BODY,
         slots: Callable[[], list[Slot]],
         workers: int | None = None,
-        token: int | None = None,
         hang_seconds: float = 300.0,
         store_seconds: float = 0.0,
         preload: Sequence[str] | None = None,
     ) -> None:
-        self.run, self.market, self.body, self.token = run, market, body, token
+        """Raises ConfigError when the run's store exists in this process only."""
+        if access.mirror is not None and access.mirror.objects.private:
+            raise ConfigError(f"store: {access.mirror.objects} exists in one process only, and pods are others")
+        self.access, self.body = access, body
         self._slots, self._limit, self._hang = slots, workers, hang_seconds
         self._store_seconds = store_seconds
-        self._gentle = store_seconds > 0 and mirror_of(run.root) is not None
+        self._stores_state = store_seconds > 0 and access.mirror is not None
         self._preload = [body] if preload is None else list(preload)
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
@@ -84,10 +91,10 @@ class LocalLauncher:
     # --- Launcher --------------------------------------------------------------------------------------
 
     def capacity(self) -> int:
-        return len(self.places())
+        return len(self.slots())
 
-    def places(self) -> list[Slot]:
-        """Slots in use: the machine's, thinned or doubled up to the wanted number of workers."""
+    def slots(self) -> list[Slot]:
+        """Slots in use: the machine's, thinned or doubled up to the requested number of workers."""
         slots = self._slots()
         if self._limit is None or not slots:
             return slots
@@ -96,13 +103,13 @@ class LocalLauncher:
         return named[: self._limit]
 
     def resize(self, workers: int | None) -> None:
-        """Wanted number of workers; None: one a slot."""
+        """Requested number of workers; None: one a slot."""
         self._limit = workers
 
     def warm(self, count: int) -> None:
         """Start workers ahead of their first pod, so that imports overlap with what comes before."""
         with self._lock:
-            for slot in self.places()[:count]:
+            for slot in self.slots()[:count]:
                 if slot.name not in self._workers:
                     self._workers[slot.name] = self._spawn(slot)
 
@@ -110,19 +117,12 @@ class LocalLauncher:
         with self._lock:
             worker = self._free_worker()
             future: Future[PodResult] = Future()
-            worker.spec, worker.future, worker.verdict = spec, future, None
-            worker.heard = time.monotonic()
+            worker.spec, worker.future, worker.lost_by = spec, future, None
+            worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
-            task = {
-                "spec": spec.model_dump(mode="json"),
-                "run": str(self.run.root),
-                "market": str(self.market),
-                "device": worker.slot.device,
-                "token": self.token,
-                "attempt": attempt,
-                "body": self.body,
-                "store_seconds": self._store_seconds,
-            }
+            task = self.access.task(
+                spec, device=worker.slot.device, attempt=attempt, body=self.body, store_seconds=self._store_seconds
+            )
             assert worker.process.stdin is not None
             with suppress(BrokenPipeError):  # it has just died: its reader will say so
                 worker.process.stdin.write(json.dumps(task) + "\n")
@@ -147,12 +147,12 @@ class LocalLauncher:
     def tick(self) -> None:
         now = time.monotonic()
         with self._lock:
-            names = {slot.name for slot in self.places()}
+            names = {slot.name for slot in self.slots()}
             for name, worker in list(self._workers.items()):
                 patience = self._hang if worker.ready else max(self._hang, START_SECONDS)
                 if worker.leaves is not None and now > worker.leaves:
                     worker.process.kill()
-                elif worker.spec is not None and now - worker.heard > patience:
+                elif worker.spec is not None and now - worker.last_message > patience:
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
                 elif worker.spec is None and name not in names:
                     self._drain(worker, "its slot is gone")
@@ -176,11 +176,11 @@ class LocalLauncher:
     # --- workers ---------------------------------------------------------------------------------------
 
     def _free_worker(self) -> _Worker:
-        for slot in self.places():
+        for slot in self.slots():
             worker = self._workers.get(slot.name)
             if worker is not None and worker.usable:
                 return worker
-        for slot in self.places():
+        for slot in self.slots():
             worker = self._workers.get(slot.name)
             if worker is None or worker.spec is None:
                 self._workers[slot.name] = self._spawn(slot)
@@ -188,7 +188,7 @@ class LocalLauncher:
         raise TournamentError("no free slot; submit no more pods than capacity() allows")
 
     def _spawn(self, slot: Slot) -> _Worker:
-        log = self.run.root / "logs" / f"worker-{slot.name}.log"
+        log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             process = subprocess.Popen(
@@ -198,7 +198,7 @@ class LocalLauncher:
                 stderr=errors,
                 text=True,
                 env={
-                    **_environment(),
+                    **worker_environment(),
                     **dict(slot.variables),
                     "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
                 },
@@ -209,40 +209,40 @@ class LocalLauncher:
 
     def _drain(self, worker: _Worker, detail: str) -> None:
         """Stop a worker; where the run lies in a store, its pod's state gets there first."""
-        if not self._gentle or worker.spec is None:
+        if not self._stores_state or worker.spec is None:
             self._kill(worker, "drained", detail)
             return
-        worker.verdict = worker.verdict or ("drained", detail)
+        worker.lost_by = worker.lost_by or ("drained", detail)
         worker.leaves = worker.leaves or time.monotonic() + LEAVE_SECONDS
         with suppress(ProcessLookupError):
             worker.process.terminate()
 
     def _kill(self, worker: _Worker, reason: Reason, detail: str) -> None:
-        worker.verdict = worker.verdict or (reason, detail)
+        worker.lost_by = worker.lost_by or (reason, detail)
         with suppress(ProcessLookupError):
             worker.process.kill()
 
     def _read(self, worker: _Worker) -> None:
-        """What a worker says, until it says no more."""
+        """Handle a worker's messages until it ends."""
         assert worker.process.stdout is not None
         for line in worker.process.stdout:
             try:
                 message = json.loads(line)
             except ValueError:
-                continue  # the last words of a process that was killed in the middle of one
-            self._hear(worker, message)
+                continue  # half a message: the process was killed in the middle of it
+            self._on_message(worker, message)
         code = worker.process.wait()
         with self._lock:
             future, worker.future, worker.spec = worker.future, None, None
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
-            reason, detail = worker.verdict or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
+            reason, detail = worker.lost_by or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
             settle(future, PodFailure(reason, detail))
 
-    def _hear(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
         with self._lock:
-            worker.heard = time.monotonic()
+            worker.last_message = time.monotonic()
             kind = message.get("kind")
             if kind == "ready":
                 worker.ready = True  # from here on the pod's own silence counts, not that of the imports
@@ -264,8 +264,24 @@ class LocalLauncher:
             settle(future, PodFailure(message["reason"], message["detail"]))
 
 
+def on_this_machine(slots: Callable[[], list[Slot]], *, body: str = BODY) -> LauncherFactory:
+    """What `run_tournament` takes as `launcher` to run its pods as processes of this machine, one a slot."""
+
+    def make(settings: TournamentSettings, access: RunAccess) -> Launcher:
+        return LocalLauncher(
+            access,
+            body=body,
+            slots=slots,
+            workers=settings.workers,
+            hang_seconds=settings.hang_seconds,
+            store_seconds=settings.store_seconds,
+        )
+
+    return make
+
+
 def _oom_kills() -> int:
-    """Processes this machine's kernel has killed for want of memory so far."""
+    """Processes that this machine's kernel has killed so far because memory ran out."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -273,13 +289,13 @@ def _oom_kills() -> int:
     return 0
 
 
-def _cause(code: int, log: Path, starved: bool) -> tuple[Reason, str]:
-    """What an exit status means; `starved` says that the kernel has killed for want of memory meanwhile."""
+def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
+    """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out meanwhile."""
     tail = ""
     with suppress(OSError):
         tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])[-500:]
-    if code == -9 and starved:
-        return "oom", "killed by the kernel for want of memory; lower env.num_envs or tournament.workers"
+    if code == -9 and out_of_memory:
+        return "oom", "killed by the kernel, out of memory; lower env.num_envs or tournament.workers"
     if code == -9:
         return "killed", "killed by signal 9"
     if code < 0:

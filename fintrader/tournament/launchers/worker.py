@@ -1,6 +1,6 @@
 """A pod's process: `python -m fintrader.tournament.launchers.worker`, started by `LocalLauncher`.
 
-It imports what bodies need once and then runs one pod after another, as told by JSON lines on its standard input; it
+It imports what bodies need once and then runs one pod after another, each a JSON line on its standard input; it
 answers by JSON lines on what was its standard output. Whatever the body prints goes to the worker's log.
 """
 
@@ -12,16 +12,15 @@ import signal
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Any, TextIO
 
 from fintrader import logs
 from fintrader.config import load_object
-from fintrader.runs import RunFolder
+from fintrader.tournament.launchers.base import context_of
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.process import Channel, die_with
-from fintrader.tournament.spec import PodContext, PodSpec
-from fintrader.tournament.state_sync import save_kept
+from fintrader.tournament.spec import PodSpec
+from fintrader.tournament.state_sync import save_all
 
 
 def main() -> None:
@@ -66,7 +65,7 @@ def serve() -> None:
 
 def leave(*_: object) -> None:
     """Asked to end: what a store does not have yet goes there, if it has anything of this pod at all."""
-    save_kept()
+    save_all()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -78,15 +77,7 @@ def work(task: dict[str, Any], channel: Channel) -> bool:
     def report(share: float, env_steps: int, note: str) -> None:
         channel.send(kind="progress", pod=spec.pod, share=share, env_steps=env_steps, note=note)
 
-    context = PodContext(
-        run=RunFolder(Path(task["run"])),
-        market=Path(task["market"]),
-        device=task["device"],
-        token=task["token"],
-        attempt=task["attempt"],
-        report=report,
-        store_seconds=task["store_seconds"],
-    )
+    context = context_of(task, report=report)
     try:
         result = run_pod(spec, context, task["body"])
     except BaseException as error:

@@ -21,14 +21,14 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
-"""A head that is silent for so long is gone. (Ray itself ends this process, without a word, after a minute.)"""
+"""A head that is silent for so long is gone. (Ray itself ends this process, silently, after a minute.)"""
 
 
-LOOK_SECONDS = 1.0
-"""The nodes are looked at at least so often, and whenever the launcher asks."""
+REFRESH_SECONDS = 1.0
+"""The nodes are read at least so often, and whenever the launcher asks."""
 
 
-KNOCK_SECONDS = 60.0
+PROBE_SECONDS = 60.0
 
 
 CLOSE_SECONDS = 10.0
@@ -54,7 +54,7 @@ class View:
 
     nodes: Mapping[str, Node]
     growth: tuple[Resources, ...] | None = None
-    """Kinds of nodes the autoscaler can add; None when there is none, or it does not tell."""
+    """Kinds of nodes the autoscaler can add; None when there is none, or it does not say."""
 
     @property
     def staying(self) -> list[Node]:
@@ -68,11 +68,11 @@ def fits(need: Resources, have: Resources) -> int:
     return min(counts, default=0)
 
 
-def groups(places: Iterable[int], size: int) -> int:
-    """How many groups of `size` different nodes there are, where node k has room for `places[k]` members."""
-    rooms = list(places)
+def groups(room: Iterable[int], size: int) -> int:
+    """How many groups of `size` different nodes there are, where node k has room for `room[k]` members."""
+    rooms = list(room)
     number = sum(rooms) // size
-    while number and sum(min(room, number) for room in rooms) < number * size:
+    while number and sum(min(one, number) for one in rooms) < number * size:
         number -= 1
     return number
 
@@ -105,7 +105,7 @@ def connect(settings: RaySettings) -> bool:
         return _init(ray, "local", include_dashboard=False, **more)
     address = _resolve(settings.address)
     _reach(address)
-    manner = knock(address)
+    manner = authentication_of(address)
     if manner == "silent":
         raise TournamentError(
             f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS port?"
@@ -124,14 +124,32 @@ def connect(settings: RaySettings) -> bool:
     return _init(ray, address, **more)
 
 
-def as_task(function: Callable[..., Any], need: Resources) -> Any:
-    """`function` as Ray's remote function; one that holds a GPU has a process of its own, which ends with it.
+def remote(
+    function: Callable[..., Any], need: Resources, name: str, *, group: Any = None, bundle: int = 0
+) -> Callable[..., Any]:
+    """`function` as Ray's remote generator that takes `need` of a node (of that bundle of a placement group).
 
-    A process that outlives its task keeps the GPU's memory, and the next task in it would stay on that GPU whatever it
-    is given. Ray sees to this only for GPUs that are named here, not for those in `options`.
+    Calling it starts the task and returns the stream of what it yields. Ray never retries it. One that holds a GPU has
+    a process of its own, which ends with it: a process that outlives its task keeps the GPU's memory, and the next task
+    in it would stay on that GPU whatever it is given. Ray sees to this only for GPUs that are named here, not for those
+    in `options`.
     """
     ray = import_ray()
-    return ray.remote(max_calls=1)(function) if need.get("GPU") else ray.remote(function)
+    options: dict[str, Any] = {
+        "num_cpus": need["CPU"],
+        "num_gpus": need.get("GPU", 0.0),
+        "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
+        "num_returns": "streaming",
+        "max_retries": 0,
+        "name": name,
+    }
+    if group is not None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    task = ray.remote(max_calls=1)(function) if need.get("GPU") else ray.remote(function)
+    start: Callable[..., Any] = task.options(**options).remote
+    return start
 
 
 def _init(ray: ModuleType, address: str, **more: Any) -> bool:
@@ -177,20 +195,20 @@ def _reach(address: str) -> None:
         ) from None
 
 
-def knock(address: str) -> str:
-    """`open`, `closed` or `silent`: what the cluster says to somebody without a token."""
-    script = Path(__file__).with_name("knock.py")
-    command = [sys.executable, "-P", str(script), address]  # -P: our own `ray.py` lies beside it
+def authentication_of(address: str) -> str:
+    """`open`, `closed` or `silent`: how the cluster answers somebody without a token."""
+    script = Path(__file__).with_name("authentication.py")
+    command = [sys.executable, "-P", str(script), address]  # -P: else this folder is searched first
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=KNOCK_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return "silent"
-    word = done.stdout.strip().splitlines()[-1:] or ["silent"]
-    return word[0]
+    answers = done.stdout.strip().splitlines() or ["silent"]
+    return answers[-1]
 
 
 def _take_token() -> None:
-    """Authenticate if there is a token and nothing was said about it, as Ray does for clusters it finds by itself."""
+    """Authenticate if there is a token and the environment leaves it open, as Ray does with clusters it finds."""
     if "RAY_AUTH_MODE" not in os.environ:
         from ray._private.authentication import authentication_token_setup as setup
 
@@ -232,17 +250,17 @@ def _stay_on_loopback() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-# --- looking ---------------------------------------------------------------------------------------------------
+# --- the nodes -------------------------------------------------------------------------------------------------
 
 
 class Cluster:
-    """The nodes, looked at by a thread of its own: asking a head that is gone blocks for as long as Ray hopes."""
+    """The nodes, read by a thread of its own: asking a head that is gone blocks for as long as Ray keeps trying."""
 
     def __init__(self, settings: RaySettings) -> None:
         self.ours = connect(settings)
-        self._view = look()
+        self._view = read_nodes()
         self._asked_since: float | None = None
-        self._wish: list[dict[str, float]] | None = None
+        self._requested: list[dict[str, float]] | None = None
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="ray nodes")
         self._thread.start()
@@ -251,14 +269,14 @@ class Cluster:
     def silent(self) -> bool:
         """Whether the head does not answer at the moment."""
         since = self._asked_since
-        return since is not None and time.monotonic() - since > LOOK_SECONDS * 5
+        return since is not None and time.monotonic() - since > REFRESH_SECONDS * 5
 
     def view(self) -> View:
-        """The latest look; it is at most about a second old while the head answers."""
+        """What was read last; it is at most about a second old while the head answers."""
         return self._view
 
     def refresh(self) -> None:
-        """Look again now. Raises TournamentError when the head has not answered for long."""
+        """Read them again now. Raises TournamentError when the head has not answered for long."""
         since = self._asked_since
         if since is not None and time.monotonic() - since > HEAD_SECONDS:
             raise TournamentError(
@@ -267,35 +285,35 @@ class Cluster:
             )
         self._wake.set()
 
-    def want(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Tell the autoscaler what would be put to use; an empty wish takes the last one back."""
-        self._wish = [dict(bundle) for bundle in bundles]
+    def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Tell the autoscaler what would be put to use; an empty request takes the last one back."""
+        self._requested = [dict(bundle) for bundle in bundles]
         self._wake.set()
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            self._wake.wait(LOOK_SECONDS)
+            self._wake.wait(REFRESH_SECONDS)
             self._wake.clear()
             self._asked_since = time.monotonic()
             try:
                 self._ask_for_more()
-                self._view = look()
-            except Exception:  # ours is to look; whether it matters is seen by how long it lasts
-                self._closing.wait(LOOK_SECONDS)
+                self._view = read_nodes()
+            except Exception:  # whether it matters is seen by how long it lasts
+                self._closing.wait(REFRESH_SECONDS)
                 continue
             self._asked_since = None
 
     def _ask_for_more(self) -> None:
-        wish = self._wish
-        if wish is not None:
+        requested = self._requested
+        if requested is not None:
             from ray.autoscaler.sdk import request_resources
 
-            request_resources(bundles=wish)
-            if self._wish is wish:
-                self._wish = None
+            request_resources(bundles=requested)
+            if self._requested is requested:
+                self._requested = None
 
     def close(self) -> None:
-        """Take the wish back and disconnect; give up after a few seconds if the head does not answer."""
+        """Take the request back and disconnect; give up after a few seconds if the head does not answer."""
 
         def leave() -> None:
             self._thread.join()
@@ -305,14 +323,14 @@ class Cluster:
                 import_ray().shutdown()
 
         silent = self.silent
-        self.want([])
+        self.request([])
         self._closing.set()
         leaving = threading.Thread(target=leave, daemon=True, name="ray leaving")
         leaving.start()
         leaving.join(1.0 if silent else CLOSE_SECONDS)
 
 
-def look() -> View:
+def read_nodes() -> View:
     """All living nodes and their resources."""
     from ray._private.state import state
 

@@ -1,9 +1,9 @@
 """Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
 
 A pod is one task, its evaluation another with resources of its own, a pod of several GPUs or nodes holds them as a
-placement group. There are no actors and nothing of worth in the object store: a task (`task.py`) streams a few words to
-this process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod is the
-orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
+placement group. There are no actors and nothing of worth in the object store: a task (`tasks.py`) streams a few
+messages to this process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod
+is the orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
-from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, settle
+from fintrader.tournament.launchers.base import (
+    START_SECONDS,
+    LauncherFactory,
+    PodFailure,
+    PodProgress,
+    RunAccess,
+    settle,
+)
 from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups
 from fintrader.tournament.launchers.ray.settings import RaySettings
-from fintrader.tournament.launchers.ray.streams import Message, Stream, Streams
+from fintrader.tournament.launchers.ray.streams import Stream, Streams
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
-from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
-from fintrader.tournament.store import RunStore
+from fintrader.tournament.spec import BODY, Message, PodResult, PodSpec, Reason
 
 
 @dataclass(eq=False)
@@ -37,14 +41,14 @@ class _Pod:
     future: Future[PodResult]
     stream: Stream | None = None
     last: Message | None = None
-    """The last word of its task, which has yet to end."""
+    """The last message of its task, which has yet to end."""
     evaluating: bool = False
     node: str = ""
-    """Where it runs; empty while Ray looks for a place."""
+    """Where it runs; empty while Ray looks for a node."""
     others: list[str] = field(default_factory=list)
     """The further nodes of its ranks."""
     pid: int = 0
-    heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     ready: bool = False
     progress: PodProgress = field(default_factory=PodProgress)
 
@@ -58,24 +62,21 @@ class RayLauncher:
 
     def __init__(
         self,
-        run: RunFolder,
-        market: Path,
+        access: RunAccess,
         settings: RaySettings,
         *,
         body: str = BODY,
         workers: int | None = None,
-        token: int | None = None,
         hang_seconds: float = 300.0,
         store_seconds: float = 0.0,
         gpus: float = 0.0,
     ) -> None:
         """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
-        self.run, self.market, self.settings, self.body, self.token = run, market, settings, body, token
-        self._limit, self._hang = workers, hang_seconds
-        self._mirror, self._store_seconds = mirror_of(run.root), store_seconds
+        self.access, self.settings, self.body = access, settings, body
+        self._limit, self._hang, self._store_seconds = workers, hang_seconds, store_seconds
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
-        self._wanted = 0
+        self._requested = 0
         self._empty_since: float | None = None
         self._cluster = Cluster(settings)
         if settings.gpus is not None:
@@ -100,40 +101,35 @@ class RayLauncher:
             training = [pod.nodes() for pod in self._pods.values() if not pod.evaluating]
         leaving = sum(any(node not in staying for node in nodes) for nodes in training)
         size = self.settings.nodes
-        places = groups((fits(self.need, node.total) for node in staying.values()), size)
+        in_all = groups((fits(self.need, node.total) for node in staying.values()), size)
         # others may use the cluster too
         vacant = groups((fits(self.need, node.available) for node in staying.values()), size)
-        room = min(places, len(training) - leaving + vacant) + evaluating + leaving
+        room = min(in_all, len(training) - leaving + vacant) + evaluating + leaving
         return room if self._limit is None else min(room, self._limit)
 
     def resize(self, workers: int | None) -> None:
-        """Wanted number of pods at once; None: whatever the cluster holds."""
+        """Requested number of pods at once; None: whatever the cluster holds."""
         self._limit = workers
 
-    def want(self, pods: int) -> None:
-        """So many pods could be at work: what the autoscaler is told."""
+    def request(self, pods: int) -> None:
+        """So many pods could be at work: the autoscaler is asked for room."""
         pods = pods if self._limit is None else min(pods, self._limit)
-        if pods != self._wanted:
-            self._wanted = pods
-            self._cluster.want([dict(self.need)] * (pods * self.settings.nodes))
+        if pods != self._requested:
+            self._requested = pods
+            self._cluster.request([dict(self.need)] * (pods * self.settings.nodes))
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        task = {
-            "spec": spec.model_dump(mode="json"),
-            "run": str(self.run.root.resolve()),
-            "market": str(self.market),
-            "store": None if self._mirror is None else self._mirror.objects.url,
-            "inside": "" if self._mirror is None else self._mirror.prefix,
-            "device": devices(self.gpus, self.settings.nodes),
-            "nodes": self.settings.nodes,
-            "need": dict(self.need),
-            "token": self.token,
-            "attempt": attempt,
-            "body": self.body,
-            "apart": self.settings.evaluators,
-            "store_seconds": self._store_seconds,
-            "draft": None,
-        }
+        task = self.access.task(
+            spec,
+            device=devices(self.gpus, self.settings.nodes),
+            nodes=self.settings.nodes,
+            need=dict(self.need),
+            attempt=attempt,
+            body=self.body,
+            evaluate_elsewhere=self.settings.evaluators,
+            store_seconds=self._store_seconds,
+            trained=None,
+        )
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:
@@ -175,9 +171,9 @@ class RayLauncher:
             pods = list(self._pods.values())
         for pod in pods:
             if pod.last is not None:
-                continue  # it has nothing more to say
+                continue  # it has nothing more to send
             patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
-            if pod.node and now - pod.heard > patience:
+            if pod.node and now - pod.last_message > patience:
                 self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
             elif any(self._must_go(nodes[node]) for node in pod.nodes() if node in nodes):
                 self._stop(pod, "drained", "its node goes")
@@ -194,7 +190,7 @@ class RayLauncher:
         self._streams.close(wait=not self._cluster.silent)
         self._cluster.close()
 
-    # --- places ----------------------------------------------------------------------------------------
+    # --- room ------------------------------------------------------------------------------------------
 
     def _must_go(self, node: Node) -> bool:
         return bool(node.leaves) and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
@@ -213,23 +209,23 @@ class RayLauncher:
         if self._empty_since is None:
             self._empty_since = time.monotonic()
         shape, size = lacking[0]
-        hopeless = view.growth is not None and not any(fits(shape, kind) for kind in view.growth)
-        if hopeless or time.monotonic() - self._empty_since >= self.settings.wait_seconds:
+        cannot_grow = view.growth is not None and not any(fits(shape, kind) for kind in view.growth)
+        if cannot_grow or time.monotonic() - self._empty_since >= self.settings.wait_seconds:
             raise TournamentError(self._no_room(shape, size, [*totals, *(view.growth or ())]))
 
-    def _no_room(self, shape: Resources, size: int, places: Sequence[Resources]) -> str:
+    def _no_room(self, shape: Resources, size: int, offers: Sequence[Resources]) -> str:
         what = "a pod" if shape is self.need else "an evaluator"
         asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items())
-        roomy = sum(fits(shape, place) > 0 for place in places)
+        roomy = sum(fits(shape, offer) > 0 for offer in offers)
         if size > 1 and roomy:
             return (
                 f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only {roomy} of "
-                f"{len(places)} node(s) can hold that; lower --ray.nodes, or add nodes and run the same command again"
+                f"{len(offers)} node(s) can hold that; lower --ray.nodes, or add nodes and run the same command again"
             )
-        most = {name: max((place.get(name, 0.0) for place in places), default=0.0) for name in shape}
+        most = {name: max((offer.get(name, 0.0) for offer in offers), default=0.0) for name in shape}
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
-            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(places)} node(s) offer at most "
+            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)} node(s) offer at most "
             f"{there}; lower --ray.gpus, --ray.cpus or --ray.resources, or add nodes and run the same command again"
         )
 
@@ -242,7 +238,7 @@ class RayLauncher:
             pod.task,
             need,
             f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
-            lambda word: self._heed(pod, word),
+            lambda message: self._on_message(pod, message),
             lambda error: self._conclude(pod, error),
             group=group,
         )
@@ -262,24 +258,24 @@ class RayLauncher:
             del self._pods[pod.spec.pod]
         settle(pod.future, outcome)
 
-    # --- words -----------------------------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------------------------
 
-    def _heed(self, pod: _Pod, word: Message) -> None:
-        """Act on one word; the last one waits for the end of its task."""
-        pod.heard = time.monotonic()
-        match word["kind"]:
+    def _on_message(self, pod: _Pod, message: Message) -> None:
+        """Act on one message; the last one waits for the end of its task."""
+        pod.last_message = time.monotonic()
+        match message["kind"]:
             case "started":
-                pod.node, pod.pid = word["node"], word["pid"]
+                pod.node, pod.pid = message["node"], message["pid"]
                 pod.others.clear()
-                pod.progress.device = f"{word['host']} {pod.task['device']}"
+                pod.progress.device = f"{message['host']} {pod.task['device']}"
             case "joined":
-                pod.others.append(word["node"])
+                pod.others.append(message["node"])
             case "progress":
                 pod.ready = True
-                pod.progress.share, pod.progress.env_steps = word["share"], word["env_steps"]
-                pod.progress.note = word["note"]
+                pod.progress.share, pod.progress.env_steps = message["share"], message["env_steps"]
+                pod.progress.note = message["note"]
             case _:
-                pod.last = word
+                pod.last = message
 
     def _conclude(self, pod: _Pod, error: Exception | None) -> None:
         """Its task has ended: what becomes of the pod."""
@@ -289,42 +285,42 @@ class RayLauncher:
             elif error is not None:
                 self._end(pod, self._cause(pod, error))
             else:
-                self._end(pod, PodFailure("error", "its task ended without a word"))
-        except Exception as problem:  # a pod lost in its handling must not deafen us for the others
+                self._end(pod, PodFailure("error", "its task ended without a message"))
+        except Exception as problem:  # a pod lost in its handling must not cost the others
             self._end(pod, PodFailure("error", f"{type(problem).__name__}: {problem}"))
 
-    def _act(self, pod: _Pod, word: Message) -> None:
-        match word["kind"]:
+    def _act(self, pod: _Pod, message: Message) -> None:
+        match message["kind"]:
             case "trained":
                 with self._lock:
                     if self._pods.get(pod.spec.pod) is not pod:
                         return  # stopped a moment ago
-                    pod.task = {**pod.task, "device": "cpu", "nodes": 1, "draft": word["outcome"]}
+                    pod.task = {**pod.task, "device": "cpu", "nodes": 1, "trained": message["outcome"]}
                     pod.others.clear()
                     pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
                     pod.progress.note, pod.progress.share = "evaluating", 1.0
                     self._start(pod, self.evaluator)
             case "done":
-                result = PodResult.model_validate(word["outcome"])
-                if RunStore(self.run).has_result(result.pod):
+                result = PodResult.model_validate(message["outcome"])
+                if open_store(self.access.run, self.access.mirror).has_result(result.pod):
                     self._end(pod, result)
                 else:
                     where = f"{pod.progress.device} stored it where this machine does not see it"
                     self._end(pod, PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"))
             case "failed":
-                self._end(pod, PodFailure(word["reason"], word["detail"]))
+                self._end(pod, PodFailure(message["reason"], message["detail"]))
 
     def _cause(self, pod: _Pod, error: Exception) -> PodFailure:
-        """What became of a pod's process, in one of our words."""
+        """What became of a pod's process, as a reason of ours."""
         from ray import exceptions
 
         if isinstance(error, exceptions.OutOfMemoryError):
-            return PodFailure("oom", "killed by Ray for want of memory on its node; lower env.num_envs")
-        place = f"{pod.progress.device}, node {pod.node[:8]}" if pod.node else "no node yet"
+            return PodFailure("oom", "killed by Ray, out of memory on its node; lower env.num_envs")
+        where = f"{pod.progress.device}, node {pod.node[:8]}" if pod.node else "no node yet"
         if isinstance(error, exceptions.NodeDiedError) or (pod.node and pod.node not in self._cluster.view().nodes):
-            return PodFailure("node", f"its node vanished ({place})")
+            return PodFailure("node", f"its node vanished ({where})")
         if isinstance(error, exceptions.WorkerCrashedError):
-            return PodFailure("killed", f"its process died ({place})")
+            return PodFailure("killed", f"its process died ({where})")
         if isinstance(error, exceptions.TaskCancelledError):
             return PodFailure("drained", "cancelled from outside")
         lines = str(error).strip().splitlines() or [""]
@@ -345,7 +341,7 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
     Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they would idle.
     """
 
-    def make(settings: TournamentSettings, run: RunFolder, market: Path, token: int) -> RayLauncher:
+    def make(settings: TournamentSettings, access: RunAccess) -> RayLauncher:
         gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
         spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:
@@ -355,12 +351,10 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
                 f"more, or lower {lower}"
             )
         return RayLauncher(
-            run,
-            market,
+            access,
             ray,
             body=body,
             workers=settings.workers,
-            token=token,
             hang_seconds=settings.hang_seconds,
             store_seconds=settings.store_seconds,
             gpus=gpus,

@@ -1,4 +1,4 @@
-"""What `--launcher ray` is told: which cluster, and what a pod takes of it."""
+"""The settings of `--launcher ray`: which cluster, and what a pod takes of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the tasks of a Ray cluster have to say, each heard until it has truly ended.
+"""The messages of a Ray cluster's tasks, each task read until it has truly ended.
 
-A task that has said its last word is still returning: taking its placement group away then, or no longer listening,
+A task that has sent its last message is still returning: releasing its placement group then, or no longer reading,
 kills it half done and leaves behind an error that nobody reads, which Ray prints as unhandled.
 """
 
@@ -13,41 +13,43 @@ from contextlib import suppress
 from typing import Any
 
 from fintrader.tournament.launchers.base import LEAVE_SECONDS
-from fintrader.tournament.launchers.ray.cluster import Resources, as_task, import_ray
-from fintrader.tournament.launchers.ray.tasks import LAST_WORDS, words
+from fintrader.tournament.launchers.ray.cluster import Resources, import_ray, remote
+from fintrader.tournament.launchers.ray.tasks import LAST_MESSAGES, run_task
+from fintrader.tournament.spec import Message
 
-LISTEN_SECONDS = 0.2
-
-
-Message = dict[str, Any]
+WAIT_SECONDS = 0.2
 
 
 class Stream:
     """One task, with the placement group that it lives in. `ended` is called once, after the group is released."""
 
     def __init__(
-        self, generator: Any, group: Any, hear: Callable[[Message], None], ended: Callable[[Exception | None], None]
+        self,
+        generator: Any,
+        group: Any,
+        on_message: Callable[[Message], None],
+        ended: Callable[[Exception | None], None],
     ) -> None:
-        self.generator, self.group, self.hear, self.ended = generator, group, hear, ended
+        self.generator, self.group, self.on_message, self.ended = generator, group, on_message, ended
         self.error: Exception | None = None
         self.silent = False
-        """Stopped: whatever else it says is of no interest."""
-        self.due: float | None = None
-        """When its end is overdue (monotonic seconds)."""
+        """Stopped: whatever else it sends is of no interest."""
+        self.deadline: float | None = None
+        """When it is to have ended (monotonic seconds)."""
 
     def leave_soon(self) -> None:
         """From now on its end is waited for."""
-        self.due = self.due or time.monotonic() + LEAVE_SECONDS
+        self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
 
 
 class Streams:
-    """All tasks of one launcher, listened to by a thread."""
+    """All tasks of one launcher, read by a thread."""
 
     def __init__(self) -> None:
         self._streams: set[Stream] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._listen, daemon=True, name="ray listener")
+        self._thread = threading.Thread(target=self._read, daemon=True, name="ray streams")
         self._thread.start()
 
     def start(
@@ -55,25 +57,16 @@ class Streams:
         task: dict[str, Any],
         need: Resources,
         name: str,
-        hear: Callable[[Message], None],
+        on_message: Callable[[Message], None],
         ended: Callable[[Exception | None], None],
         *,
         group: Any = None,
     ) -> Stream:
-        """Hand a task to Ray, into the first bundle of `group` if there is one. Both calls come from the listener."""
-        options: dict[str, Any] = {
-            "num_cpus": need["CPU"],
-            "num_gpus": need.get("GPU", 0.0),
-            "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
-            "num_returns": "streaming",
-            "max_retries": 0,
-            "name": name,
-        }
-        if group is not None:
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        """Hand a task to Ray, into the first bundle of `group` if there is one.
 
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        stream = Stream(as_task(words, need).options(**options).remote(task), group, hear, ended)
+        `on_message` and `ended` are called by the reading thread.
+        """
+        stream = Stream(remote(run_task, need, name, group=group)(task), group, on_message, ended)
         with self._lock:
             self._streams.add(stream)
         return stream
@@ -86,14 +79,14 @@ class Streams:
             import_ray().cancel(stream.generator, force=True)
 
     def close(self, *, wait: bool = True) -> None:
-        """Hear those who were stopped to their end, as long as they have. Without a head that would be in vain."""
+        """Read those that were stopped to their end, as long as they have; not where the head is gone."""
         deadline = time.monotonic() + LEAVE_SECONDS / 2
         while wait and self._streams and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
         self._closing.set()
         self._thread.join(timeout=2)
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         ray = import_ray()
         while not self._closing.is_set():
             with self._lock:
@@ -102,34 +95,34 @@ class Streams:
                 self._closing.wait(0.05)
                 continue
             try:
-                ready, _ = ray.wait(list(streams), num_returns=1, timeout=LISTEN_SECONDS, fetch_local=False)
+                ready, _ = ray.wait(list(streams), num_returns=1, timeout=WAIT_SECONDS, fetch_local=False)
                 if ready and len(streams) > 1:
                     ready, _ = ray.wait(list(streams), num_returns=len(streams), timeout=0, fetch_local=False)
             except Exception:  # disconnected: whoever closed us knows
-                self._closing.wait(LISTEN_SECONDS)
+                self._closing.wait(WAIT_SECONDS)
                 continue
             for generator in ready:
-                self._hear(streams[generator], ray)
+                self._next_message(streams[generator], ray)
             for stream in streams.values():
-                if stream.due is not None and time.monotonic() > stream.due:
+                if stream.deadline is not None and time.monotonic() > stream.deadline:
                     with suppress(Exception):
                         ray.cancel(stream.generator, force=True)
                     self._end(stream)
 
-    def _hear(self, stream: Stream, ray: Any) -> None:
-        """Take the next word. An error is not the end: another may follow, and is to be read as well."""
+    def _next_message(self, stream: Stream, ray: Any) -> None:
+        """Take the next message. An error is not the end: another may follow, and is to be read as well."""
         try:
-            word: Message = ray.get(next(stream.generator))
+            message: Message = ray.get(next(stream.generator))
         except StopIteration:
             self._end(stream)
         except ray.exceptions.RayError as error:
             stream.error = stream.error or error
             stream.leave_soon()
         else:
-            if word["kind"] in LAST_WORDS:
+            if message["kind"] in LAST_MESSAGES:
                 stream.leave_soon()
             if not stream.silent:
-                stream.hear(word)
+                stream.on_message(message)
 
     def _end(self, stream: Stream) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""Whether a Ray cluster lets in somebody who has no token: `python -P knock.py HOST:PORT`, one word on standard output.
+"""Whether a Ray cluster wants a token: `python -P authentication.py HOST:PORT` prints one word.
 
-A process of its own because Ray settles how it authenticates once a process. `open`: it answered; `closed`: it asked
-for a token; `silent`: it did neither.
+A process of its own because Ray settles how it authenticates once a process. `open`: it answered without
+one; `closed`: it asked for one; `silent`: it did neither.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def main() -> None:
     from ray._raylet import GcsClient
     from ray.exceptions import AuthenticationError
 
-    word = "open"
+    answer = "open"
     try:
         GcsClient(address=sys.argv[1]).get_all_node_info(timeout=10)
     except AuthenticationError:
-        word = "closed"
+        answer = "closed"
     except Exception:
-        word = "silent"
-    print(word, flush=True)
+        answer = "silent"
+    print(answer, flush=True)
     os._exit(0)  # without the client's own farewell, which may take long
 
 

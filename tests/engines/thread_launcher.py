@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers.base import PodFailure, PodProgress
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.launchers import PodFailure, PodProgress
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.spec import Body, PodContext, PodResult, PodSpec
 
@@ -26,6 +27,7 @@ class ThreadLauncher:
         store_seconds: float = 0.0,
     ) -> None:
         self.run, self.market, self.body, self.token = run, market, body, token
+        self.mirror = mirror_of(run.root)
         self._limit, self._store_seconds = workers, store_seconds
         self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
         self._progress: dict[str, PodProgress] = {}
@@ -34,7 +36,7 @@ class ThreadLauncher:
         return self._limit
 
     def resize(self, workers: int | None) -> None:
-        """Wanted number of threads."""
+        """Requested number of threads."""
         self._limit = workers or 1
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
@@ -45,8 +47,15 @@ class ThreadLauncher:
         def report(share: float, env_steps: int, note: str) -> None:
             self._progress[spec.pod] = PodProgress(share, env_steps, note, device="thread")
 
-        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, report=report)
-        context.store_seconds = self._store_seconds
+        context = PodContext(
+            self.run,
+            self.market,
+            mirror=self.mirror,
+            token=self.token,
+            attempt=attempt,
+            report=report,
+            store_seconds=self._store_seconds,
+        )
         try:
             return run_pod(spec, context, self.body)
         except Exception as error:

@@ -1,0 +1,186 @@
+"""The store of a run that lies in an object store: the folder is a working copy of it (`fintrader.storage.mirror`).
+
+Whatever is written here is there first, and what is missing here is fetched from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
+from fintrader.files import publish
+from fintrader.runs import RunFolder
+from fintrader.storage.markets import Markets
+from fintrader.storage.mirror import Mirror
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.state_sync import clear, synchronised
+from fintrader.tournament.store import RunStore
+
+POD_FILES = ("policy.safetensors", "metrics.jsonl")
+"""Of a pod's folder, what a store keeps beside spec and result."""
+_STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
+
+
+def open_store(run: RunFolder, mirror: Mirror | None) -> RunStore:
+    """The run's files: those of its folder, or with a `mirror` those of the object store."""
+    return RunStore(run) if mirror is None else MirroredStore(run, mirror)
+
+
+class MirroredStore(RunStore):
+    """As `RunStore`, with the object store as what counts."""
+
+    def __init__(self, run: RunFolder, mirror: Mirror) -> None:
+        super().__init__(run)
+        self.mirror = mirror
+        self._sent: list[Future[None]] = []
+        self._pool: ThreadPoolExecutor | None = None
+
+    # --- the run ---------------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        if self.mirror.lease.listing is None:
+            self.mirror.pull()
+        listing = self.mirror.lease.listing or frozenset()
+        here = [*self._of_all_pods("spec.json"), *self._of_all_pods("result.json")]
+        prefix = self.mirror.prefix
+        new = [path for path in here if f"{prefix}pods/{path.parent.name}/{path.name}" not in listing]
+        self.mirror.objects.gather(self._push, new)
+        over = {name.rpartition("/")[0] for name in listing if name.endswith("/result.json")}
+        left = [name for name in listing if (match := _STATE.fullmatch(name)) and match["pod"] in over]
+        self.mirror.objects.remove(*left)
+
+    def _push(self, path: Path) -> None:
+        """A spec or result that was written before the run had a store, or just before a kill."""
+        pod, text = path.parent.name, path.read_text()
+        try:
+            files = {} if path.name == "spec.json" else self._keep_files(PodResult.from_json(path))
+        except (TournamentError, CheckpointError):
+            return  # damaged: whoever drives the tournament sets it aside
+        self.mirror.create_pod_file(pod, path.name, text, files)
+
+    def _keep_files(self, result: PodResult) -> dict[str, str]:
+        """Store what a result rests on. Raises CheckpointError when that is damaged."""
+        if result.snapshot is not None and not self.intact(result.snapshot):
+            raise CheckpointError(f"{self.snapshot_path(result.snapshot)} is damaged")
+        home = self.run.pod(result.pod)
+        paths = [home / name for name in POD_FILES if (home / name).is_file()]
+        return {path.name: self.mirror.put_file(path) for path in paths}
+
+    def settle(self) -> None:
+        sent, self._sent = self._sent, []
+        for future in sent:
+            future.result()
+
+    def publish(self) -> None:
+        self.mirror.publish()
+
+    def keep_events(self, lines: str, everything: Callable[[], str]) -> None:
+        self.mirror.append_events(lines, everything)
+
+    def superseded(self, token: int) -> bool:
+        return self.mirror.superseded(token)
+
+    def market(self, digest: str, path: Path) -> Path:
+        if path.exists():
+            return path
+        folder = self.mirror.home / ".markets" / digest
+        if not (folder / "market.safetensors").is_file() and not Markets(self.mirror.store).fetch(digest, folder):
+            raise CheckpointError(f"{self.mirror.store} has no market {digest[:12]}; run the same command again")
+        return folder / "market.safetensors"
+
+    def keep_market(self, digest: str, path: Path) -> None:
+        if path.is_file():
+            Markets(self.mirror.store).keep([digest], {"market.safetensors": path})
+
+    def keep_training(self, spec: PodSpec, folder: Path, seconds: float) -> AbstractContextManager[None]:
+        return synchronised(self.mirror, spec, folder, seconds) if seconds else nullcontext()
+
+    # --- specs and results -----------------------------------------------------------------------------
+
+    def write_spec(self, spec: PodSpec) -> None:
+        super().write_spec(spec)
+        self._pool = self._pool or ThreadPoolExecutor(max_workers=8, thread_name_prefix="specs")
+        self._sent.append(self._pool.submit(self._send_spec, spec))
+
+    def _send_spec(self, spec: PodSpec) -> None:
+        text = spec.to_json()
+        if self.mirror.create_pod_file(spec.pod, "spec.json", text) != text:
+            raise TournamentError(
+                f"{self.mirror.objects} holds another spec of {spec.pod}, made by another orchestrator; "
+                f"delete {self.run.pod(spec.pod)} and run the same command again"
+            )
+
+    def write_result(self, result: PodResult) -> PodResult:
+        files = self._keep_files(result)
+        try:
+            text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
+        except StorageDamagedError:
+            self._forget(result.pod, "result.json")
+            text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
+        publish(self.result_path(result.pod), text.encode())
+        with contextlib.suppress(StorageError):  # what remains of it is cleared away at the next start
+            clear(self.mirror, result.pod)
+        return self.read_result(result.pod)
+
+    def note(self, result: PodResult) -> PodResult:
+        publish(self.result_path(result.pod), result.to_json().encode())
+        return result
+
+    def has_result(self, pod: str) -> bool:
+        return super().has_result(pod) or self._recall(pod)
+
+    def _recall(self, pod: str) -> bool:
+        """Bring a pod's result from the object store, if it has one. A damaged one is taken away there."""
+        try:
+            text = self.mirror.pod_file(pod, "result.json")
+        except StorageDamagedError:
+            self._forget(pod, "result.json")
+            return False
+        if text is not None:
+            publish(self.result_path(pod), text.encode())
+        return text is not None
+
+    def _forget(self, pod: str, name: str) -> None:
+        self.mirror.remove_pod_file(pod, name)
+
+    # --- snapshots and policies ------------------------------------------------------------------------
+
+    def put(self, data: bytes) -> str:
+        self.mirror.put_bytes(data)
+        return super().put(data)
+
+    def get(self, digest: str) -> bytes:
+        self._fetch_unless_whole(digest, self.snapshot_path(digest))
+        return super().get(digest)
+
+    def ensure_policy(self, result: PodResult) -> None:
+        if result.policy is not None:
+            self._fetch_unless_whole(result.policy, self.policy_path(result.pod))
+
+    def _kept(self, digest: str, path: Path) -> bool:
+        """Whether content is there. What is whole here and missing there is stored there."""
+        if self.mirror.has(digest):
+            return True
+        whole = super()._kept(digest, path)
+        if whole:
+            self.mirror.put_file(path)
+        return whole
+
+    def _fetch_unless_whole(self, digest: str, path: Path) -> None:
+        if self._whole(path, digest):
+            return
+        try:
+            if self.mirror.fetch(digest, path):
+                return
+            state = "is missing"
+        except StorageDamagedError:
+            self.mirror.discard(digest)
+            state = "is damaged"
+        raise CheckpointError(
+            f"{self.mirror.objects}/objects/{digest} {state}; run the same command again to train its pod anew"
+        )
