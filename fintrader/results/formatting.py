@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.strategies import results_first
+from fintrader.results.strategies import in_order
 
 DASH = "–"
 
@@ -169,10 +169,10 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: s
 
 
 def table_text(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
-    """`metrics_table` as plain text, results before baselines."""
+    """`metrics_table` as plain text, ours before the baselines."""
     console = Console(width=120, color_system=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(metrics_table({name: metrics[name] for name in results_first(metrics)}))
+        console.print(metrics_table({name: metrics[name] for name in in_order(metrics)}))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
@@ -180,7 +180,7 @@ def table_html(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
     """The same table for a notebook."""
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in ("Strategy", *(text for _, text in PAPER_COLUMNS)))
     rows = ""
-    for name in results_first(metrics):
+    for name in in_order(metrics):
         cells = "".join(f"<td>{statistic(key, metrics[name].get(key))}</td>" for key, _ in PAPER_COLUMNS)
         rows += f"<tr><th>{html.escape(name.replace('_', ' '))}</th>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
