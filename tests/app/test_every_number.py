@@ -119,7 +119,7 @@ def test_honesty_panels_are_drawn(open_page: Open, template: Path) -> None:
     above = report["random_portfolios"]["share_above"]
     words = said(test)
     assert f"cumulative return {percent(above['cumulative_return'])}" in words
-    assert f"sharpe {percent(above['sharpe'], 1)}" in words
+    assert f"sharpe {percent(above['sharpe'])}" in words
     assert f"{percent(report['overfitting']['probability'], 0)} of {count(report['overfitting']['splits'])}" in words
     assert "No look-ahead was found" in words
     assert "Not computed" not in words
