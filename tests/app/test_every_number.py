@@ -120,7 +120,7 @@ def test_honesty_panels_are_drawn(open_page: Open, template: Path) -> None:
     words = said(test)
     assert f"cumulative return {percent(above['cumulative_return'])}" in words
     assert f"sharpe {percent(above['sharpe'])}" in words
-    assert f"{percent(report['overfitting']['probability'], 0)} of {count(report['overfitting']['splits'])}" in words
+    assert f"{probability(report['overfitting']['probability'])} of {count(report['overfitting']['splits'])}" in words
     assert "No look-ahead was found" in words
     assert "Not computed" not in words
     assert "not run" not in words
