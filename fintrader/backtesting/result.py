@@ -11,13 +11,9 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import BacktestError
-from fintrader.results.catalogue import measure
+from fintrader.results.catalogue import History, measure, weights
 
 Array = NDArray[np.float64]
-
-
-"""Columns of `BacktestResult.trades`. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
-`forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +37,7 @@ class BacktestResult:
     turnover_usd: Array
     """`[T]` notional bought and sold, at the same bars."""
     trades: pd.DataFrame = field(repr=False)
-    """One row a fill; see `TRADE_COLUMNS`."""
+    """One row a fill; see `results.backtest_files.TRADE_COLUMNS`."""
     benchmark: Array
     """`[T]` level of the index."""
     benchmark_name: str = "index"
@@ -93,14 +89,12 @@ class BacktestResult:
 
     def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:
         """`[len(bars), N]`: value of each position over equity (0 once the equity is gone)."""
-        equity = self.equity[bars][:, None]
-        value = self.shares[bars] * self.mark[bars]
-        return np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
+        return weights(self.shares[bars], self.mark[bars], self.equity[bars])
 
     @cached_property
     def metrics(self) -> dict[str, float | None]:
-        """Name -> number, None where it is undefined; `measures.CATALOGUE` says what each one is."""
-        return measure(self)
+        """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one is."""
+        return measure(History(**{name: getattr(self, name) for name in History._fields}))
 
     def trade_list_profit(self) -> float:
         """Profit recomputed from the trade list alone: cash flows, costs and interest, and what is held at the end."""

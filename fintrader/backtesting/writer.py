@@ -10,10 +10,10 @@
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
     sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
-    report.html        the same, to read
+    report.html        the same, to read; whoever is above writes it afterwards (`report.html.write_report`)
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
-metrics.json is a whole backtest.
+metrics.json is a whole backtest, and one with a report.html has its report.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.files import write_bytes, write_json
 from fintrader.results.backtest_files import PRICE_COLUMNS, StoredBacktest, empty_trades
+from fintrader.results.catalogue import gross_exposure
 
 
 def tabulate(
@@ -51,16 +52,16 @@ def tabulate(
     for name, result in results.items():
         if not np.array_equal(result.minutes, first.minutes):
             raise BacktestError(f"{name} and {first.name} cover different bars; simulate them over the same window")
-    return StoredBacktest(
-        metrics={name: dict(result.metrics) for name, result in results.items()},
-        equity=pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
-        positions=pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
-        trades=_trade_rows(results),
-        context={"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
-        honesty=dict(honesty or {}),
-        prices=_price_rows(results),
-        sensitivity=[dict(row) for row in sensitivity],
-    )
+    parts = {
+        "equity": pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
+        "positions": pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
+        "trades": _trade_rows(results),
+        "prices": _price_rows(results),
+        "context": {"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
+        "honesty": dict(honesty or {}),
+        "sensitivity": [dict(row) for row in sensitivity],
+    }
+    return StoredBacktest({name: dict(result.metrics) for name, result in results.items()}, parts)
 
 
 def _times(minutes: Any) -> pd.DatetimeIndex:
@@ -68,7 +69,6 @@ def _times(minutes: Any) -> pd.DatetimeIndex:
 
 
 def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
-    gross = np.abs(result.shares * result.mark).sum(axis=1)
     return pd.DataFrame(
         {
             "strategy": name,
@@ -79,7 +79,7 @@ def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
             "cash_usd": result.cash,
             "cost_usd": result.costs_usd,
             "turnover_usd": result.turnover_usd,
-            "exposure": np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0),
+            "exposure": gross_exposure(result.shares, result.mark, result.equity),
         }
     )
 
@@ -145,14 +145,12 @@ def write_backtest(
     sensitivity: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
 ) -> StoredBacktest:
-    """Write all files of a backtest below `folder`; returns what was written.
+    """Write the data files of a backtest below `folder`; returns what was written.
 
-    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and the report shows
+    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and a report shows
     the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and `control`
     make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover different bars.
     """
-    from fintrader.report.html import render_report
-
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials = context.get("trials")
@@ -167,14 +165,13 @@ def write_backtest(
     )
     stored = tabulate(results, context, honesty, sensitivity)
     folder = Path(folder)
-    report = render_report(stored).encode()
-    (folder / "metrics.json").unlink(missing_ok=True)  # an earlier backtest's, of which the rest goes now
+    for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
+        (folder / name).unlink(missing_ok=True)
     for name in ("equity", "positions", "prices", "trades"):
         write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
-    write_bytes(folder / "report.html", report)
     write_json(folder / "metrics.json", stored.metrics)
     return stored
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
 """Strategies that stand for comparison and were not searched for."""
@@ -10,6 +10,9 @@ BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_vari
 
 REFERENCES = ("oracle",)
 """Strategies that know more than anybody could: shown, never a result and never a rival."""
+
+
+_ORDER = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 
 
 def is_baseline(name: str) -> bool:
@@ -25,3 +28,9 @@ def is_result(name: str) -> bool:
 def main_strategy(names: Sequence[str]) -> str:
     """The strategy a report is about: the first result, else the first of all."""
     return next((name for name in names if is_result(name)), names[0])
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The order of tables: what was searched for, then what anybody could have had, then the rest as given."""
+    rank = {name: place for place, name in enumerate(_ORDER)}
+    return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))

@@ -136,7 +136,7 @@ def test_a_chart_that_stays_too_heavy_is_left_out_visibly() -> None:
         charts.show(go.Figure(go.Bar(x=[f"name {k}" for k in range(30_000)], y=[0.1 * k for k in range(30_000)])), "a")
         charts.show(go.Figure(go.Bar(x=["a"], y=[1.0])), "b")
 
-    test = AppTest.from_function(script).run()
+    test = AppTest.from_function(script, default_timeout=60).run()
     assert not test.exception
     assert "it is left out" in test.info[0].value
     assert len(test.get("plotly_chart")) == 1
@@ -155,7 +155,7 @@ def test_a_figure_of_a_version_is_made_once() -> None:
 
         charts.show(make, "once", version=("folder", st.session_state.get("version", 0)))
 
-    test = AppTest.from_function(script).run().run()
+    test = AppTest.from_function(script, default_timeout=60).run().run()
     assert test.session_state["made"] == 1
     test.session_state["version"] = 1
     assert test.run().session_state["made"] == 2

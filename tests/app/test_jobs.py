@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import jobs
-from fintrader_app.folders import RunsFolder
-from fintrader_app.summary import summary
+from fintrader_app.artifacts import summary
 from tests.engines.waiting import until
 
 SLEEPER = """
@@ -83,7 +83,7 @@ def test_survives_the_app(tmp_path: Path) -> None:
     starter = f"""
 import subprocess, sys, time
 from app import jobs
-from fintrader_app.folders import RunsFolder
+from fintrader.results.folders import RunsFolder
 real = subprocess.Popen
 jobs.subprocess.Popen = lambda arguments, **kw: real([sys.executable, {str(script)!r}, *arguments[2:]], **kw)
 jobs.start(RunsFolder.at({str(tmp_path / "runs")!r}), "one", "name: one")
@@ -111,7 +111,7 @@ STARTS_AND_SERVES = """
 import os, sys
 from pathlib import Path
 from app import jobs, launch
-from fintrader_app.folders import RunsFolder
+from fintrader.results.folders import RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
 served = launch.command(port, headless=True)

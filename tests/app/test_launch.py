@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -42,17 +43,32 @@ def test_tells_the_app_where_runs_lie(tmp_path: Path) -> None:
     assert launch.CACHE_VARIABLE not in variables
 
 
-def test_reading_pages_load_no_torch() -> None:
+def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
     program = (
-        "import sys, fintrader_app.shell, fintrader_app.artifacts, fintrader_app.charts, fintrader_app.analysis, "
-        "fintrader_app.markets, "
-        "fintrader_app.race, fintrader_app.metric_table, fintrader_app.jobs, fintrader_app.board; "
-        "assert 'torch' not in sys.modules and 'fintrader.backtesting' not in sys.modules; "
-        "import fintrader.backtesting; from fintrader.backtesting import simulate; "
-        "from fintrader.results import figures; "
-        "assert callable(simulate) and figures is fintrader_app.charts.figures"
+        "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables: print(words); "
+        "cli.main(['app', '--runs-dir', 'here', '--port', '8600', '--headless', 'True']); "
+        "assert not any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
+    asked = ["--runs-dir", "here", "--port", "8600", "--host", "127.0.0.1", "--headless"]
+    assert ast.literal_eval(done.stdout)[1:] == ["-P", "-m", "fintrader_app.launch", *asked]
+
+
+def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[object, ...]] = []
+    monkeypatch.setattr(launch, "serve", lambda *args, **named: served.append((*args, named)))
+    monkeypatch.setattr(sys, "argv", ["launch", "--runs-dir", "here", "--port", "8600"])
+    launch.main()
+    assert served == [("here", 8600, {"host": "127.0.0.1", "headless": None})]
+
+    def refused(*args: object, **named: object) -> None:
+        raise ConfigError("no streamlit")
+
+    monkeypatch.setattr(launch, "serve", refused)
+    with pytest.raises(SystemExit) as stopped:
+        launch.main()
+    assert stopped.value.code == 2
 
 
 def test_no_page_draws_random_numbers() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
+from fintrader.results.summary import metric_table
 from fintrader.runs import RunFolder
 from fintrader_app import artifacts, markets, race
-from fintrader_app.folders import DamagedFileError, Folder, RunsFolder
-from fintrader_app.summary import metric_table, summary
 from tests.app.conftest import PAGES, Open, healthy, said
 from tests.engines import fakes
 
@@ -141,11 +141,11 @@ def read_everything(site: Path) -> dict[str, FintraderError | None]:
     runs = RunsFolder.at(site / "runs")
     demo = runs.run("demo")
     readers: dict[str, Callable[[], object]] = {
-        "summary": lambda: summary(runs, "demo"),
+        "summary": lambda: artifacts.summary(runs, "demo"),
         "metric table": lambda: metric_table(demo),
-        "backtest": lambda: artifacts.backtest(demo),
-        "positions": lambda: artifacts.table_of(demo, "positions"),
-        "trades": lambda: artifacts.table_of(demo, "trades"),
+        "backtest": lambda: artifacts.backtest(demo).equity,
+        "positions": lambda: artifacts.backtest(demo).positions,
+        "trades": lambda: artifacts.backtest(demo).trades,
         "leaderboard": lambda: artifacts.leaderboard(demo),
         "pods": lambda: artifacts.pods(demo),
         "race": lambda: artifacts.race(demo),

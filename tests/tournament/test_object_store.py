@@ -11,6 +11,7 @@ import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError, TournamentError
 from fintrader.files import read_jsonl, seal
+from fintrader.results.leaderboard import lineage
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
@@ -21,7 +22,7 @@ from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.replay import compare
 from fintrader.tournament.spec import Fenced, PodContext
-from fintrader.tournament.status import lineage, make_index, rebuild, status
+from fintrader.tournament.status import make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, REFUSED, Faults, everything, forked
