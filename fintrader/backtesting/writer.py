@@ -56,7 +56,11 @@ def tabulate(
         equity=pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
         positions=pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
         trades=_trade_rows(results),
-        context={"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
+        context={
+            "strategies": {name: result.note for name, result in results.items()},
+            "timezone": first.timezone,
+            **dict(context or {}),
+        },
         honesty=dict(honesty or {}),
         prices=_price_rows(results),
         sensitivity=[dict(row) for row in sensitivity],

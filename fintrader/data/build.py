@@ -21,7 +21,7 @@ from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.cache_key import BUILD_VERSION, inputs_of, market_path, portable, seal_record
 from fintrader.data.cache_key import NAME as RECORD
-from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid
+from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
 from fintrader.data.clean import REPAIRS, Placement, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.corporate_actions import adjust, load_actions
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
@@ -185,6 +185,7 @@ def assemble(
         meta={
             "source": inputs,
             "calendar": settings.calendar,
+            "timezone": timezone_of(settings.calendar),
             "normalisation": scales,
             "planted": planted_description(settings, len(symbols)),
             **report,

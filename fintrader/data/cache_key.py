@@ -14,7 +14,7 @@ from fintrader.data.sources.base import Feed
 from fintrader.errors import DataError
 from fintrader.files import dump_json
 
-BUILD_VERSION = 4
+BUILD_VERSION = 5
 """Goes into every address; raised when the same settings would give other numbers."""
 
 

@@ -44,9 +44,9 @@ def test_tells_the_app_where_runs_lie(tmp_path: Path) -> None:
 
 def test_reading_pages_load_no_torch() -> None:
     program = (
-        "import sys, fintrader_app.shell, fintrader_app.artifacts, fintrader_app.charts, fintrader_app.analysis, "
-        "fintrader_app.markets, "
-        "fintrader_app.race, fintrader_app.metric_table, fintrader_app.jobs, fintrader_app.board; "
+        "import sys, fintrader_app.shell, fintrader_app.artifacts, fintrader_app.charts, "
+        "fintrader_app.markets, fintrader_app.race, "
+        "fintrader_app.metric_table, fintrader_app.jobs, fintrader_app.board; "
         "assert 'torch' not in sys.modules and 'fintrader.backtesting' not in sys.modules; "
         "import fintrader.backtesting; from fintrader.backtesting import simulate; "
         "from fintrader.results import figures; "
