@@ -271,6 +271,7 @@ def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
     charts = [
         page.chart("monthly", figures.monthly_figure(daily[main], timezone)),
         page.chart("intraday", figures.intraday_figure(bars["equity_usd"], bars["session"], timezone)),
+        note("Simple returns. Overnight: from one session's close to the close of the next one's first bar."),
         page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
     ]
     rolling = []

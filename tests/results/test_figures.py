@@ -116,6 +116,15 @@ def test_a_session_that_begins_the_day_before_keeps_its_order() -> None:
     assert list(table.index) == [0, 1]  # Monday's session opens on Sunday
 
 
+def test_a_late_opening_does_not_disturb_the_order_of_slots() -> None:
+    """10:30 to 17:00 on one day, 09:30 to 16:00 on the next: the columns run through the day all the same."""
+    times = sessions("America/New_York", "10:30", ["2024-01-15"], bars=13)
+    times = times.append(sessions("America/New_York", "09:30", ["2024-01-16"], bars=13))
+    table = figures.intraday_returns(pd.Series(np.ones(26), times), np.repeat([0, 1], 13), "America/New_York")
+    assert list(table.columns) == ["overnight", *sorted(table.columns[1:])]
+    assert len(table.columns) == 15
+
+
 def test_months_are_the_markets_own() -> None:
     days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
     table = figures.monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days), "UTC")

@@ -61,8 +61,9 @@ def intraday_returns(curve: pd.Series, session: Session, timezone: str, minutes:
     slot = np.where(opens, -1, clock)
     ends = session_ends(number)
     weekday = pd.Series(local.day_of_week[ends], index=number[ends])
-    elapsed = pd.Series(local.as_unit("ns").asi8).groupby(number).transform(lambda times: times - times.min())
-    order = elapsed.groupby(slot).max().sort_values(kind="stable").index  # also where a session begins the day before
+    clocks = np.unique(clock)
+    pauses = np.diff(clocks, prepend=clocks[-1] - 24 * 60)
+    order = [-1, *np.roll(clocks, -int(pauses.argmax()))]  # the day begins after its longest pause, midnight or not
     bars = pd.DataFrame({"session": number, "slot": slot, "growth": np.append(1.0, 1 + returns_of(curve.to_numpy()))})
     grown = bars.iloc[1:].groupby(["session", "slot"])["growth"].prod().sub(1).rename("r").reset_index()
     table = grown.groupby([grown["session"].map(weekday), "slot"])["r"].mean().unstack()
@@ -78,7 +79,7 @@ def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: 
     figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1f}")
     figure.data[0].colorbar.update(title={"text": "bps"})
     figure = layout(figure, "Mean return by weekday and time of day, basis points", "", height=150 + 40 * len(table))
-    text = f"slots of {minutes} minutes from, {timezone}; overnight: until the close of the session's first bar"
+    text = f"slots of {minutes} minutes, {timezone} time"
     figure.update_xaxes(title={"text": text, "font": {"color": MUTED}}, type="category")
     figure.update_yaxes(autorange="reversed", type="category")
     return figure.update_layout(hovermode="closest", margin_b=56)
