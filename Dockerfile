@@ -16,32 +16,34 @@ ENV PIP_NO_CACHE_DIR=1 \
 RUN python -m venv /opt/fintrader
 ENV PATH=/opt/fintrader/bin:$PATH
 WORKDIR /src
-COPY constraints.txt constraints-image.txt pyproject.toml README.md LICENSE ./
+COPY constraints.txt constraints-image.txt pyproject.toml setup.py README.md LICENSE ./
 # What the image installs besides the core. Change it with --build-arg EXTRAS=...
-ARG EXTRAS=app,fast,gcs,observe,ray,s3
+ARG EXTRAS=app,gcs,observe,ray,s3
 
 FROM build AS build-cpu
 # torch's wheels without CUDA are a tenth of the size; an empty TORCH_INDEX takes the default index.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 # The packages before the source, so that a change of the source builds in seconds.
-RUN mkdir fintrader app \
-    && touch fintrader/__init__.py app/__init__.py \
+RUN mkdir -p fintrader app/views configs \
+    && touch fintrader/__init__.py app/__init__.py app/views/__init__.py \
     && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
     && pip uninstall -y fintrader
 COPY fintrader fintrader
 COPY app app
+COPY configs configs
 RUN pip install --no-deps . \
     && pip check
 
 FROM build AS build-cuda
 RUN pip install -c constraints.txt torch
-RUN mkdir fintrader app \
-    && touch fintrader/__init__.py app/__init__.py \
+RUN mkdir -p fintrader app/views configs \
+    && touch fintrader/__init__.py app/__init__.py app/views/__init__.py \
     && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
     && pip uninstall -y fintrader
 COPY fintrader fintrader
 COPY app app
+COPY configs configs
 RUN pip install --no-deps . \
     && pip check
 

@@ -23,8 +23,8 @@ install: $(READY) ## Create .venv and install fintrader with its app and report
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e ".[app,fast,report]"
+$(READY): pyproject.toml setup.py constraints.txt | $(BIN)/python
+	$(PIP) -e ".[app,report]"
 	@touch $(READY)
 
 $(DEV): $(READY)
@@ -51,11 +51,11 @@ pytest: $(DEV) ## The tests alone
 
 test-adapters: ## The adapters and their examples, JAX and RLlib included, in environments of their own
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
-	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" -e ".[adapters,fast]" \
+	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" -e ".[adapters]" \
 		pytest pytest-timeout hypothesis
 	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
-	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e ".[fast]" pytest pytest-timeout hypothesis
+	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e . pytest pytest-timeout hypothesis
 	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(EXAMPLES)
 
 test-gcs: ## Storage on gs:// against an emulator of Google's storage, in an environment of its own

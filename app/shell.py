@@ -11,6 +11,7 @@ from typing import Any
 
 import streamlit as st
 
+from fintrader.config import shipped_configs
 from fintrader.errors import FintraderError
 from fintrader_app.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
@@ -80,7 +81,9 @@ def market_folders(runs: RunsFolder) -> list[Path]:
 def config_folders() -> list[Path]:
     """Folders whose YAML configurations the New run page offers."""
     told = os.environ.get(CONFIGS_VARIABLE)
-    return [Path(told).resolve()] if told else [Path("configs").resolve()]
+    here = Path("configs").resolve()
+    shipped = {path.parent for path in shipped_configs().values()} - {here}
+    return [Path(told).resolve()] if told else [here, *shipped]
 
 
 def page(title: str, render: Callable[[RunsFolder], None], lead: str = "") -> None:

@@ -38,7 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import _env_cuda, _env_factored
 from benchmarks.common import ROOT, finish
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs import ENV_ID, EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.registration import ENV_ID
 
 BARS, ASSETS, FEATURES, ACCOUNTS = 4096, 100, 8, 4096
 Run = Callable[[int], int]

@@ -96,9 +96,9 @@ def log_return(decide: Callable[[BacktestAccount], Tensor], market: MarketTensor
     return math.log(equity[-1] / equity[0])
 
 
-def rule(desk: BacktestAccount) -> Tensor:
+def rule(account: BacktestAccount) -> Tensor:
     """Equal weights of what will rise, for one who knows which column tells."""
-    rising = (desk.market.features[desk.bar, :, 0] > 0).float()
+    rising = (account.market.features[account.bar, :, 0] > 0).float()
     return (rising / rising.sum().clamp_min(1)).unsqueeze(0)
 
 
@@ -145,7 +145,7 @@ def train_ours(algo: str, seed: int, seconds: float) -> list[dict[str, float]]:
     )
 
     def decide() -> Callable[[BacktestAccount], Tensor]:
-        return lambda desk: agent.policy(desk.observe())
+        return lambda account: agent.policy(account.observe())
 
     def on_progress(progress: TrainProgress) -> None:
         referee.look(progress.env_steps, decide)
@@ -175,17 +175,17 @@ def finrl_env(market: MarketTensors) -> Any:
     return module.StockTradingEnv(config, buy_cost_pct=1e-3, sell_cost_pct=1e-3)
 
 
-class FinrlDesk:
-    """A policy for FinRL's states at our desk: writes the state as `StockTradingEnv.get_state` does."""
+class FinrlPolicy:
+    """A policy for FinRL's states in our account: writes the state as `StockTradingEnv.get_state` does."""
 
     def __init__(self, act: Callable[[np.ndarray], np.ndarray]) -> None:
         self.act, self.idle = act, np.zeros(ASSETS)
 
-    def __call__(self, desk: BacktestAccount) -> Tensor:
+    def __call__(self, account: BacktestAccount) -> Tensor:
         """Action `[1, N]`."""
-        price, held = desk.market.close[desk.bar].numpy(), desk.held
-        cash = desk.equity - float((held * price).sum())
-        technical = desk.market.features[desk.bar].flatten().numpy() * 2**-7
+        price, held = account.market.close[account.bar].numpy(), account.held
+        cash = account.equity - float((held * price).sum())
+        technical = account.market.features[account.bar].flatten().numpy() * 2**-7
         state = np.hstack((cash * 2**-12, 0.0, 0.0, price * 2**-6, held * 2**-6, self.idle, technical))
         action = np.clip(self.act(state.astype(np.float32)), -1, 1)
         self.idle = np.where(np.abs(action * THEIRS.max_shares).astype(int) > 10, 0.0, self.idle + 1)
@@ -201,8 +201,8 @@ def train_sb3(seed: int, seconds: float) -> list[dict[str, float]]:
     model = PPO("MlpPolicy", finrl_env(training), seed=seed, device="cpu", **FINRL_PPO)
     referee = Referee(validation, THEIRS, seconds)
 
-    def decide() -> FinrlDesk:
-        return FinrlDesk(lambda state: np.asarray(model.predict(state, deterministic=True)[0]))
+    def decide() -> FinrlPolicy:
+        return FinrlPolicy(lambda state: np.asarray(model.predict(state, deterministic=True)[0]))
 
     class Look(BaseCallback):  # type: ignore[misc]
         def _on_step(self) -> bool:
@@ -248,7 +248,7 @@ def train_rllib(seed: int, seconds: float) -> list[dict[str, float]]:
         while True:
             found = algorithm.train()
             steps = int(found.get("num_env_steps_sampled_lifetime") or steps)
-            referee.look(steps, lambda: FinrlDesk(act))
+            referee.look(steps, lambda: FinrlPolicy(act))
     algorithm.stop()
     ray.shutdown()
     return referee.curve

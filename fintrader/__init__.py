@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fintrader.registration import register
+
 if TYPE_CHECKING:
     from fintrader.agents.policy import load_policy
     from fintrader.backtesting import backtest
@@ -30,6 +32,9 @@ _HOMES = {
     "load_policy": "fintrader.agents.policy",
     "run_tournament": "fintrader.pipeline",
 }
+
+
+register()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """What every settings model shares: frozen, strict, readable errors, YAML in and out.
 
-The models themselves stand beside the code they set (`EnvSettings` in `envs/trading.py`, and so on);
-`fintrader/pipeline.py` puts them together into one `RunConfig`.
+The models themselves stand beside the code they set (`EnvSettings` in `envs/settings.py`, and so on);
+`pipeline/config.py` puts them together into one `RunConfig`.
 """
 
 from __future__ import annotations
@@ -102,12 +102,34 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file's mapping. Raises ConfigError when it is missing, unreadable or no mapping."""
+def shipped_configs() -> dict[str, Path]:
+    """Name -> file of the configurations that come with fintrader, e.g. `quickstart`."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "configs", package.parent / "configs"):  # of a wheel; of the source tree
+        if (folder / "quickstart.yaml").is_file():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def find_config(path: Path | str) -> Path:
+    """The file itself, or the shipped configuration of that name. A path that leads nowhere comes back as it is."""
+    path = Path(path)
+    if path.is_file() or len(path.parts) > 1:
+        return path
+    return shipped_configs().get(path.name, path)
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """The mapping in a YAML file, or in the shipped configuration of that name.
+
+    Raises ConfigError when it is missing, unreadable or no mapping.
+    """
+    path = find_config(path)
     try:
         values = yaml.safe_load(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration") from None
+        names = ", ".join(shipped_configs())
+        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration, or one of {names}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     except yaml.YAMLError as error:

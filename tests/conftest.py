@@ -1,10 +1,30 @@
-"""What every test stands on."""
+"""What every test stands on: Ctrl-C as in a terminal, no limit that a slow machine could miss, how often to try.
+
+`make test` runs what is not marked `slow`, with hypothesis's profile "quick"; `make test-all` runs everything, with
+`--hypothesis-profile=thorough`. Both judge by what comes out, never by how long it takes.
+"""
 
 from __future__ import annotations
 
 import signal
 
+import pytest
+from hypothesis import HealthCheck, settings
+
+for name, tries in (("quick", 25), ("thorough", 100)):
+    settings.register_profile(
+        name, max_examples=tries, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    )
+settings.load_profile("quick")
+
 # Whoever starts the tests in the background of a shell without job control has SIGINT ignored, and so have all
 # processes that tests start: Ctrl-C could not be tried.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests may take an hour: the limit is for what hangs."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))

@@ -1,6 +1,9 @@
-"""Small markets with every irregularity, for tests that need no data pipeline."""
+"""Small markets for tests that need no data pipeline, and how often properties are tried."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -8,6 +11,14 @@ import torch
 from fintrader.data.tensors import MarketTensors, Windows
 
 MINUTE_NS = 60_000_000_000
+
+
+def clock(num_bars: int, session_bars: int) -> dict[str, torch.Tensor]:
+    """`session` and `minutes` of so many bars: one a minute from 14:30 UTC, a session a day."""
+    bar = torch.arange(num_bars)
+    session = bar // session_bars
+    first = int(np.datetime64("2020-01-02T14:30", "ns").astype(np.int64))
+    return {"session": session, "minutes": first + MINUTE_NS * (session * 1440 + bar % session_bars)}
 
 
 def make_market(
@@ -42,10 +53,6 @@ def make_market(
             tradable[:late, 1] = tradable[ended:, 2] = False
             tradable[late, 1] = tradable[ended - 1, 2] = True
             member[num_bars // 3 : num_bars // 2, 3] = False
-    session = np.arange(num_bars) // session_bars
-    minutes = (np.datetime64("2020-01-02T14:30", "ns").astype(np.int64)) + MINUTE_NS * (
-        session * 1440 + np.arange(num_bars) % session_bars
-    )
     features = rng.normal(size=(num_bars, num_assets, num_features))
     features[np.isnan(close)] = 0.0
     third = num_bars // 3
@@ -56,11 +63,82 @@ def make_market(
         context=torch.tensor(rng.normal(size=(num_bars, 2)), dtype=torch.float32),
         tradable=torch.tensor(tradable),
         member=torch.tensor(member),
-        session=torch.tensor(session, dtype=torch.int64),
-        minutes=torch.tensor(minutes, dtype=torch.int64),
+        **clock(num_bars, session_bars),
         benchmark=torch.tensor(100 * np.exp(np.cumsum(rng.normal(0, volatility, num_bars)))),
         symbols=tuple(f"S{n:03d}" for n in range(num_assets)),
         feature_names=tuple(f"f{f}" for f in range(num_features)),
         context_names=("c0", "c1"),
         windows=Windows((0, third), (third + 1, 2 * third), (2 * third + 1, num_bars)),
     )
+
+
+def planted_market(
+    num_bars: int = 4000,
+    num_assets: int = 8,
+    *,
+    drift: float = 2e-4,
+    volatility: float = 8e-4,
+    regime_bars: int = 200,
+    noise_features: int = 2,
+    session_bars: int = 390,
+    seed: int = 0,
+) -> MarketTensors:
+    """A market whose drift is shown: each asset's regime (+1 or -1) is a feature, and its drift has that sign.
+
+    `drift` and `volatility` per bar; a regime lasts `regime_bars` on average. Row t shows the drift of bar t + 1.
+    """
+    rng = np.random.default_rng(seed)
+    flips = rng.random((num_bars + 1, num_assets)) < 1.0 / regime_bars
+    start = rng.choice([-1.0, 1.0], size=num_assets)
+    regime = start * np.where(np.cumsum(flips, axis=0) % 2 == 0, 1.0, -1.0)
+    common = rng.normal(0, 0.6, (num_bars, 1))
+    own = rng.normal(0, 0.8, (num_bars, num_assets))
+    returns = drift * regime[:-1] + volatility * (common + own)
+    close = 100 * np.exp(np.cumsum(returns, axis=0))
+    open_ = np.vstack([np.full((1, num_assets), 100.0), close[:-1]])
+    features = np.concatenate([regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2)
+    return MarketTensors(
+        open=torch.tensor(open_, dtype=torch.float32),
+        close=torch.tensor(close, dtype=torch.float32),
+        features=torch.tensor(features, dtype=torch.float32),
+        context=torch.zeros(num_bars, 1),
+        tradable=torch.ones(num_bars, num_assets, dtype=torch.bool),
+        member=torch.ones(num_bars, num_assets, dtype=torch.bool),
+        **clock(num_bars, session_bars),
+        benchmark=torch.tensor(close.mean(axis=1)),
+        symbols=tuple(f"P{n}" for n in range(num_assets)),
+        feature_names=("signal", *(f"noise{k}" for k in range(noise_features))),
+        context_names=("zero",),
+    )
+
+
+def rising_market() -> MarketTensors:
+    """Two assets: the first always falls, the second always rises."""
+    market = planted_market(600, 2, drift=1e-3, volatility=5e-4, regime_bars=10**9, noise_features=0)
+    assert market.close[-1, 0] < market.close[0, 0]
+    assert market.close[-1, 1] > market.close[0, 1]
+    return market
+
+
+def joined(market: MarketTensors, other: MarketTensors, cut: int) -> MarketTensors:
+    """`market` up to bar `cut`, with `other`'s bars from there on: what no one may have known before."""
+    pieces = {
+        name: torch.cat([tensor[:cut], getattr(other, name)[cut:]])
+        for name, tensor in market.arrays()
+        if name not in ("minutes", "session")
+    }
+    return replace(market, **pieces)
+
+
+def pick_assets(market: MarketTensors, order: Sequence[int]) -> MarketTensors:
+    """The market with these assets, in this order."""
+    names = ("open", "close", "features", "tradable", "member")
+    arrays = {name: getattr(market, name)[:, list(order)] for name in names}
+    return replace(market, symbols=tuple(market.symbols[n] for n in order), **arrays)
+
+
+def examples(thorough: int) -> int:
+    """How many examples to try a property on: so many with hypothesis's profile "thorough", a quarter with "quick"."""
+    from hypothesis import settings
+
+    return max(1, thorough * settings.default.max_examples // 100)

@@ -8,13 +8,13 @@ import warnings
 import empyrical
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from fintrader import metrics
-from fintrader.metrics import batched, performance, relative
+from fintrader.metrics import performance, relative
+from tests.factories import examples
 
 RETURN = st.one_of(
     st.floats(-0.9, 1.5).map(lambda value: round(value, 9)),  # smaller moves drown in the rounding of 1 + r
@@ -57,7 +57,7 @@ def agree(ours: float | None, theirs: float, what: str) -> None:
         assert math.isclose(ours, theirs, rel_tol=1e-10, abs_tol=1e-10), f"{what}: {ours} != {theirs}"
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000))
 @given(SERIES)
 def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
     if not performance.known(returns).size:  # empyrical calls a series of NaN a return of zero; we call it unknown
@@ -74,7 +74,7 @@ def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
         )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000))
 @given(st.lists(st.tuples(RETURN, RETURN), min_size=0, max_size=40))
 def test_two_series_agree_with_empyrical(pairs: list[tuple[float, float]]) -> None:
     returns, benchmark = (np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1))
@@ -148,27 +148,3 @@ def test_daily_equity_is_the_last_value_of_each_session() -> None:
     assert metrics.daily_returns(equity, session, start=202)[0] == pytest.approx(-0.5)
     assert metrics.daily_returns([100, 0, 0, 0], [0, 1, 2, 3]).tolist() == [0, -1, 0, 0]
     assert metrics.daily_returns([], []).size == 0
-
-
-def test_torch_path_equals_the_numpy_path() -> None:
-    generator = torch.Generator().manual_seed(3)
-    equity = 100 * (1 + 0.02 * torch.randn(60, 5, generator=generator, dtype=torch.float64)).cumprod(dim=0)
-    equity[:, 3] = 100.0
-    equity[30:, 4] = 0.0
-    session = torch.arange(60) // 7
-    returns = batched.session_returns(equity, session)
-    pairs = {
-        batched.cumulative_returns: performance.cumulative_return,
-        batched.annual_returns: performance.annual_return,
-        batched.annual_volatilities: performance.annual_volatility,
-        batched.sharpes: performance.sharpe,
-        batched.sortinos: performance.sortino,
-        batched.max_drawdowns: performance.max_drawdown,
-        batched.calmars: performance.calmar,
-    }
-    for account in range(5):
-        one = metrics.daily_returns(equity[:, account].numpy(), session.numpy())
-        assert returns[:, account].numpy() == pytest.approx(one, abs=1e-14)
-        for many, single in pairs.items():
-            got, expected = float(many(returns)[account]), single(one)
-            assert math.isnan(got) if expected is None else got == pytest.approx(expected, rel=1e-10), many.__name__

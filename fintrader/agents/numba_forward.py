@@ -2,7 +2,7 @@
 
 It computes what `policy.EnsemblePolicy` computes for one observation, in float32, with sums in another order. Assets
 lie along the last axis, so that every inner loop runs over them; weights are padded to multiples of four, so that four
-inputs meet four outputs in registers. Needs numba (the extra `fast`).
+inputs meet four outputs in registers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ a few thousand numbers. `bind(policy, rows)` lays the weights of all members out
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,13 +31,13 @@ Bound = Callable[[int, Numbers], Numbers]
 
 def bind(policy: PolicyModule, rows: Numbers) -> Bound | None:
     """`policy` over the market rows `[T, N*F + N + M]` of a window; None where only the networks themselves will do:
-    without numba, off the CPU, on a classic environment, with observations of several bars, in ensembles of ensembles,
+    off the CPU, on a classic environment, with observations of several bars, in ensembles of ensembles,
     or with weights that are not finite (which the networks then show)."""
     from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 
     members = list(policy.members) if isinstance(policy, EnsemblePolicy) else [policy]
     actors = [member for member in members if type(member) is ActorPolicy and _usable(member)]
-    if len(actors) < len(members) or isinstance(policy.layout, FlatLayout) or importlib.util.find_spec("numba") is None:
+    if len(actors) < len(members) or isinstance(policy.layout, FlatLayout):
         return None
     if policy.layout.lookback > 1 or policy.layout.market_width != rows.shape[1]:
         return None

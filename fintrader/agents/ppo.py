@@ -71,10 +71,12 @@ class PPO(OnPolicyAgent):
         return {name: total / taken for name, total in sums.items()}
 
     def minibatches(self, rows: int) -> list[Tensor]:
-        """One pass over `rows` rows in random order: the row numbers of each minibatch, all of one size."""
+        """One pass over `rows` rows in random order: the row numbers of each minibatch.
+
+        Every row is in exactly one of them; where they do not divide evenly, the first ones hold one more.
+        """
         order = torch.randperm(rows, generator=self.generator, device=self.device)
-        size = max(rows // self.settings.num_minibatches, 1)
-        return [order[start : start + size] for start in range(0, rows - size + 1, size)]
+        return list(order.tensor_split(min(self.settings.num_minibatches, rows)))
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""

@@ -66,10 +66,10 @@ def simulate_weights(
     settings = baseline_settings(settings)
     mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu()
 
-    def decide(desk: BacktestAccount) -> Tensor:
-        target, price = weights(desk.bar).cpu(), mark[desk.bar]
-        want = torch.where(price > 0, target * desk.equity / price.clamp(min=1e-12), torch.zeros_like(price))
-        order = want - torch.from_numpy(desk.held)
+    def decide(account: BacktestAccount) -> Tensor:
+        target, price = weights(account.bar).cpu(), mark[account.bar]
+        want = torch.where(price > 0, target * account.equity / price.clamp(min=1e-12), torch.zeros_like(price))
+        order = want - torch.from_numpy(account.held)
         return (order if settings.fractional else torch.trunc(order)).unsqueeze(0) / MAX_WHOLE_SHARES
 
     return simulate_rule(decide, market, settings, name=name, due=due, note=note, progress=progress)

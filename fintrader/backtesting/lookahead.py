@@ -235,15 +235,15 @@ class _Traded:
 
 def _trade(market: MarketTensors, env: EnvSettings, policy: Policy, cut: int) -> _Traded:
     """Decide at every bar before `cut` (the decision at cut - 1 fills later)."""
-    desk = make_account(market, env)
+    account = make_account(market, env)
     seen: list[tuple[int, Tensor]] = []
     over = False
     with torch.no_grad():
-        while not over and desk.bar < cut:
-            obs = desk.observe()
-            seen.append((desk.bar, obs))
-            over = desk.act(policy(obs))
-    return _Traded(desk.layout, seen, desk.book.equity[:cut].copy(), desk.book.shares[:cut].copy())
+        while not over and account.bar < cut:
+            obs = account.observe()
+            seen.append((account.bar, obs))
+            over = account.act(policy(obs))
+    return _Traded(account.layout, seen, account.trade_log.equity[:cut].copy(), account.trade_log.shares[:cut].copy())
 
 
 # --- changed bars ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fintrader import metrics as m
-from fintrader.backtesting.account import BacktestAccount, EnvAccount, NumpyAccount, make_account
+from fintrader.backtesting.account import BacktestAccount, EnvAccount, KernelAccount, make_account
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import simulate
@@ -130,7 +130,7 @@ def _traded_otherwise(
 
 def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestResult:
     """Every decision carried out one bar late: seen at t, ordered at t + 1. `exact` trades in `TradingEnv` itself."""
-    order, wait = _late_desks(market, settings, exact=exact)
+    order, wait = _late_accounts(market, settings, exact=exact)
     now, interval = wait, settings.decision_interval
     with torch.no_grad():
         action = policy(now.observe())
@@ -145,19 +145,19 @@ def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings, *, exa
                 now = _hand_over(now, wait)
                 over = now.act(None, 1)
             action = action if coming is None else coming
-    return now.book.result("delayed", "one bar late")
+    return now.trade_log.result("delayed", "one bar late")
 
 
-def _late_desks(
+def _late_accounts(
     market: MarketTensors, settings: EnvSettings, *, exact: bool
 ) -> tuple[BacktestAccount, BacktestAccount]:
-    """Who carries orders out and waits all but one bar of the interval, and who waits that bar: one desk where it can.
+    """Who carries orders out and waits all but one bar of the interval, and who waits that bar: one account if it can.
 
     The environment's interval and rules are fixed, so there one account goes to and fro between two environments.
     """
-    desk = make_account(market, settings, exact=exact)
-    if isinstance(desk, NumpyAccount):
-        return desk, desk
+    account = make_account(market, settings, exact=exact)
+    if isinstance(account, KernelAccount):
+        return account, account
     order = EnvAccount(
         market, settings.model_copy(update={"decision_interval": max(1, settings.decision_interval - 1)})
     )

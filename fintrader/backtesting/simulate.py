@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.account import Action, BacktestAccount, NumpyAccount, make_account
+from fintrader.backtesting.account import Action, BacktestAccount, KernelAccount, make_account
 from fintrader.backtesting.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
@@ -63,21 +63,21 @@ def simulate(
     """
     if market.num_bars < 2:
         raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
-    desk = make_account(market, settings, exact=exact)
-    return trade(ask(policy, desk, name), desk, name=name, progress=progress, note=note)
+    account = make_account(market, settings, exact=exact)
+    return trade(ask(policy, account, name), account, name=name, progress=progress, note=note)
 
 
-def ask(policy: Policy, desk: BacktestAccount, name: str) -> Decide:
-    """How this policy is asked at this desk: bound to the window where both can, through observations elsewhere."""
-    bound = policy.bind(desk.rows) if isinstance(desk, NumpyAccount) and isinstance(policy, Bindable) else None
-    if bound is not None and isinstance(desk, NumpyAccount):
-        return _ask_bound(bound, desk, name)
+def ask(policy: Policy, account: BacktestAccount, name: str) -> Decide:
+    """How this policy is asked for this account: bound to the window where both can, through observations elsewhere."""
+    bound = policy.bind(account.rows) if isinstance(account, KernelAccount) and isinstance(policy, Bindable) else None
+    if bound is not None and isinstance(account, KernelAccount):
+        return _ask_bound(bound, account, name)
 
-    def decide(desk: BacktestAccount) -> Tensor:
-        action = policy(desk.observe())
-        if not isinstance(action, Tensor) or action.shape != (1, desk.layout.num_assets):
+    def decide(account: BacktestAccount) -> Tensor:
+        action = policy(account.observe())
+        if not isinstance(action, Tensor) or action.shape != (1, account.layout.num_assets):
             shape = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
-            raise BacktestError(f"{name}: the policy gave {shape} for one account of {desk.layout.num_assets} assets")
+            raise BacktestError(f"{name}: the policy gave {shape} for an account of {account.layout.num_assets} assets")
         if not bool(action.isfinite().all()):
             raise BacktestError(_DIVERGED.format(name))
         return action.detach()
@@ -85,9 +85,9 @@ def ask(policy: Policy, desk: BacktestAccount, name: str) -> Decide:
     return decide
 
 
-def _ask_bound(bound: Bound, desk: NumpyAccount, name: str) -> Decide:
+def _ask_bound(bound: Bound, account: KernelAccount, name: str) -> Decide:
     def decide(_: BacktestAccount) -> NDArray[np.float32]:
-        action = bound(desk.bar, desk.private())
+        action = bound(account.bar, account.private())
         if not math.isfinite(action.sum()):  # actions lie in [-1, 1]: their sum is finite where all of them are
             raise BacktestError(_DIVERGED.format(name))
         return action
@@ -123,13 +123,13 @@ def simulate_rule(
     """
     if market.num_bars < 2:
         raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
-    desk = make_account(market, settings, exact=exact)
-    return trade(decide, desk, name=name, due=due, progress=progress, note=note)
+    account = make_account(market, settings, exact=exact)
+    return trade(decide, account, name=name, due=due, progress=progress, note=note)
 
 
 def trade(
     decide: Decide,
-    desk: BacktestAccount,
+    account: BacktestAccount,
     *,
     name: str,
     due: frozenset[int] | None = None,
@@ -137,17 +137,17 @@ def trade(
     note: str = "",
 ) -> BacktestResult:
     """Run an account to the end of its window, asking `decide` at every decision (with `due`, only at those bars)."""
-    last = desk.market.num_bars - 1
+    last = account.market.num_bars - 1
     coming = sorted(due) if due is not None else []
     with torch.no_grad(), (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task:
         over, told = False, 0
         while not over:
-            action = decide(desk) if due is None or desk.bar in due else None
-            while coming and coming[0] <= desk.bar:
+            action = decide(account) if due is None or account.bar in due else None
+            while coming and coming[0] <= account.bar:
                 coming.pop(0)
-            wait = None if due is None else (coming[0] if coming else last + 1) - desk.bar
-            over = desk.act(action, wait)
-            if desk.bar - told >= TOLD_BARS or over:
-                told = desk.bar
+            wait = None if due is None else (coming[0] if coming else last + 1) - account.bar
+            over = account.act(action, wait)
+            if account.bar - told >= TOLD_BARS or over:
+                told = account.bar
                 task.update(float(told))
-    return desk.book.result(name, note)
+    return account.trade_log.result(name, note)

@@ -1,4 +1,4 @@
-"""The book of one account: what was held, earned and paid at every bar, and the list of its trades."""
+"""The log of one account: what was held, earned and paid at every bar, and the list of its trades."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TradeLog:
         self.costs[shown] += part[2].sum()
 
     def trades(self, *columns: NDArray[Any]) -> None:
-        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the book already."""
+        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the log already."""
         self._fills.append(Fills(*columns))
 
     def ruin(self, bar: int) -> None:

@@ -87,8 +87,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         always); `record` adds the fills to info; there is nothing to render.
 
         `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
-        and `triton` one CUDA kernel with the same results, for what training uses (they need numba, the extra `fast`,
-        and triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the kernels
+        and `triton` one CUDA kernel with the same results, for what training uses (the latter needs
+        triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the kernels
         overwrite the returned observation in the next step, `final_obs` has rows only for finished accounts, and
         `account` is overwritten two steps later; the CUDA kernel, then a CUDA graph, overwrites the reward in the next
         step and the flags two steps later, too. Copy what must last longer.

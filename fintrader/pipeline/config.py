@@ -13,7 +13,7 @@ from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPOSettings
 from fintrader.backtesting.folds import WalkForwardSettings
-from fintrader.config import Settings, models_in, read_yaml, validate
+from fintrader.config import Settings, find_config, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
 from fintrader.data.place import refuse_url
 from fintrader.envs.classic import GymnasiumSettings
@@ -212,11 +212,13 @@ def differences(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]
 
 
 def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:
-    """A configuration file as settings, with `chosen` union members (see CHOICES) put in place first.
+    """A configuration file, or a shipped one by its name, as settings.
+
+    `chosen` union members (see CHOICES) are put in place first.
 
     Raises ConfigError, one line, naming the file and the field.
     """
-    path = Path(path)
+    path = find_config(path)
     values = read_yaml(path)
     values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
     for option, choice in (chosen or {}).items():

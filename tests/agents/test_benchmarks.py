@@ -1,84 +1,14 @@
-"""How the benchmarks judge: curves with known answers, and what they keep between runs."""
+"""How the benchmarks judge, and that what they compare with is what it says it is."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import algorithms, known_optimum, resume, time_to_return
+from benchmarks import known_optimum, time_to_return
+from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from fintrader.backtesting.account import make_account
-
-
-def curve(returns: list[float], pace: float = 1.0) -> list[dict[str, float]]:
-    return [
-        {"env_steps": 10 * k, "wall_s": pace * k, "cpu_s": pace * k, "return": value}
-        for k, value in enumerate(returns, start=1)
-    ]
-
-
-def test_a_level_is_reached_when_three_points_hold_it() -> None:
-    lucky = curve([0, 9, 0, 0, 5, 6, 7, 8])
-    assert algorithms.seconds_to(5, lucky, "wall_s") == 5
-    assert algorithms.seconds_to(50, lucky, "wall_s") is None
-
-
-def test_sides_are_compared_at_the_level_of_theirs() -> None:
-    slow, fast = curve([float(k) for k in range(20)]), curve([float(k) for k in range(20)], pace=0.25)
-    figures = algorithms.compare([fast, fast], [slow, slow])
-    assert figures["return_ours"] == figures["return_theirs"] == [17.5, 17.5]
-    assert figures["level"] == pytest.approx(0.95 * 17.5, abs=0.05)
-    assert figures["wall_s_ratio"] == 0.25
-    assert figures["not_below"]
-    never = algorithms.compare([curve([0.0] * 20)], [slow])
-    assert never["wall_s_ratio"] is None
-    assert not never["not_below"]
-
-
-def test_a_referee_plays_equal_episodes_and_stops_the_clock() -> None:
-    referee = algorithms.Referee("Pendulum-v1", 20)
-    still = lambda obs: np.zeros((len(obs), 1), dtype=np.float32)  # noqa: E731
-    assert referee.mean_return(still) == referee.mean_return(still)
-    assert referee.mean_return(still) < -500
-    for steps in (0, 1, 2, 20):
-        referee.look(steps, still)
-    assert [point["env_steps"] for point in referee.curve] == [1, 2, 20]
-    before = referee.wall
-    referee.look(20, still)  # nothing is left to judge
-    assert referee.wall == before
-
-
-def test_records_are_used_for_equal_settings_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "ROOT", tmp_path)
-    calls = []
-
-    def make() -> dict[str, Any]:
-        calls.append(1)
-        return {"share": len(calls)}
-
-    records = resume.Records("x")
-    assert records.get("ppo-0", {"lr": 1.0}, make)["share"] == 1
-    assert resume.Records("x").get("ppo-0", {"lr": 1.0}, make)["share"] == 1
-    assert records.get("ppo-1", {"lr": 1.0}, make)["share"] == 2
-    assert records.get("ppo-0", {"lr": 2.0}, make)["share"] == 3
-    assert resume.Records("x", fresh=True).get("ppo-0", {"lr": 2.0}, make)["share"] == 4
-    assert len(records.commits) == 1, "the commits of the records are told with them"
-
-
-def test_targets_are_judged_by_the_mean_over_the_seeds() -> None:
-    def run(share: float, rate: float) -> dict[str, Any]:
-        point = {"mark": 60.0, "cpu_seconds": 60.2, "env_steps": 10, "share": share, "rate_ratio": rate}
-        return {"algo": "ppo", "reward": "realised", "curve": [point]}
-
-    figures = known_optimum.summary([run(0.92, 0.7), run(0.96, 1.0)])
-    assert figures["ppo_realised"]["share_60s"] == {"mean": 0.94, "min": 0.92, "max": 0.96}
-    found = known_optimum.met(figures)["ppo_realised"]
-    assert found["met"]
-    assert found["rate_within_a_fifth"]
-    assert not known_optimum.met(known_optimum.summary([run(0.92, 0.7)]))["ppo_realised"]["met"]
 
 
 def test_cut_episodes_begin_anew_and_show_where_they_led() -> None:
@@ -117,3 +47,16 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
     assert held.tolist() == [100.0] + [0.0] * (count - 1)
     assert second[3 + 2 * count : 3 + 3 * count].tolist() == [0.0] + [1.0] * (count - 1)
     assert second[0] == pytest.approx((1e6 - 100 * float(window.close[1, 0]) * 1.001) * 2**-12, rel=1e-5)
+
+
+def test_the_growth_of_kellys_weights_is_that_of_the_closed_form() -> None:
+    # g = μ'w − w'Σw / 2, which is w'Σw / 2 at w = Σ⁻¹ μ; a bar is not an instant, hence the tolerance
+    closed = float(WEIGHTS @ COVARIANCE @ WEIGHTS / 2)
+    assert float(expected_growth(WEIGHTS.unsqueeze(0))) == pytest.approx(closed, rel=0.02)
+
+
+def test_no_weights_near_kellys_grow_faster() -> None:
+    best = expected_growth(WEIGHTS.unsqueeze(0))
+    moved = WEIGHTS + 0.04 * torch.cat([torch.eye(ASSETS), -torch.eye(ASSETS)]).double()
+    assert bool((expected_growth(moved) < best).all())
+    assert float(expected_growth(2 * WEIGHTS.unsqueeze(0)) / best) == pytest.approx(0, abs=0.1)  # twice Kelly: nothing

@@ -14,7 +14,6 @@ from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout
 
-pytest.importorskip("numba")
 LAYOUT = ObservationLayout(num_assets=7, num_features=3, num_context=2)
 NETWORKS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -25,14 +25,12 @@ from fintrader.agents import (
 )
 from fintrader.agents.layers import AttentionEncoder, GruEncoder
 from fintrader.agents.networks import Actor, Critic
-from fintrader.agents.onnx import export_onnx
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import split_columns, statistic_groups, window_of
 from fintrader.errors import ConfigError
-from fintrader.pipeline import CHOICES
-from tests.factories import make_market
+from tests.factories import joined, make_market, pick_assets
 
 LAYOUT = ObservationLayout(5, 3, 2, lookback=4)
 ENCODERS = ["none", "gru", "attention"]
@@ -75,25 +73,11 @@ def test_bars_are_stored_once() -> None:
     assert env.market_rows.untyped_storage().nbytes() == 4 * (60 + 19) * env.layout.row_width
 
 
-def test_factored_observations_and_other_engines_agree() -> None:
-    market = make_market(60, 4)
-    flat = seen(market)
-    env = TradingEnv(market, EnvSettings(random_start=False, lookback=BARS, observation="factored"), num_envs=1)
-    obs, _ = env.reset(seed=0)
-    for t in range(20):
-        assert torch.equal(env.layout.assemble(obs["private"], env.market_rows[obs["clock"]])[0], flat[t])
-        obs, *_ = env.step(torch.zeros(1, 4))
-    assert env._fused is None  # the kernel copies single rows
-
-
 @pytest.mark.parametrize("cut", [5, 17])
 def test_no_future(cut: int) -> None:
     market = make_market(60, 4, seed=1)
     other = make_market(60, 4, seed=2)
-    names = ("open", "close", "features", "context", "tradable", "member")
-    later = {name: torch.cat([getattr(market, name)[:cut], getattr(other, name)[cut:]]) for name in names}
-    changed = dataclasses.replace(market, **later)
-    before, after = seen(market, fill="close"), seen(changed, fill="close")
+    before, after = seen(market, fill="close"), seen(joined(market, other, cut), fill="close")
     assert torch.equal(before[:cut], after[:cut])
     assert not torch.equal(before[cut], after[cut])
     policy = make_agent(PPOSettings(network=network("gru")), ObservationLayout.of(market, BARS)).policy
@@ -156,9 +140,8 @@ def test_members_are_independent_networks(kind: str, encoder: str) -> None:
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_permuting_assets_permutes_actions(encoder: str) -> None:
     market = make_market(60, 4, gaps=False)
-    order = torch.tensor([2, 0, 3, 1])
-    names = ("open", "close", "features", "tradable", "member")
-    shuffled = dataclasses.replace(market, **{name: getattr(market, name)[:, order] for name in names})
+    order = [2, 0, 3, 1]
+    shuffled = pick_assets(market, order)
     agent = make_agent(PPOSettings(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
     for parameter in agent.policy.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -175,8 +158,17 @@ def test_bars_share_their_statistics() -> None:
     assert ObservationLayout.from_json(LAYOUT.to_json()) == LAYOUT
 
 
-@pytest.mark.parametrize("encoder", ["gru", "attention"])
-@pytest.mark.parametrize("algo", sorted(CHOICES["agent.algo"]))
+@pytest.mark.parametrize(
+    ("algo", "encoder"),
+    [
+        *(("ppo", "gru"), ("sac", "attention")),
+        *(
+            pytest.param(algo, encoder, marks=pytest.mark.slow)
+            for algo in ("a2c", "apg", "ddpg", "td3", "redq")
+            for encoder in ("gru", "attention")
+        ),
+    ],
+)
 def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str, encoder: str) -> None:
     market = make_market(60, 4)
     settings = EnvSettings(num_envs=4, episode_bars=20, lookback=BARS)
@@ -198,16 +190,6 @@ def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str,
     assert torch.equal(both(obs), policy(obs))
     one, two = (simulate(each, market, settings, name="x") for each in (policy, both))
     assert one.metrics == two.metrics
-
-
-@pytest.mark.parametrize("encoder", ["gru", "attention"])
-def test_an_encoder_becomes_onnx(tmp_path: Path, encoder: str) -> None:
-    for name in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason=f"{name} is missing: pip install '.[onnx]'")
-    agent = make_agent(PPOSettings(network=network(encoder)), LAYOUT, seed=1)
-    for parameter in agent.policy.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    assert export_onnx(agent.policy, tmp_path / "policy.onnx") < 1e-5
 
 
 def test_encoders_where_there_is_nothing_to_encode() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from benchmarks.known_optimum import (
-    REVERSION,
     RISK_AVERSION,
-    SIGMA,
-    STRENGTH,
+    SETTINGS,
     TRUE_RATE,
-    UNIT,
     QuadraticMarket,
     evaluate,
-    learn,
-    optimal_aim,
     optimal_policy,
 )
+from fintrader.agents import AgentSettings, Budget, make_agent, train
 
 
 def test_the_trade_rate_solves_the_riccati_equation() -> None:
@@ -49,21 +45,11 @@ def test_nothing_near_the_closed_form_is_better() -> None:
     assert half / best == pytest.approx(0.964, abs=0.01)
 
 
-def test_the_market_pays_what_the_formula_says() -> None:
-    env = QuadraticMarket(50_000, 1, realised=True, seed=1)
-    env.reset(seed=1)
-    env.factor = torch.ones(50_000, 1)
-    env.position = torch.full((50_000, 1), UNIT)
-    _, reward, *_ = env.step(torch.full((50_000, 1), 0.1))
-    position, trade = UNIT * 1.05, UNIT * 0.05
-    expected = STRENGTH * SIGMA * position - SIGMA**2 * (RISK_AVERSION * position**2 + 50 * trade**2) / 2
-    noise = position * SIGMA
-    assert float(reward.mean()) == pytest.approx(expected, abs=5 * noise / np.sqrt(50_000))
-    assert float(reward.std()) == pytest.approx(noise, rel=0.02)
-    assert float(env.factor.mean()) == pytest.approx(1 - REVERSION, abs=0.01)
-    assert float(optimal_aim(torch.ones(1))) < UNIT
-
-
 def test_analytic_gradients_come_near_the_optimum() -> None:
-    run = learn("apg", realised=True, seed=0, seconds=3.0, num_envs=256, marks=[3.0])
-    assert run["curve"][-1]["share"] > 0.9
+    env = QuadraticMarket(256, realised=True, seed=0)
+    settings = TypeAdapter(AgentSettings).validate_python({"algo": "apg", **SETTINGS["apg"]})
+    agent = make_agent(settings, env.layout, seed=0)
+    best, _ = evaluate(optimal_policy)
+    assert evaluate(agent.policy)[0] < 0.2 * best
+    train(agent, env, Budget(env_steps=256 * settings.num_steps * 25))
+    assert evaluate(agent.policy)[0] > 0.9 * best

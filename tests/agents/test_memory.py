@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from fintrader.agents import AgentSettings, Budget, buffers, make_agent, train
 from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, available_memory
 from fintrader.errors import ConfigError
-from tests.agents.tiny import Identity, IdentityMarket
+from tests.engines.tiny import Identity, IdentityMarket
 
 MIB = 2**20
 

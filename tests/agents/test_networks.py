@@ -10,11 +10,11 @@ import torch
 from fintrader.agents import ActionHeadSettings, FlatLayout, NetworkSettings, PPOSettings, make_agent
 from fintrader.agents.action_head import ActionHead
 from fintrader.agents.layers import Dense
-from fintrader.agents.networks import Actor, Critic, Mlp
+from fintrader.agents.networks import Critic
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.envs.observation import ObservationLayout, holdings_of, num_actions, split_columns, statistic_groups
 from fintrader.envs.trading import EnvSettings, TradingEnv
-from tests.agents.planted import planted_market
+from tests.factories import planted_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
 
@@ -41,8 +41,7 @@ def test_columns_agree_with_the_environment() -> None:
     assert num_actions(FlatLayout(3, 2)) == 2
 
 
-@pytest.mark.parametrize("account", [True, False])
-@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize(("account", "layer_norm"), [(True, False), (False, True)])
 def test_permuting_assets_permutes_actions_and_leaves_the_value(account: bool, layer_norm: bool) -> None:
     network = NetworkSettings(hidden=(16, 16), account=account, layer_norm=layer_norm)
     agent = make_agent(PPOSettings(network=network), LAYOUT, seed=1)
@@ -73,34 +72,9 @@ def test_an_action_critic_sees_each_action_at_its_asset() -> None:
     assert not torch.allclose(critic(obs, cash), critic(obs, latent))
 
 
-@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
-def test_members_are_independent_networks(kind: str) -> None:
-    network = NetworkSettings(hidden=(8, 8), kind=kind)  # type: ignore[arg-type]
-    several = Critic(LAYOUT, network, latents=6, members=4)
-    single = Critic(LAYOUT, network, latents=6)
-    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
-    values = several(obs, latent)
-    assert values.shape == (4, 3)
-    for k in range(4):
-        state = {
-            name: tensor[k].squeeze(0) if name.endswith("bias") else tensor[k]
-            for name, tensor in several.state_dict().items()
-        }
-        single.load_state_dict(state)
-        torch.testing.assert_close(values[k], single(obs, latent))
-    assert not torch.allclose(values[0], values[1])
-
-
 def test_dense_starts_orthogonal() -> None:
     weight = Dense(6, 6, gain=2.0).weight.detach()
     torch.testing.assert_close(weight @ weight.T, 4 * torch.eye(6), atol=1e-5, rtol=0)
-
-
-def test_flat_layouts_take_the_mlp() -> None:
-    actor = Actor(FlatLayout(3, 2), NetworkSettings(), cash=False, outputs=2)
-    assert isinstance(actor.mlp, Mlp)
-    mean, other = actor(torch.randn(4, 3))
-    assert mean.shape == other.shape == (4, 2)
 
 
 def test_aim_goes_part_of_the_way() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -12,21 +10,20 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
 
-from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
+from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
 from fintrader.agents.buffers import Transition
 from fintrader.agents.on_policy import Rollout
-from fintrader.agents.parallel.fusion import DistributedLearner, LearnerTeam, fuse
+from fintrader.agents.parallel.fusion import LearnerTeam, fuse
 from fintrader.agents.parallel.learners import BatchedTeam
 from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.envs import ObservationLayout
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns, mean_episode_return
-from fintrader.errors import CheckpointError, ConfigError, EnvError
-from tests.agents.tiny import Identity
+from fintrader.errors import ConfigError, EnvError
+from tests.engines.resume import Killed, killed_after
+from tests.engines.tiny import Identity
 
 SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
 OFF: dict[str, Any] = {
@@ -77,18 +74,6 @@ def test_fusing_averages_parameters_moments_and_statistics() -> None:
     assert not torch.equal(a["generator"], b["generator"])
 
 
-def test_a_team_learns_and_stays_one() -> None:
-    env = Identity(num_envs=16, seed=3)
-    values = {"gamma": 0.0, "num_steps": 32, "update_epochs": 4, "noise": 0.3, "network": {"hidden": [32]}}
-    team = LearnerTeam(agent_settings("ppo", values), env.layout, learners=2, seed=0)
-    train(team, env, Budget(env_steps=30_000))
-    one, other = (learner.inheritable_state() for learner in team.learners)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
-    with torch.no_grad():
-        assert float((team.policy(shown) - shown).abs().mean()) < 0.2
-
-
 def test_learners_of_a_team_see_different_noise_and_their_own_accounts() -> None:
     env = Identity(num_envs=4)
     team = LearnerTeam(ppo(), env.layout, learners=2, seed=0)
@@ -99,19 +84,12 @@ def test_learners_of_a_team_see_different_noise_and_their_own_accounts() -> None
 
 
 def test_a_team_resumes_bit_exactly(tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
-
     def run(folder: str, stop: int | None) -> dict[str, torch.Tensor]:
-        def on_progress(progress: TrainProgress) -> None:
-            if progress.updates == stop:
-                raise Killed
-
         env = Identity(seed=3)
         team = LearnerTeam(ppo(), env.layout, learners=2, seed=0)
-        train(
-            team, env, Budget(env_steps=1024), folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0
-        )
+        on_progress = killed_after(stop) if stop else None
+        budget = Budget(env_steps=1024)
+        train(team, env, budget, folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0)
         return team.state_dict()
 
     whole = run("whole", None)
@@ -119,43 +97,6 @@ def test_a_team_resumes_bit_exactly(tmp_path: Path) -> None:
         run("killed", 3)
     killed = run("killed", None)
     assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
-
-
-def _distributed_worker(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        env = Identity(num_envs=4, seed=rank)
-        learner = DistributedLearner(make_agent(ppo(), env.layout, seed=rank))
-        save_file(learner.agent.inheritable_state(), f"{folder}/start{rank}")
-        train(learner, env, Budget(env_steps=4 * 8 * 3))
-        save_file(learner.agent.inheritable_state(), f"{folder}/end{rank}")
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_learners_of_two_processes_become_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_distributed_worker, args=(port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
-    for stage in ("start", "end"):
-        one, other = (load_file(tmp_path / f"{stage}{rank}") for rank in (0, 1))
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one), stage
-    begun = load_file(tmp_path / "start0")
-    moved = [name for name in begun if not torch.equal(begun[name], one[name])]
-    assert moved
-    # the start is the mean of what two seeds draw
-    own = [make_agent(ppo(), Identity().layout, seed=rank).state_dict() for rank in (0, 1)]
-    name = "modules.critic.mlp.layers.0.weight"
-    torch.testing.assert_close(begun[name], (own[0][name] + own[1][name]) / 2)
-
-
-def test_fusing_without_a_group_is_refused() -> None:
-    with pytest.raises(ConfigError, match="init_process_group"):
-        DistributedLearner(make_agent(ppo(), Identity().layout))
 
 
 # --- pipeline ------------------------------------------------------------------------------------------------
@@ -293,6 +234,7 @@ def test_simulators_are_given_no_nan() -> None:
         env.step(torch.tensor([[0.0], [torch.nan]]))
 
 
+@pytest.mark.slow
 def test_pendulum_in_processes() -> None:
     env = WorkerEnv.make(GymnasiumSettings(num_envs=2), seed=4)
     try:
@@ -320,13 +262,6 @@ def test_resuming_a_classic_environment_begins_fresh_episodes(tmp_path: Path) ->
     again = make_agent(ppo(), counter_env().layout, seed=0)
     result = train(again, counter_env(), Budget(env_steps=64), folder=tmp_path)
     assert (result.env_steps, result.updates) == (64, 4)
-
-
-def test_a_team_of_another_size_cannot_resume() -> None:
-    layout = Identity().layout
-    small = LearnerTeam(ppo(), layout, learners=1)
-    with pytest.raises(CheckpointError):
-        LearnerTeam(ppo(), layout, learners=2).load_state_dict(small.state_dict())
 
 
 class Uneven(Counter):
@@ -363,8 +298,10 @@ def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:
     return Rollout(obs, latent, log_prob - 3.0, advantage, target)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
-@pytest.mark.parametrize("market", [True, False])
+@pytest.mark.parametrize(
+    ("algo", "market"),
+    [("ppo", True), *(pytest.param("a2c", market, marks=pytest.mark.slow) for market in (True, False))],
+)
 def test_learners_in_a_batch_are_the_learners_one_after_another(algo: str, market: bool) -> None:
     steps, accounts, learners = 4, 3, 3
     values: dict[str, Any] = {"num_steps": steps, "network": {"hidden": [8, 8]}, "learn_noise": True, "noise": 0.7}
@@ -393,6 +330,7 @@ def test_learners_in_a_batch_are_the_learners_one_after_another(algo: str, marke
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
 
 
+@pytest.mark.slow
 def test_a_batched_team_learns_and_resumes(tmp_path: Path) -> None:
     values = {"gamma": 0.0, "num_steps": 32, "update_epochs": 4, "noise": 0.3, "network": {"hidden": [32]}}
 

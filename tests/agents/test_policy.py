@@ -22,13 +22,12 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
-from tests.agents.planted import planted_market
+from tests.factories import planted_market
 
 MARKET = planted_market(80, 4)
 ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
@@ -75,21 +74,6 @@ def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
         assert not [name for name, _ in loaded.named_buffers() if "rewards" in name]  # it acts without them
 
 
-def test_a_policy_of_an_older_version_has_no_reward_statistics(tmp_path: Path) -> None:
-    original = policy(1)
-    save_policy(tmp_path / "new", original)
-    tensors, header = read_tensors(tmp_path / "new", "fintrader-policy-1")
-    del header["policy"]["rewards"]
-    write_tensors(tmp_path / "old", tensors, header)
-    loaded = load_policy(tmp_path / "old")
-    assert isinstance(loaded, ActorPolicy)
-    assert loaded.rewards is None
-    obs = observations()
-    assert torch.equal(loaded(obs), original(obs))
-    save_policy(tmp_path / "again", loaded)
-    assert torch.equal(load_policy(tmp_path / "again")(obs), original(obs))
-
-
 @pytest.mark.parametrize("kind", ["per_asset", "mlp"])
 @pytest.mark.parametrize("head", ["aim", "direct"])
 def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) -> None:
@@ -114,13 +98,6 @@ def test_equal_policies_give_equal_bytes_and_loading_leaves_the_random_stream_al
     save_policy(tmp_path / "b", load_policy(tmp_path / "a"))
     assert torch.equal(torch.rand(1), expected)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_an_agent_can_be_given_instead_of_its_policy(tmp_path: Path) -> None:
-    agent = make_agent(PPOSettings(), ENV.layout, seed=3)
-    save_policy(tmp_path / "p", agent)
-    obs = observations()
-    assert torch.equal(load_policy(tmp_path / "p")(obs), agent.policy(obs).detach())
 
 
 def test_ensembles(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fintrader.agents.returns import gae, n_step
+from tests.factories import examples
 from tests.oracles.returns import gae_by_definition, n_step_by_definition
 
 
@@ -38,12 +39,7 @@ def test_truncation_cuts_the_trace_and_keeps_the_bootstrap() -> None:
     assert advantages.flatten().tolist() == [3.5, 1.0]
 
 
-def test_termination_wins_where_both_are_set() -> None:
-    advantages, _ = gae(column(1), column(2), column(9), flags(1), flags(1), 0.5, 0.5)
-    assert advantages.item() == -1.0
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
 def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lambda: float) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -56,7 +52,7 @@ def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lamb
     torch.testing.assert_close(targets, advantages + values)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 10_000), st.integers(1, 6))
 def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
     draw = torch.Generator().manual_seed(seed)

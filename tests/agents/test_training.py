@@ -1,4 +1,4 @@
-"""The training loop: budgets, what it writes, and that a kill leaves no trace in the result."""
+"""The training loop: budgets, what it writes, what it refuses, and where it goes on."""
 
 from __future__ import annotations
 
@@ -20,64 +20,21 @@ from fintrader.agents import (
     PPOSettings,
     TrainProgress,
     make_agent,
-    read_agent_state,
     train,
 )
-from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
-from tests.agents.planted import planted_market
-from tests.agents.tiny import ConstantReward, Identity
+from tests.engines.tiny import ConstantReward, Identity
+from tests.factories import planted_market
 
 SMALL = PPOSettings(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
 MARKET = planted_market(300, 3)
-ALGORITHMS = ("ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg")
 
 
 def market_env(seed: int = 3) -> TradingEnv:
     return TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), seed=seed)
-
-
-class Killed(Exception):
-    """Stands for SIGKILL: nothing below `train` catches it."""
-
-
-def killed_after(updates: int) -> Any:
-    def on_progress(progress: TrainProgress) -> None:
-        if progress.updates >= updates:
-            raise Killed
-
-    return on_progress
-
-
-@pytest.mark.parametrize("kills", [(1,), (2, 3, 5), (7,)])
-def test_a_killed_training_ends_like_an_undisturbed_one(tmp_path: Path, kills: tuple[int, ...]) -> None:
-    budget = Budget(env_steps=8 * 8 * 8)
-
-    def fresh() -> Any:
-        return make_agent(SMALL, market_env().layout, seed=5)
-
-    train(fresh(), market_env(), budget, folder=tmp_path / "whole")
-    for updates in kills:
-        every = 0.0 if updates % 2 else 1e9  # sometimes nothing is stored before the kill, so that it loses work
-        stop, folder = killed_after(updates), tmp_path / "killed"
-        with pytest.raises(Killed):
-            train(fresh(), market_env(), budget, folder=folder, on_progress=stop, checkpoint_seconds=every)
-    train(fresh(), market_env(), budget, folder=tmp_path / "killed")
-
-    whole, _ = read_tensors(tmp_path / "whole" / "state.safetensors", "fintrader-training-1")
-    killed, _ = read_tensors(tmp_path / "killed" / "state.safetensors", "fintrader-training-1")
-    assert whole.keys() == killed.keys()
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, killed[name]), name
-
-    def losses(name: str) -> list[tuple[int, float]]:
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        return [(record["update"], record["policy_loss"]) for record in map(json.loads, lines)]
-
-    assert losses("whole") == losses("killed")
-    assert [update for update, _ in losses("whole")] == list(range(1, 9))
 
 
 def test_resuming_continues_the_environment_too(tmp_path: Path) -> None:
@@ -143,7 +100,7 @@ def test_a_loss_that_is_no_number_stops_with_the_state_saved(tmp_path: Path) -> 
     assert header["updates"] == 1  # the last good state stays
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg"])
 def test_weights_that_run_away_stop_every_algorithm_early(algo: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {"algo": algo, "learning_rate": 1e38, "network": {"hidden": [8]}}
     if algo not in ("ppo", "a2c", "apg"):  # their metrics come far apart: it is the actions that tell first
@@ -253,15 +210,6 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Pa
     assert header["env_steps"] == 128
 
 
-def test_a_state_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    env = market_env()
-    train(make_agent(SMALL, env.layout), env, Budget(env_steps=64), folder=tmp_path)
-    tensors, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
-    del header["identity"]["env"], header["identity"]["market"]["content_hash"]
-    write_tensors(tmp_path / "state.safetensors", tensors, header)
-    assert train(make_agent(SMALL, env.layout), env, Budget(env_steps=128), folder=tmp_path).updates == 2
-
-
 def test_a_training_in_one_classic_environment_does_not_go_on_in_another(tmp_path: Path) -> None:
     def go_on(name: str) -> None:
         env = WorkerEnv.make(GymnasiumSettings(id=name, num_envs=2, workers="sync"))
@@ -274,22 +222,6 @@ def test_a_training_in_one_classic_environment_does_not_go_on_in_another(tmp_pat
     gymnasium.register("tests/Hills-v0", entry_point="gymnasium.envs.classic_control:Continuous_MountainCarEnv")
     with pytest.raises(CheckpointError, match=r"env\.id differs"):
         go_on("tests/Hills-v0")
-
-
-def test_a_child_inherits_weights_and_moments_but_not_its_learning_rate(tmp_path: Path) -> None:
-    env = market_env()
-    parent = make_agent(SMALL, env.layout, seed=1)
-    train(parent, env, Budget(env_steps=128), folder=tmp_path)
-    child = make_agent(SMALL.model_copy(update={"learning_rate": 0.5}), env.layout, seed=2)
-    stream = child.state_dict()["generator"]
-    child.inherit(read_agent_state(tmp_path))
-    mine, theirs = child.state_dict(), parent.state_dict()
-    for name in theirs:
-        if name.startswith(("modules.", "optimisers.")):
-            assert torch.equal(mine[name], theirs[name]), name
-    assert any(name.startswith("optimisers.adam") for name in mine)
-    assert torch.equal(mine["generator"], stream)
-    assert child.optimisers["adam"].param_groups[0]["lr"] == 0.5  # type: ignore[attr-defined]
 
 
 def test_a_parent_of_another_shape_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from fintrader.backtesting import simulate_baselines
 from fintrader.backtesting.baselines import equal_weight, long_only_minimum_variance
 from fintrader.envs import EnvSettings
-from tests.factories import make_market
+from tests.factories import joined, make_market
 
 
 def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
@@ -73,13 +73,8 @@ def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> Non
     market = make_market(400, 5, session_bars=20)
     other = make_market(400, 5, session_bars=20, seed=9)
     cut = 290
-    pieces = {
-        name: torch.cat([tensor[:cut], getattr(other, name)[cut:]])
-        for name, tensor in market.arrays()
-        if name not in ("minutes", "session")
-    }
     results = simulate_baselines(market, EnvSettings(), every=True)
-    changed = simulate_baselines(replace(market, **pieces), EnvSettings(), every=True)
+    changed = simulate_baselines(joined(market, other, cut), EnvSettings(), every=True)
     assert list(results) == [
         *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash"),
     ]

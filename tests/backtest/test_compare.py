@@ -14,7 +14,7 @@ from fintrader.errors import BacktestError
 from fintrader.report.compare import labels, render_comparison, write_comparison
 from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 
@@ -60,6 +60,7 @@ def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBackt
         assert trace.y[-1] - 1 == pytest.approx(stored.metrics["ensemble"]["cumulative_return"])
 
 
+@pytest.mark.slow
 def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
     pytest.importorskip("pyfolio")
     stored = next(iter(runs.values()))

@@ -1,8 +1,7 @@
-"""The numpy and the compiled ledger against the environment's, over random markets, settings and actions."""
+"""The compiled ledger against the environment's, over random markets, settings and actions."""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,14 @@ from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines
-from fintrader.backtesting.account import EnvAccount, NumpyAccount, make_account
+from fintrader.backtesting.account import EnvAccount, KernelAccount, make_account
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.sensitivity import without_each
 from fintrader.backtesting.simulate import ask, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
-from tests.backtest.policies import crashing_market, noisy_policy
-from tests.factories import make_market
+from tests.engines.policies import crashing_market, noisy_policy
+from tests.factories import examples, make_market
 
 SETTINGS = st.fixed_dictionaries(
     {
@@ -44,26 +43,18 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-DESKS: dict[str, Any] = {"numpy": NumpyAccount}
-if importlib.util.find_spec("numba") is not None:
-    from fintrader.backtesting.account import KernelAccount
-
-    DESKS["compiled"] = KernelAccount
-
-
-def both(kind: str, values: dict[str, Any], seed: int, fractional: bool) -> tuple[Any, Any]:
+def both(values: dict[str, Any], seed: int, fractional: bool) -> tuple[Any, Any]:
     market = make_market(70, 5, seed=seed, volatility=0.03)
     chosen = EnvSettings(**values, fractional=fractional)
     policy = noisy_policy(5, seed)
-    desk = DESKS[kind](market, chosen.model_copy(update={"random_start": False}))
-    return trade(ask(policy, desk, kind), desk, name=kind), simulate(policy, market, chosen, exact=True)
+    account = KernelAccount(market, chosen.model_copy(update={"random_start": False}))
+    return trade(ask(policy, account, "kernel"), account, name="kernel"), simulate(policy, market, chosen, exact=True)
 
 
-@pytest.mark.parametrize("kind", DESKS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(values=SETTINGS, seed=st.integers(0, 10**6))
-def test_whole_shares_are_bit_for_bit_the_environments(kind: str, values: dict[str, Any], seed: int) -> None:
-    fast, slow = both(kind, values, seed, fractional=False)
+def test_whole_shares_are_bit_for_bit_the_environments(values: dict[str, Any], seed: int) -> None:
+    fast, slow = both(values, seed, fractional=False)
     if values["impact_bps_per_million_usd"]:  # squares of notionals are not exact: their sums round
         assert fast.equity == pytest.approx(slow.equity, rel=1e-14)
     else:
@@ -77,31 +68,14 @@ def test_whole_shares_are_bit_for_bit_the_environments(kind: str, values: dict[s
     assert fast.ruined == slow.ruined
 
 
-@pytest.mark.parametrize("kind", DESKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(values=SETTINGS.filter(lambda values: not values["rebalance_band"]), seed=st.integers(0, 10**6))
-def test_fractions_agree_to_rounding(kind: str, values: dict[str, Any], seed: int) -> None:
-    fast, slow = both(kind, values, seed, fractional=True)
+def test_fractions_agree_to_rounding(values: dict[str, Any], seed: int) -> None:
+    fast, slow = both(values, seed, fractional=True)
     assert fast.equity == pytest.approx(
         slow.equity, rel=1e-6, abs=1e-9 * slow.equity[0]
     )  # a float32 observation may round the other way
     assert fast.trade_list_profit() == pytest.approx(fast.equity[-1] - fast.equity[0], abs=1e-9 * fast.equity[0])
-
-
-def test_observations_are_the_environments() -> None:
-    market = make_market(60, 5)
-    chosen = EnvSettings(decision_interval=3)
-    fast, slow = make_account(market, chosen), make_account(market, chosen, exact=True)
-    assert isinstance(fast, NumpyAccount)
-    assert isinstance(slow, EnvAccount)
-    policy, over = noisy_policy(5), False
-    while not over:
-        seen = fast.observe()
-        assert torch.equal(seen, slow.observe())
-        assert fast.bar == slow.bar
-        assert fast.equity == slow.equity
-        over = fast.act(policy(seen))
-        assert over == slow.act(policy(seen))
 
 
 def networks(num_assets: int, members: int) -> EnsemblePolicy:
@@ -119,7 +93,6 @@ def networks(num_assets: int, members: int) -> EnsemblePolicy:
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     """Every action is the networks' own to float32 rounding, and the same actions give the same equities."""
-    pytest.importorskip("numba")
     market, chosen = make_market(150, 5, session_bars=30), EnvSettings(decision_interval=interval)
     policy = networks(5, 4)
     fast, slow = make_account(market, chosen), make_account(market, chosen, exact=True)
@@ -136,10 +109,10 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
         assert over == slow.act(given)
         assert fast.equity == slow.equity
     assert moved > 0.15
-    assert (fast.book.equity == slow.book.equity).all()
-    assert (fast.book.shares == slow.book.shares).all()
+    assert (fast.trade_log.equity == slow.trade_log.equity).all()
+    assert (fast.trade_log.shares == slow.trade_log.shares).all()
     whole, exact = simulate(policy, market, chosen), simulate(policy, market, chosen, exact=True)
-    assert (whole.equity == fast.book.equity).all()
+    assert (whole.equity == fast.trade_log.equity).all()
     assert whole.equity == pytest.approx(exact.equity, rel=1e-4)  # a share more or less, where rounding decides
 
 
@@ -160,24 +133,22 @@ def test_shorts_and_leverage_go_through_the_environment() -> None:
     assert isinstance(make_account(market, EnvSettings(maintenance_margin=0.2)), EnvAccount)
 
 
-@pytest.mark.parametrize("kind", DESKS)
-def test_ruin_as_in_the_environment(kind: str) -> None:
+def test_ruin_as_in_the_environment() -> None:
     for interval in (1, 7):
         chosen = EnvSettings(decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False)
-        desk = DESKS[kind](crashing_market(), chosen)
-        fast = trade(lambda desk: torch.full((1, 2), 0.5), desk, name=kind)
+        account = KernelAccount(crashing_market(), chosen)
+        fast = trade(lambda account: torch.full((1, 2), 0.5), account, name="kernel")
         slow = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), chosen, exact=True)
         assert fast.ruined
         assert (fast.equity == slow.equity).all()
         assert (fast.shares == slow.shares).all()
 
 
-@pytest.mark.parametrize("kind", DESKS)
-def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings(kind: str) -> None:
+def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings() -> None:
     def once_at_first(market: Any, share: float) -> Any:
-        desk = DESKS[kind](market, EnvSettings(random_start=False))
+        account = KernelAccount(market, EnvSettings(random_start=False))
         action = torch.full((1, market.num_assets), share)
-        return trade(lambda desk: action, desk, name="once", due=frozenset({0}))
+        return trade(lambda account: action, account, name="once", due=frozenset({0}))
 
     result = once_at_first(crashing_market(), 0.5)
     assert result.ruined
@@ -188,8 +159,7 @@ def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings(kind: str)
     assert once.trade_list_profit() == pytest.approx(once.equity[-1] - once.equity[0])
 
 
-@pytest.mark.parametrize("kind", DESKS)
-def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later(kind: str) -> None:
+def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
     market = crashing_market()
     gone = torch.arange(market.num_bars) > 30
     close, open_ = market.close.clone(), market.open.clone()
@@ -197,8 +167,8 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later(kind: str) -> None:
     tradable = market.tradable.clone()
     tradable[gone, 1] = False
     ending = replace(market, close=close, open=open_, tradable=tradable)
-    desk = DESKS[kind](ending, EnvSettings(random_start=False))
-    result = trade(lambda desk: torch.full((1, 2), 0.5), desk, name="once", due=frozenset({0}))
+    account = KernelAccount(ending, EnvSettings(random_start=False))
+    result = trade(lambda account: torch.full((1, 2), 0.5), account, name="once", due=frozenset({0}))
     assert result.ruined
     assert list(result.trades["kind"]) == ["order", "order", "ruin", "ruin"]
     assert result.trade_list_profit() == pytest.approx(result.equity[-1] - result.equity[0])

@@ -16,9 +16,8 @@ from fintrader.backtesting.honesty import assess, sentence
 from fintrader.backtesting.null_models import information_free, random_portfolios
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.results.strategies import is_baseline, is_result, main_strategy
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
-from tests.factories import make_market
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
+from tests.factories import make_market, pick_assets
 
 
 def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
@@ -37,14 +36,6 @@ def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
 @pytest.fixture(scope="module")
 def template() -> BacktestResult:
     return simulate(noisy_policy(4), make_market(60, 4), EnvSettings(), name="ensemble")
-
-
-def test_names_say_what_a_strategy_is() -> None:
-    assert main_strategy(["equal_weight", "oracle", "ensemble", "best"]) == "ensemble"
-    assert main_strategy(["benchmark"]) == "benchmark"
-    assert is_baseline("equal_weight")
-    assert not is_baseline("oracle")
-    assert not is_result("oracle")
 
 
 def test_luck_is_called_luck_and_skill_skill(template: BacktestResult) -> None:
@@ -131,23 +122,13 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None
     drawn = random_portfolios(market, settings, seed=0, count=4000)
     hold = simulate_baselines(market, settings)["buy_and_hold"]
     assert drawn.cumulative_return.mean() == pytest.approx(hold.metrics["cumulative_return"], abs=0.01)
-    one = random_portfolios(replace_assets(market, 1), settings, seed=0, count=3)
-    ledger = equal_weight(replace_assets(market, 1), settings, every_sessions=10**6)
+    one = random_portfolios(pick_assets(market, [0]), settings, seed=0, count=3)
+    ledger = equal_weight(pick_assets(market, [0]), settings, every_sessions=10**6)
     assert one.cumulative_return == pytest.approx(np.full(3, ledger.metrics["cumulative_return"]), abs=1e-4)
     assert one.sharpe == pytest.approx(np.full(3, ledger.metrics["sharpe"]), rel=1e-2)
     share = drawn.share_above(float(np.median(drawn.cumulative_return)), None)
     assert share["cumulative_return"] == pytest.approx(0.5, abs=0.01)
     assert share["sharpe"] is None
-
-
-def replace_assets(market, count):
-    """The first `count` assets of a market."""
-    parts = {
-        name: tensor[:, :count]
-        for name, tensor in market.arrays()
-        if name in ("open", "close", "features", "tradable", "member")
-    }
-    return replace(market, symbols=market.symbols[:count], **parts)
 
 
 def test_random_portfolios_of_nothing_is_a_typed_error() -> None:

@@ -121,6 +121,7 @@ def test_no_room_to_cut_is_a_typed_error() -> None:
         find_leaks(market, future, EnvSettings())
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_minutes_do_not_look_ahead() -> None:
     path = REAL / "minute_n100_20151012_20160401.parquet"

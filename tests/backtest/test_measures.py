@@ -12,7 +12,7 @@ from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
 from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.catalogue import BY_KEY, CATALOGUE, round_trips
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 DESIGN = {

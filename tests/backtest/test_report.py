@@ -22,7 +22,7 @@ from fintrader.envs import EnvSettings
 from fintrader.report.html import render_report
 from fintrader.results import figures
 from fintrader.results.figures import trading
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 

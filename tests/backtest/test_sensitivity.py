@@ -11,7 +11,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
 from fintrader.envs import EnvSettings
-from tests.backtest.policies import crashing_market, noisy_policy
+from tests.engines.policies import crashing_market, noisy_policy
 from tests.factories import make_market
 
 
@@ -82,7 +82,7 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
 
 @pytest.mark.parametrize("interval", [1, 2, 7])
 @pytest.mark.parametrize("action", ["target", "trade"])
-def test_the_environment_delays_as_the_fast_desk_does(interval: int, action: str) -> None:
+def test_the_environment_delays_as_the_compiled_account_does(interval: int, action: str) -> None:
     market = make_market(90, 5)
     settings = EnvSettings(decision_interval=interval, cost_bps=7, action=action, max_shares=900)
     fast, slow = (delayed(noisy_policy(5), market, settings, exact=exact) for exact in (False, True))

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from fintrader.backtesting import BacktestResult, simulate
-from fintrader.backtesting.simulate import simulate_windows
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.errors import BacktestError, MarketError
-from tests.backtest.policies import crashing_market, idle_policy, noisy_policy
-from tests.factories import make_market
+from fintrader.errors import BacktestError
+from tests.engines.policies import crashing_market, idle_policy, noisy_policy
+from tests.factories import joined, make_market
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -109,12 +108,7 @@ def test_every_fill_is_later_than_its_decision() -> None:
 def test_the_future_changes_nothing_before_it() -> None:
     market, other = make_market(60, 4, seed=1), make_market(60, 4, seed=2)
     cut = 37
-    pieces = {
-        name: torch.cat([tensor[:cut], getattr(other, name)[cut:]])
-        for name, tensor in market.arrays()
-        if name not in ("minutes", "session")
-    }
-    changed = simulate(noisy_policy(4), replace(market, **pieces), EnvSettings())
+    changed = simulate(noisy_policy(4), joined(market, other, cut), EnvSettings())
     plain = simulate(noisy_policy(4), market, EnvSettings())
     assert (changed.equity[:cut] == plain.equity[:cut]).all()
     assert (changed.shares[: cut - 1] == plain.shares[: cut - 1]).all()
@@ -158,14 +152,6 @@ def test_what_cannot_be_traded_is_a_typed_error() -> None:
         simulate(lambda obs: torch.zeros(1, 2), market, EnvSettings())
 
 
-def test_windows_are_simulated_alone() -> None:
-    market, settings = make_market(90, 4), EnvSettings()
-    found = simulate_windows(noisy_policy(4), market.split()._asdict(), settings)
-    assert list(found) == ["train", "validation", "test"]
-    alone = simulate(noisy_policy(4), market.split().test, settings)
-    assert (found["test"].equity == alone.equity).all()
-
-
 def test_no_gradient_is_built() -> None:
     weight = torch.ones(1, requires_grad=True)
     seen = []
@@ -185,11 +171,6 @@ def test_equity_with_a_nan_is_refused() -> None:
     equity[7] = math.nan
     with pytest.raises(BacktestError, match="bar 7"):
         replace(result, equity=equity)
-
-
-def test_an_empty_window_is_a_typed_error() -> None:
-    with pytest.raises(MarketError, match="empty"):
-        make_market(30, 3).window(3, 3)
 
 
 def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:

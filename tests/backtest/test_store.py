@@ -24,7 +24,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
 from fintrader.results import figures
-from tests.backtest.policies import idle_policy, noisy_policy
+from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
 CONTEXT = {"trials": 80, "run": "a </script> run", "seed": 3, "command": "fintrader run configs/quickstart.yaml"}

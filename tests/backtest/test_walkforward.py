@@ -9,7 +9,7 @@ from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.folds import WalkForwardSettings, fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 SHORT = WalkForwardSettings(train_sessions=6, validation_sessions=3, test_sessions=4, embargo_sessions=1)
@@ -36,15 +36,6 @@ def test_folds_roll_on_and_keep_their_distance() -> None:
     assert [fold.test for fold in anchored] == [fold.test for fold in folds]
     with pytest.raises(BacktestError, match="hold no fold"):
         make_folds(market.window(0, 200), SHORT)
-
-
-def test_a_folds_market_has_the_folds_windows() -> None:
-    market = make_market(20 * 31, 3, session_bars=20)
-    fold = make_folds(market, SHORT)[2]
-    part = fold_market(market, fold)
-    assert (part.split().test.minutes == market.minutes[slice(*fold.test)]).all()
-    assert (part.split().train.minutes == market.minutes[slice(*fold.train)]).all()
-    assert part.meta["fold"]["number"] == 2
 
 
 @pytest.mark.parametrize("commission", [0.0, 5.0])

@@ -13,10 +13,9 @@ import torch
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
 from fintrader.data.corporate_actions import Action, AdjustSettings, adjust, load_actions
-from fintrader.data.quality import examine
 from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import DataError
-from tests.data.tables import REAL_2019, minute_table, write_csv
+from tests.data.tables import minute_table, write_csv
 
 EX_DAY = dt.date(2016, 1, 7)
 PRICES = ["open", "high", "low", "close"]
@@ -60,6 +59,17 @@ def test_a_split_day_shows_no_gain_or_loss(tmp_path: Path, ratio: float) -> None
     assert torch.equal(untouched.close[:, 1], adjusted.close[:, 1])
 
 
+def test_a_vendors_adjustment_is_undone_and_done_again(tmp_path: Path) -> None:
+    table, raw = split_table(4.0)
+    later = (table.ticker != "AAA") | (table.ts >= pd.Timestamp(EX_DAY))
+    path = write_csv(tmp_path / "vendor", table.assign(factor=np.where(later, 1.0, 4.0)))
+    traded = market_of(path, factor_column="factor")
+    torch.testing.assert_close(traded.close, market_of(write_csv(tmp_path / "raw", raw)).close, rtol=1e-6, atol=0)
+    action = {"symbol": "AAA", "day": str(EX_DAY), "split": 4.0}
+    again = market_of(path, factor_column="factor", actions=[action])
+    torch.testing.assert_close(again.close, market_of(write_csv(tmp_path / "plain", table)).close, rtol=1e-6, atol=0)
+
+
 def test_a_dividend_day_shows_no_loss(tmp_path: Path) -> None:
     table = minute_table(1, 6)
     ex = table.ts >= pd.Timestamp(EX_DAY)
@@ -96,39 +106,3 @@ def test_a_dividend_above_the_price_is_refused(tmp_path: Path) -> None:
     bars = read_files(FilesSettings(path=str(write_csv(tmp_path, minute_table(1, 6))))).sorted()
     with pytest.raises(DataError, match="exceeds the close"):
         adjust(bars, [Action(symbol="AAA", day=EX_DAY, dividend_usd=500.0)], "XNAS")
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
-def test_the_splits_of_august_2020(tmp_path: Path) -> None:
-    base = {
-        "path": str(REAL_2019),
-        "start": "2020-08-24",
-        "end": "2020-09-04",
-        "universe": {"symbols": ["AAPL", "TSLA", "V"]},
-        "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-        "features": {"names": ["return_1"], "context": []},
-    }
-    splits = [
-        {"symbol": "AAPL", "day": "2020-08-31", "split": 4},
-        {"symbol": "TSLA", "day": "2020-08-31", "split": 5},
-    ]
-    vendor, _ = make_market(validate(DataSettings, base, "test"))
-    traded, _ = make_market(validate(DataSettings, base | {"adjust": {"factor_column": "split_factor"}}, "test"))
-    ours, _ = make_market(
-        validate(DataSettings, base | {"adjust": {"factor_column": "split_factor", "actions": splits}}, "test")
-    )
-    row = 5 * 390  # the open of 2020-08-31
-    ratio = (traded.close[row - 1] / traded.close[row]).tolist()
-    assert ratio[0] == pytest.approx(4, rel=0.05)
-    assert ratio[1] == pytest.approx(5, rel=0.1)
-    torch.testing.assert_close(ours.close, vendor.close, rtol=1e-6, atol=0)
-    nights = torch.log(ours.open[row] / ours.close[row - 1]).abs()
-    assert float(nights.max()) < 0.05
-    assert torch.equal(traded.close[:, 2], vendor.close[:, 2])
-    # and without being told, the quality report names both
-    bars = read_files(FilesSettings(path=str(REAL_2019), extra=("split_factor",)), ("AAPL", "TSLA"))
-    as_traded = adjust(bars, (), "XNAS", "split_factor")
-    report = examine(as_traded, DataSettings())
-    found = {(fault["symbol"], fault["day"]) for fault in report["faults"] if fault["kind"] == "split"}
-    assert found == {("AAPL", "2020-08-31"), ("TSLA", "2020-08-31")}

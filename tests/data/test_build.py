@@ -16,19 +16,15 @@ from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market, open_feed
+from fintrader.data.build import DataSettings, assemble, build_market, load_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
-from fintrader.data.clean import clean, to_grid
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
-from fintrader.data.inspect import dry_run
-from fintrader.data.quality import quality_report
-from fintrader.data.sources import base as feeds_module
 from fintrader.data.sources.base import MemoryFeed
-from fintrader.data.sources.synthetic import generate
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import BarError, ConfigError, DataError
-from tests.data.tables import REAL_2016, REAL_FOLDER, minute_table, no_windows, write_csv
+from fintrader.errors import ConfigError, DataError
+from tests.data.tables import minute_table, no_windows, write_csv
+from tests.factories import examples
 
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
@@ -116,7 +112,7 @@ def eventful() -> pd.DataFrame:
     return table[~late & ~ended].assign(mood=np.random.default_rng(1).normal(0, 1, (~late & ~ended).sum()))
 
 
-@hypothesis_settings(max_examples=12, deadline=None)
+@hypothesis_settings(max_examples=examples(12))
 @given(cut=st.integers(0, 10 * 390 - 30), standardise=st.booleans(), seed=st.integers(0, 9))
 @example(cut=8 * 390 - 1, standardise=False, seed=0)  # the last minute of a session: turbulence, daily series, index
 @example(cut=8 * 390, standardise=False, seed=0)
@@ -306,17 +302,6 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     assert market.content_hash() == again.content_hash()
 
 
-def test_a_market_that_is_built_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = validate(DataSettings, {"source": {"kind": "synthetic", "num_sessions": 10, "num_symbols": 3}}, "test")
-    made = []
-    monkeypatch.setattr(feeds_module, "generate", lambda *args: made.append(1) or generate(*args))
-    first = build_market(wanted, cache=tmp_path)
-    assert made == [1]
-    assert build_market(wanted, cache=tmp_path) == first
-    assert dry_run(wanted, cache=tmp_path)["built"]
-    assert made == [1]
-
-
 def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
@@ -339,14 +324,6 @@ def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> 
     assert len(hashes) == 1
 
 
-def test_settings_survive_yaml(tmp_path: Path) -> None:
-    wanted = settings(tmp_path / "x.csv", start="2016-01-04", windows={"fractions": [0.5, 0.25, 0.25]})
-    (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
-    from fintrader.data.build import read_settings
-
-    assert read_settings(tmp_path / "data.yaml") == wanted
-
-
 def test_range_limits_the_days(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
     market, report = make_market(settings(path, start="2016-01-06", end="2016-01-13"))
@@ -358,66 +335,3 @@ def test_range_limits_the_days(tmp_path: Path) -> None:
         make_market(settings(path, start="2016-01-09", end="2016-01-10"))
     with pytest.raises(DataError, match="choose other dates"):
         make_market(settings(path, start=dt.date(2017, 1, 3), end=dt.date(2017, 2, 3)))
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_the_real_file_of_2015() -> None:
-    names = ["AAPL", "BRCM", "GMCR", "CSX"]
-    real = validate(
-        DataSettings, {"path": str(REAL_2016), "universe": {"symbols": names}, "source": {"kind": "files"}}, "test"
-    )
-    market, report = make_market(real)
-    assert market.num_bars == 119 * 390 - 2 * 180
-    assert market.symbols == ("AAPL", "BRCM", "CSX", "GMCR")
-    assert report["ended"] == ["BRCM", "GMCR"]
-    last = [str(market.timestamps()[row])[:10] for row in market.last_bar]
-    assert last == ["2016-04-01", "2016-01-29", "2016-04-01", "2016-03-02"]
-    found = quality_report(real)
-    assert found["early_closes"] == ["2015-11-27", "2015-12-24"]
-    assert found["kinds"]["market_hole"] == 1
-    assert found["kinds"]["missing_session"] == 1
-    with pytest.raises(BarError, match="no column 'symbol'"):
-        make_market(_renamed(real))
-
-
-def _renamed(real: DataSettings) -> DataSettings:
-    return validate(
-        DataSettings,
-        {"path": str(real.path), "source": {"kind": "files", "columns": {"symbol": "symbol"}}},
-        "test",
-    )
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_minute_bars_put_together_to_days_agree_with_the_daily_file() -> None:
-    values = {
-        "path": str(REAL_2016),
-        "bar_minutes": 1440,
-        "source": {"kind": "files", "decimals": 4},
-        "features": {"names": [], "context": []},
-    }
-    settings_ = validate(DataSettings, values, "test").effective()
-    feed = open_feed(settings_, None)
-    grid = session_grid("XNAS", dt.date(2015, 10, 12), dt.date(2016, 4, 1), 1440)
-    daily = pd.read_parquet(REAL_FOLDER / "daily_n100_20151001_20180215.parquet")
-    known = set(daily.ticker)
-    gaps: dict[str, list[np.ndarray]] = {"open": [], "high": [], "low": []}
-    compared = 0
-    for symbol in feed.symbols:
-        if symbol not in known:
-            continue
-        bars, _ = clean(feed.bars(symbol))
-        merged, _ = to_grid(bars, grid)
-        ours = pd.DataFrame(
-            {name: getattr(merged, name) for name in gaps}, index=pd.DatetimeIndex(grid.dates[merged.ts])
-        )
-        theirs = daily[daily.ticker == symbol].set_index("date")
-        both = ours.join(theirs, rsuffix="_daily", how="inner").dropna()
-        compared += len(both)
-        for name, differences in gaps.items():
-            differences.append((both[name] / both[f"{name}_daily"] - 1).abs().to_numpy() * 1e4)
-    assert compared > 7_900
-    for name, differences in gaps.items():
-        assert np.median(np.concatenate(differences)) < 0.1, name

@@ -56,7 +56,7 @@ def test_halts_silence_everybody() -> None:
 
 
 def test_jumps_come_with_the_open_and_balance() -> None:
-    market, _ = make_market(synthetic(num_symbols=200, jumps=0.5, jump_size=0.1))
+    market, _ = make_market(synthetic(num_symbols=80, jumps=0.5, jump_size=0.1))
     step = torch.log(market.close[1:] / market.close[:-1]).double().numpy()
     first = np.flatnonzero(np.diff(market.session.numpy()))
     inside = np.setdiff1d(np.arange(len(step)), first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,11 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.bars import MINUTE_NS, Bars
+from fintrader.data.bars import Bars
 from fintrader.data.build import DataSettings, read_source
 from fintrader.data.calendar import session_grid
 from fintrader.data.faults import KINDS, find_faults
 from fintrader.data.quality import examine, quality_page, quality_report, write_quality
-from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.files import read_json
 from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
 
@@ -291,15 +289,6 @@ def test_only_the_chosen_symbols_are_reported(tmp_path: Path, healthy: pd.DataFr
     assert report["rows"] == 2 * 12 * 390
 
 
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_three_of_the_real_symbols_have_the_markets_hole_and_no_other() -> None:
-    values = {"path": str(REAL_2016), "universe": {"symbols": ["AAPL", "MSFT", "BRCM"]}}
-    report = quality_report(validate(DataSettings, values, "test"))
-    holes = [(fault["day"], fault["count"]) for fault in report["faults"] if fault["kind"] == "market_hole"]
-    assert holes == [("2015-11-16", 20)]
-
-
 def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:
     bars = as_bars(spike(healthy.copy()).sample(frac=1, random_state=0))
     before = [getattr(bars, name).copy() for name in ("ts", "symbol", "open", "close")]
@@ -332,6 +321,7 @@ def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
 def test_the_holes_of_the_real_file_of_2015() -> None:
@@ -347,20 +337,9 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
     # As far as we know a special dividend of 4 USD on 20; not checked against a source.
     assert found["split"] == {("SYMC", "2016-03-04", 1)}
     assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap", "split"}
-    # what is called a gap is one: a symbol that trades almost every minute has none of these
-    bars = read_files(FilesSettings(path=REAL_2016))
-    for name, day, count in found["gap"]:
-        mine = bars.ts[bars.symbol == bars.symbols.index(name)]
-        today = np.sort(mine[(mine.astype("datetime64[ns]").astype("datetime64[D]") == np.datetime64(day))])
-        start = np.datetime64(day).astype("datetime64[ns]").astype(np.int64) + (14 * 60 + 30) * MINUTE_NS
-        start -= 60 * MINUTE_NS * (np.datetime64(day) < np.datetime64("2015-11-01"))
-        start -= 60 * MINUTE_NS * (np.datetime64(day) >= np.datetime64("2016-03-13"))
-        longest = (
-            np.diff(np.concatenate([[start - MINUTE_NS], today, [start + 390 * MINUTE_NS]])).max() // MINUTE_NS - 1
-        )
-        assert longest >= count >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
 def test_the_holes_of_the_real_file_of_2019() -> None:
@@ -376,8 +355,3 @@ def test_the_holes_of_the_real_file_of_2019() -> None:
         "2020-11-27",
         "2020-12-24",
     }
-
-
-def test_replaced_bars_keep_their_origin(healthy: pd.DataFrame) -> None:
-    bars = replace(as_bars(healthy), origin="x.csv", row=np.arange(len(healthy)))
-    assert bars.where(3).startswith("x.csv, row 3 (AAA at 2016-01-04T14:33:00")

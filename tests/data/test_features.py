@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 
 from fintrader.config import validate
 from fintrader.data.clean import SymbolBars
-from fintrader.data.features import (
-    PAPER_FEATURES,
-    FeatureSettings,
-    context_features,
-    moving,
-    moving_deviation,
-    moving_std,
-    symbol_features,
-    turbulence,
-)
+from fintrader.data.features import PAPER_FEATURES, FeatureSettings, context_features, symbol_features, turbulence
 from fintrader.errors import ConfigError, DataError
+from tests.factories import examples
 from tests.oracles.features_reference import reference_features
 
 ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "age_10")
@@ -88,26 +80,12 @@ def test_values_agree_with_stockstats() -> None:
         )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(cut=st.integers(1, 400), seed=st.integers(0, 50))
 def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
     bars = one_symbol(seed=seed)
     whole, part = symbol_features(bars, ALL), symbol_features(bars.before(cut), ALL)
     np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
-
-
-@settings(max_examples=60, deadline=None)
-@given(length=st.integers(1, 90), window=st.integers(1, 40), seed=st.integers(0, 99))
-def test_moving_windows_agree_with_pandas(length: int, window: int, seed: int) -> None:
-    values = np.random.default_rng(seed).normal(3, 1, length)
-    series = pd.Series(values)
-    np.testing.assert_allclose(moving(values, window, np.add), series.rolling(window).sum())
-    np.testing.assert_array_equal(moving(values, window, np.maximum), series.rolling(window).max())
-    np.testing.assert_array_equal(moving(values, window, np.minimum), series.rolling(window).min())
-    if window > 1:
-        np.testing.assert_allclose(moving_std(values, window, 1), series.rolling(window).std(), atol=1e-9)
-    gaps = series.rolling(window).apply(lambda rows: np.abs(rows - rows.mean()).mean(), raw=True)
-    np.testing.assert_allclose(moving_deviation(values, window), gaps, atol=1e-12)
 
 
 def test_age_counts_the_bars_since_the_last_trade() -> None:

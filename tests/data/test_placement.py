@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,8 @@ import pytest
 
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
-from fintrader.data.calendar import session_grid
-from fintrader.data.clean import Placement
-from fintrader.data.sources.files import FilesSettings, read_files
 from fintrader.errors import BarError
-from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
+from tests.data.tables import minute_table, write_csv
 
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
@@ -75,25 +70,3 @@ def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path: Path) -> 
     evening = table[clock >= "12:30"].assign(ts=lambda rows: rows.ts + pd.Timedelta("210min"))
     morning = table[clock < "12:30"].assign(ts=lambda rows: rows.ts - pd.Timedelta("180min"))
     assert build(tmp_path, pd.concat([table, morning, evening]))["outside_session"] == 2 * 12 * 390
-
-
-@pytest.mark.real_data
-@pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
-def test_the_real_bars_stand_where_they_should(path: Path) -> None:
-    if not path.exists():
-        pytest.skip("the real minute bars are not beside the checkout")
-    bars = read_files(FilesSettings(path=path)).sorted()
-    days = pd.DatetimeIndex(bars.ts[[bars.ts.argmin(), bars.ts.argmax()]]).date
-    placement = Placement(session_grid("XNAS", *days))
-    edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
-    chicago = dt.timedelta(hours=1) // dt.timedelta(microseconds=1) * 1000
-    for start, stop in itertools.pairwise(edges):
-        mine = bars.take(np.arange(start, stop))
-        placement.check(mine)
-        mine.ts[:] += chicago
-        with pytest.raises(BarError, match="stand 60 minutes after"):
-            placement.check(mine)
-        mine.ts[:] += 60_000_000_000 - chicago
-        if len(mine) > 0.98 * 390 * len(placement.open):  # trades in every first and last minute
-            with pytest.raises(BarError, match="label to end"):
-                placement.check(mine)

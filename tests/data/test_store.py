@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import random
-import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import Bars
 from fintrader.data.build import DataSettings, build_market, make_market, read_settings, store_place
-from fintrader.data.cache_key import check_record
 from fintrader.data.chunks import Collection, decode, encode, verify_store
 from fintrader.data.inspect import verify
 from fintrader.data.place import Place
@@ -28,8 +26,8 @@ from fintrader.data.sources.base import FilesFeed, ingest
 from fintrader.data.sources.files import FilesSettings, list_files
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
-from fintrader.files import write_json
 from tests.data.tables import minute_table, write_csv
+from tests.engines.killing import killed_at, writes_of
 
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
@@ -143,7 +141,7 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
     chance = random.Random(0)
     for file in files:
         data = file.read_bytes()
-        for _ in range(12):
+        for _ in range(25):
             position = chance.randrange(len(data))
             flipped = bytearray(data)
             flipped[position] ^= 1 << chance.randrange(8)
@@ -158,42 +156,6 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
         lost.unlink()
         assert any("is missing" in line for line in verify(wanted, cache=tmp_path / "cache"))
         lost.write_bytes(data)
-
-
-def test_verify_finds_a_flip_in_every_byte_of_the_small_files(tmp_path: Path) -> None:
-    wanted = settings(write_csv(tmp_path, minute_table(1, 3).replace({"ticker": {"AAA": "\u00c9"}})))
-    record = build_market(wanted, cache=tmp_path / "cache").with_name("build.json")
-    (manifest,) = (tmp_path / "cache" / "bars").rglob("manifest.json")
-    store = Place(tmp_path / "cache" / "bars")
-
-    def found(file: Path) -> bool:
-        if file == manifest:
-            return bool(verify_store(store))
-        try:
-            check_record(file)
-        except DataError:
-            return True
-        return False
-
-    for file in (record, manifest):
-        data = file.read_bytes()
-        assert not found(file)
-        for position in range(len(data)):
-            flipped = bytearray(data)
-            flipped[position] ^= 1 << (position % 8)
-            file.write_bytes(flipped)
-            assert found(file), data[max(0, position - 20) : position + 20]
-        file.write_bytes(data.replace(b"c9", b"C9"))  # the same JSON in other bytes
-        assert found(file) or b"c9" not in data
-        file.write_bytes(data)
-
-
-def test_a_record_of_before_there_were_hashes_is_no_damage(tmp_path: Path) -> None:
-    write_json(tmp_path / "build.json", {"version": 3, "repairs": {}})
-    check_record(tmp_path / "build.json")
-    write_json(tmp_path / "build.json", {"version": 4, "repairs": {}})
-    with pytest.raises(DataError, match="is damaged"):
-        check_record(tmp_path / "build.json")
 
 
 def test_a_damaged_chunk_is_not_built_from(tmp_path: Path) -> None:
@@ -243,57 +205,25 @@ def test_a_place_without_rights_is_told(tmp_path: Path) -> None:
 
 # --- killed builds ---------------------------------------------------------------------------------------
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fintrader.data.build", "exchange_calendars", "pyarrow.parquet", "pyarrow.csv"])
+
+def build(config: Path, cache: Path) -> Path:
+    return build_market(read_settings(config), cache=cache)
 
 
-def build_in_child(config: Path, cache: Path, ready: Any, go: Any) -> None:
-    wanted = read_settings(config)
-    ready.set()
-    go.wait()
-    build_market(wanted, cache=cache)
-
-
-def kill_and_finish(tmp_path: Path, kills: int) -> None:
-    """Kill builds at random moments; each time the same call must then arrive at the undisturbed hash."""
-    table = minute_table(4, 45, missing=0.02)
-    wanted = settings(write_csv(tmp_path, table))
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, *(pytest.param(k / 40, marks=pytest.mark.slow) for k in range(41))])
+def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
+    """Killed when so large a share of its files is written: the same call must arrive at the undisturbed hash."""
     config = tmp_path / "data.yaml"
-    config.write_text(dump_yaml(wanted))
-    begin = time.perf_counter()
-    reference = build_market(wanted, cache=tmp_path / "undisturbed")
-    length = time.perf_counter() - begin
-    expected = MarketTensors.stored_hash(reference)
-    moment, struck = random.Random(3), 0
-    for number in range(kills):
-        cache = tmp_path / f"cache{number}"
-        ready, go = SERVER.Event(), SERVER.Event()
-        process = SERVER.Process(target=build_in_child, args=(config, cache, ready, go))
-        process.start()
-        assert ready.wait(60)
-        go.set()
-        time.sleep(moment.uniform(0, 1.5 * length))
-        alive = process.is_alive()
-        struck += alive
-        length *= 1.05 if alive else 0.8  # builds get faster and slower with the load of the machine
-        process.kill()
-        process.join()
-        finished = build_market(wanted, cache=cache)
-        assert MarketTensors.stored_hash(finished) == expected
-        assert MarketTensors.load(finished, verify=True).content_hash() == expected
-        assert verify(wanted, cache=cache) == []
-        assert list(cache.rglob("*.tmp")) == []
-    assert struck >= kills // 3  # most kills must have met a build at work
-
-
-def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path) -> None:
-    kill_and_finish(tmp_path, kills=6)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("FINTRADER_SLOW" not in os.environ, reason="two minutes or more; set FINTRADER_SLOW=1")
-def test_a_hundred_killed_builds(tmp_path: Path) -> None:
-    kill_and_finish(tmp_path, kills=100)
+    config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(4, 45, missing=0.02)))))
+    writes = writes_of(partial(build, config, tmp_path / "undisturbed"))
+    assert writes > 5
+    cache = tmp_path / "killed"
+    assert killed_at(partial(build, config, cache), round(share * (writes - 1)))
+    finished = build(config, cache)
+    undisturbed = build(config, tmp_path / "undisturbed")
+    assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(undisturbed)
+    assert verify(read_settings(config), cache=cache) == []
+    assert list(cache.rglob("*.tmp")) == []
 
 
 # --- other file systems ----------------------------------------------------------------------------------
@@ -356,56 +286,6 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"memory://side/none.csv: no such file; see data.benchmark.path"):
         build_market(settings("memory://side/bars.zip", benchmark={"path": "memory://side/none.csv"}), cache=tmp_path)
     fs.rm("/side", recursive=True)
-
-
-def test_bars_and_store_may_lie_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    import boto3
-
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ENDPOINT_URL_S3": endpoint,
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
-    }.items():
-        monkeypatch.setenv(name, value)
-    try:
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket="market")
-        table = minute_table(2, 3)
-        client.put_object(Bucket="market", Key="raw/a/bars.csv", Body=table.to_csv(index=False).encode())
-        wanted = settings("s3://market/raw", store="s3://market/store")
-        path = build_market(wanted, cache=tmp_path / "cache")
-        local, _ = make_market(settings(write_csv(tmp_path, table)))
-        np.testing.assert_array_equal(MarketTensors.load(path).close.numpy(), local.close.numpy())
-        keys = [item["Key"] for item in client.list_objects_v2(Bucket="market", Prefix="store/")["Contents"]]
-        assert sum(key.endswith(".parquet") for key in keys) == 2
-        assert sum(key.endswith("manifest.json") for key in keys) == 1
-        assert verify(wanted, cache=tmp_path / "cache") == []
-        chunk = next(key for key in keys if key.endswith(".parquet"))
-        client.put_object(Bucket="market", Key=chunk, Body=b"something else")
-        import s3fs
-
-        s3fs.S3FileSystem.clear_instance_cache()
-        assert "is damaged" in verify(wanted, cache=tmp_path / "cache")[0]
-        with pytest.raises(DataError) as caught:
-            build_market(settings("s3://no-such-bucket/raw"), cache=tmp_path / "cache")
-        assert "secret-of-the-test" not in str(caught.value)
-    finally:
-        server.stop()
-
-
-def test_an_unknown_file_system_is_told() -> None:
-    with pytest.raises(DataError, match="nosuch"):
-        Place("nosuch://bucket/x")
 
 
 def test_symbols_may_have_any_name(tmp_path: Path) -> None:

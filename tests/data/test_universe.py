@@ -6,13 +6,11 @@ import datetime as dt
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from fintrader.config import validate
 from fintrader.data.build import DataSettings, make_market
-from fintrader.data.calendar import session_grid
 from fintrader.data.universe import (
     UniverseSettings,
     companies,
@@ -25,37 +23,12 @@ from fintrader.data.universe import (
     survivorship,
 )
 from fintrader.errors import DataError
-from tests.data.tables import REAL_FOLDER, minute_table, write_csv
+from tests.data.tables import minute_table, write_csv
 
-MEMBERSHIP = REAL_FOLDER / "n100_membership_20151012_20210601.csv"
 PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
     "features": {"names": ["return_1"], "context": []},
 }
-
-# Why the list of index-constitution and the one beside the bars differ, ticker by ticker.
-ONE_COMPANY_TWO_TICKERS = {
-    "SYMC",
-    "FI",
-    "HANS",
-    "KFT",
-    "META",
-    "PCLN",
-    "TCFCA",
-    "TCFCB",
-    "TCOM",
-    "CTRP",
-    "WFMI",
-    "WTW",
-    "WLTW",
-}
-"""index-constitution's list holds each company under its old and its new ticker; the other under one at a time."""
-LEFT_AND_CAME_BACK = {"KLAC", "NTAP", "NXPI", "WYNN"}
-"""Dropped and taken in again: the other list bridges the time between."""
-DAYS_OF_CHANGE = {"BATRA", "BATRK", "CELG", "EXC", "CSX", "LMCA", "LMCK", "XRAY"}
-"""The same change, dated up to six sessions apart."""
-SECOND_CLASSES = {"CMCSK", "NDOI"}
-"""A second share class and a spin-off that only index-constitution keeps."""
 
 
 def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
@@ -113,21 +86,6 @@ def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
     assert table[0, 7]
     count = member_days(sorted(members), members, dates, {})[0].sum()
     assert 100 <= count <= 125  # two tickers for some companies
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the membership list is not beside the checkout")
-def test_the_two_lists_differ_only_where_that_is_explained() -> None:
-    pytest.importorskip("index_constitution")
-    dates = session_grid("XNAS", dt.date(2015, 10, 12), dt.date(2021, 5, 28), 390).dates
-    differences = compare(index_membership("nasdaq100"), read_membership(MEMBERSHIP), dates, ("theirs", "file"))
-    explained = ONE_COMPANY_TWO_TICKERS | LEFT_AND_CAME_BACK | DAYS_OF_CHANGE | SECOND_CLASSES
-    assert {difference.ticker for difference in differences} <= explained
-    for difference in differences:
-        if difference.ticker in DAYS_OF_CHANGE:
-            assert difference.sessions <= 6, difference
-        if difference.ticker in LEFT_AND_CAME_BACK:
-            assert difference.only_in == "file", difference
 
 
 def test_compare_lists_runs_of_days() -> None:
@@ -209,35 +167,6 @@ def test_members_without_bars_are_counted_by_company() -> None:
     found = missing_members(["AAA", "NEW", "ZZZ"], membership, {"OLD": "NEW"}, dates, {"ZZZ": "BBB"})
     assert found == {"GONE": pytest.approx(5 / 35)}
     assert missing_members(["AAA"], None, {}, dates, {}) == {}
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif(not MEMBERSHIP.exists(), reason="the real daily bars are not beside the checkout")
-def test_the_real_daily_file_is_one_of_survivors(tmp_path: Path) -> None:
-    pytest.importorskip("index_constitution")
-    daily = pd.read_parquet(REAL_FOLDER / "daily_n100_20151001_20180215.parquet").dropna()
-    daily = daily.assign(ts=pd.to_datetime(daily.date) + pd.Timedelta("9h30min"))
-    columns = ["ts", "ticker", "open", "high", "low", "close", "volume"]
-    daily[columns].to_parquet(tmp_path / "daily.parquet", index=False)
-    index = {"path": str(REAL_FOLDER / "daily_qqq_20151001_20201231.csv"), "name": "QQQ"}
-    for universe in ({}, {"index": "nasdaq100"}, {"membership": str(MEMBERSHIP)}):
-        values = {
-            "path": str(tmp_path / "daily.parquet"),
-            "bar_minutes": 1440,
-            "universe": universe,
-            "features": {"names": ["return_1"], "context": []},
-        }
-        _, report = make_market(validate(DataSettings, values, "test"))
-        found = report["survivorship"]
-        assert found["survivors_only"], universe
-        assert found["bias_per_year"] is None
-        assert ("BRCM" in found["members_without_bars"]) == bool(universe)
-        if universe:
-            assert 0.05 < found["member_days_without_bars"] < 0.4
-        start = {"start": "2015-10-12"}  # the index begins a few days before
-        _, report = make_market(validate(DataSettings, values | start | {"benchmark": index}, "test"))
-        assert report["survivorship"]["bias_against"] == "QQQ"
-        assert abs(report["survivorship"]["bias_per_year"]) < 0.1, universe  # of either sign: the weights differ too
 
 
 def test_survivors_are_reported_with_the_market(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,18 +25,23 @@ from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
-from tests.data.servers import Fake, alpaca, serve, session_to, yahoo
 from tests.data.tables import minute_table, write_csv
+from tests.engines.servers import Fake, alpaca, serve, session_to, yahoo
 
 TODAY = dt.date(2016, 1, 29)
 KEY, SECRET = "PKTESTKEY123", "very-secret-value-456"
+
+
+def forget_answers() -> None:
+    """yfinance remembers answers by URL for the whole process."""
+    pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     yfinance = pytest.importorskip("yfinance")
     yfinance.set_tz_cache_location(str(tmp_path / "yfinance"))
-    yfinance.data.YfData.cache_get.cache_clear()  # it remembers answers by URL for the whole process
+    forget_answers()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -75,6 +80,9 @@ def alpaca_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "
     return VendorFeed(Alpaca(settings), settings, symbols, "XNAS", Place(store), today=TODAY, sleep=lambda _: None)
 
 
+FEEDS = {"yahoo": yahoo_feed, "alpaca": alpaca_feed}
+
+
 def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
     return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
 
@@ -84,7 +92,7 @@ def test_bars_come_as_they_are_and_once(
     kind: str, tmp_path: Path, bars: pd.DataFrame, request: pytest.FixtureRequest
 ) -> None:
     fake = request.getfixturevalue(f"fake_{kind}")
-    make = {"yahoo": yahoo_feed, "alpaca": alpaca_feed}[kind]
+    make = FEEDS[kind]
     feed = make(fake, tmp_path / "store")
     feed.prepare()
     for symbol in ("AAA", "BBB"):
@@ -133,26 +141,19 @@ def test_an_unknown_ticker_is_named(fake_yahoo: Fake, fake_alpaca: Fake, tmp_pat
         alpaca_feed(fake_alpaca, tmp_path / "a", symbols=("AAA", "NOPE")).prepare()
 
 
-@pytest.mark.parametrize("fault", [429, 500, 503])
-def test_passing_faults_are_tried_again(fake_yahoo: Fake, fake_alpaca: Fake, tmp_path: Path, fault: int) -> None:
-    fake_alpaca.faults = [fault, fault]
-    feed = alpaca_feed(fake_alpaca, tmp_path / "a")
+@pytest.mark.parametrize(("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)])
+def test_passing_faults_are_tried_again_and_lasting_ones_told(
+    kind: str, fault: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fake = request.getfixturevalue(f"fake_{kind}")
+    fake.faults = [fault, fault]
+    feed = FEEDS[kind](fake, tmp_path / "a")
     feed.prepare()
     assert len(feed.bars("AAA")) == 14 * 390
-    fake_alpaca.faults = [fault] * 50
-    with pytest.raises(DataError, match=r"alpaca does not answer: .*continues from here"):
-        alpaca_feed(fake_alpaca, tmp_path / "b").prepare()
-
-
-def test_yahoos_rate_limit_is_tried_again_and_then_told(fake_yahoo: Fake, tmp_path: Path) -> None:
-    fake_yahoo.faults = [429] * 2
-    feed = yahoo_feed(fake_yahoo, tmp_path / "a")
-    feed.prepare()
-    assert len(feed.bars("AAA")) == 14 * 390
-    fake_yahoo.faults = [429] * 99
-    pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
-    with pytest.raises(DataError, match="yahoo does not answer: too many requests"):
-        yahoo_feed(fake_yahoo, tmp_path / "b").prepare()
+    fake.faults = [fault] * 99
+    forget_answers()
+    with pytest.raises(DataError, match=rf"{kind} does not answer: .*continues from here"):
+        FEEDS[kind](fake, tmp_path / "b").prepare()
 
 
 def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: Path) -> None:
@@ -177,10 +178,6 @@ def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: P
     assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
 
 
-def forget_answers() -> None:
-    pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
-
-
 def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataFrame:
     """The table without what a server that fails would leave out; the ticker itself stays known."""
     stop = pd.Timestamp(last, tz="America/New_York") + pd.Timedelta("1D")
@@ -201,7 +198,7 @@ def test_an_empty_answer_is_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A server that gives nothing for a while, at the start, the end or in between: the same call mends it."""
-    fake, make = request.getfixturevalue(f"fake_{kind}"), {"yahoo": yahoo_feed, "alpaca": alpaca_feed}[kind]
+    fake, make = request.getfixturevalue(f"fake_{kind}"), FEEDS[kind]
     whole = fake.table
     fake.table = without(whole, "BBB", first, last)
     with contextlib.suppress(DataError):  # raised when nothing at all came
@@ -290,7 +287,7 @@ def test_no_network_is_told(kind: str, tmp_path: Path, request: pytest.FixtureRe
     fake = request.getfixturevalue(f"fake_{kind}")
     fake.url = "http://127.0.0.1:9"  # nobody listens there
     with pytest.raises(DataError, match=f"{kind} does not answer: .*check the network"):
-        {"yahoo": yahoo_feed, "alpaca": alpaca_feed}[kind](fake, tmp_path).prepare()
+        FEEDS[kind](fake, tmp_path).prepare()
 
 
 def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:

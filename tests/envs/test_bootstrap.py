@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.envs import ENV_ID, TradingEnv
+from fintrader.envs import TradingEnv
 from fintrader.envs.adapters.dlpack import DlpackEnv
 from fintrader.envs.adapters.rllib import NumpyVectorEnv
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 
 
 class Numpy:
@@ -78,18 +77,3 @@ def test_every_temporal_difference_is_zero(mode: AutoresetMode, door: str) -> No
 def test_the_oracle_sees_each_mistake(mistake: str) -> None:
     errors, *_ = temporal_differences(AutoresetMode.SAME_STEP, mistake=mistake)
     assert float(errors.abs().max()) > 0.5
-
-
-def test_one_account_through_gymnasium_make() -> None:
-    env = gymnasium.make(ENV_ID, market=oracle_market(), settings=oracle_settings())
-    rng, cuts, ruins = np.random.default_rng(0), 0, 0
-    for episode in range(120):
-        obs, _ = env.reset(seed=episode)
-        terminated = truncated = False
-        while not (terminated or truncated):
-            following, reward, terminated, truncated, _ = env.step(rng.random(2, dtype=np.float32))
-            after = 0.0 if terminated else float(value(torch.as_tensor(following)))
-            assert float(reward) + GAMMA * after == pytest.approx(float(value(torch.as_tensor(obs))), abs=1e-4)
-            obs, cuts, ruins = following, cuts + truncated, ruins + terminated
-    assert cuts > 50
-    assert ruins > 2

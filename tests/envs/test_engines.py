@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
-from tests.envs.strategies import random_actions
+from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 CASES: list[dict[str, Any]] = [

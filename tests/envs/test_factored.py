@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, project_market
-from fintrader.envs import factored as factored_module
+from fintrader.envs import FactoredLinear, project_market
 from fintrader.errors import EnvError
-from tests.envs.strategies import random_actions
-from tests.factories import make_market
 
 BARS, WIDTH, HIDDEN = 50, 17, 6
 
@@ -84,6 +81,7 @@ def test_result_and_gradients_are_the_flat_layers(count: int, bars: int, rows: i
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(obs["private"].grad, flat.grad[:, :8])
     assert projected == [rows, rows]
+    assert "rows" not in layer.state_dict()
 
 
 def test_gradients_in_float64_pass_gradcheck() -> None:
@@ -129,39 +127,6 @@ def test_in_eval_mode_all_rows_are_projected_once(projected: list[int]) -> None:
     assert not layer.requires_grad_(False)(obs).requires_grad
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lookback", [1, 3])
-def test_a_policy_decides_the_same_on_both_observations(dtype: str, lookback: int) -> None:
-    market = make_market(60, 4)
-    settings = EnvSettings(episode_bars=7, observation_dtype=dtype, lookback=lookback)
-    flat_env = TradingEnv(market, settings, num_envs=3)
-    env = TradingEnv(market, settings.model_copy(update={"observation": "factored"}), num_envs=3)
-    flat = nn.Sequential(nn.Linear(env.layout.width, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh())
-    policy = nn.Sequential(FactoredLinear(flat[0], env.market_rows), *flat[1:]).eval()
-    flat_obs, _ = flat_env.reset()
-    obs, _ = env.reset()
-    for action in random_actions(0, 30, 3, 4):
-        with torch.no_grad():
-            torch.testing.assert_close(policy(obs), flat(flat_obs.float()))
-        flat_obs, *_ = flat_env.step(action)
-        obs, *_ = env.step(action)
-    assert "rows" not in policy.state_dict()
-
-
-def test_any_leading_shape() -> None:
-    layer, obs = make_layer(), samples(24, 10)
-    shaped = {"private": obs["private"].view(4, 6, 8), "clock": obs["clock"].view(4, 6)}
-    torch.testing.assert_close(layer(shaped), layer(obs).view(4, 6, HIDDEN))
-
-
 def test_a_layer_that_is_too_narrow_is_refused() -> None:
     with pytest.raises(EnvError, match="flat observation"):
         FactoredLinear(nn.Linear(9, 3), torch.zeros(5, 9))
-
-
-def test_the_choice_is_made_by_the_ratio(monkeypatch: pytest.MonkeyPatch, projected: list[int]) -> None:
-    layer, obs = make_layer(), samples(40, 20)
-    for worth, rows in ((0.4, 40), (0.5, 20)):
-        monkeypatch.setattr(factored_module, "WORTH_SORTING", worth)
-        layer(obs)
-        assert projected[-1] == rows

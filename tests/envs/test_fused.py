@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.kernels import step as fused
 from fintrader.errors import EnvError
-from tests.envs.strategies import endowment, env_settings, random_actions
-from tests.factories import make_market
-
-numba = pytest.importorskip("numba")
-
-PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision_interval": 1}
+from tests.engines.strategies import env_settings, random_actions
+from tests.engines.twins import PLAIN, assert_bit_equal
+from tests.factories import examples, make_market
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     config=env_settings(short=False, fractional=False),
     seed=st.integers(0, 10_000),
@@ -34,33 +31,11 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     config = config.model_copy(update=PLAIN | {"observation": "factored" if factored else "flat"})
     market = make_market(60, 13, seed=seed % 5, volatility=0.04)
     count = 9
-    engines = [
+    slow, fast = (
         TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine, copy=copy)
         for engine in ("torch", "fused")
-    ]
-    for env in engines:
-        env.reset(options=endowment(count, 13, endowed))
-    for action in random_actions(seed, 40, count, 13):
-        slow, fast = (env.step(action) for env in engines)
-        for a, b in zip(slow[:4], fast[:4], strict=True):
-            if isinstance(a, dict):
-                assert all(torch.equal(a[name], b[name]) for name in a)
-            else:
-                assert torch.equal(a, b)
-        assert set(slow[4]) == set(fast[4])
-        if mode is AutoresetMode.SAME_STEP:
-            done = slow[4]["_final_obs"]
-            assert torch.equal(done, fast[4]["_final_obs"])
-            rows = done if not copy else torch.ones_like(done)
-            a, b = slow[4]["final_obs"], fast[4]["final_obs"]
-            for name in a if factored else [None]:
-                assert torch.equal((a[name] if name else a)[rows], (b[name] if name else b)[rows])
-        states = [env.state_dict() for env in engines]
-        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-        finished = engines[0].account.finished
-        if mode is AutoresetMode.DISABLED and bool(finished.any()):
-            for env in engines:
-                env.reset(options={"reset_mask": finished.clone()})
+    )
+    assert_bit_equal(slow, fast, random_actions(seed, 40, count, 13), endowed=endowed, copy=copy)
 
 
 def test_threads_change_nothing() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
-from tests.envs.strategies import env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import env_settings, random_actions
+from tests.factories import examples, make_market
 from tests.oracles.ledger_oracle import LedgerOracle
 
 NUM_ENVS, NUM_ASSETS, NUM_BARS = 4, 5, 70
@@ -152,7 +152,7 @@ def compare(
     return compared
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
 def test_float64_environment_agrees_with_the_oracle(
     config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]
@@ -161,7 +161,7 @@ def test_float64_environment_agrees_with_the_oracle(
     assert compare(config, seed, 40, torch.float64, mode=mode, given=given) > 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(config=env_settings(fractional=False), seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
 def test_float32_environment_holds_the_same_whole_shares(
     config: EnvSettings, seed: int, mode: AutoresetMode, given: set[str]
@@ -184,7 +184,7 @@ def test_every_option_is_drawn() -> None:
     assert {name for name, values in drawn.items() if len(values) < 2} == {"kind", "num_envs"}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(), seed=st.integers(0, 10_000))
 def test_change_of_equity_is_price_pnl_less_costs(config: EnvSettings, seed: int) -> None:
     market = make_market(70, NUM_ASSETS, seed=seed % 7, volatility=0.03)
@@ -208,7 +208,7 @@ def test_a_hundred_thousand_steps_agree() -> None:
     """Positions exactly (whole shares), cash to 1e-6 of the first equity, every option drawn at random."""
     total = 0
 
-    @settings(max_examples=190, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=190, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10**9), mode=MODES, given=GIVEN)
     def agree(config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]) -> None:
         nonlocal total

@@ -8,7 +8,7 @@ import torch
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs import observation as observation_module
 from fintrader.errors import CheckpointError
-from tests.envs.strategies import random_actions
+from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 
@@ -60,10 +60,10 @@ def test_account_features_do_not_depend_on_the_account_size() -> None:
         torch.testing.assert_close(small.step(action)[0], large.step(action)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_factored_observation_assembles_to_the_flat_one(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "lookback"), [("float32", 1), ("bfloat16", 1), ("float32", 3)])
+def test_factored_observation_assembles_to_the_flat_one(dtype: str, lookback: int) -> None:
     market = make_market(60, 4)
-    settings = EnvSettings(episode_bars=7, observation_dtype=dtype)
+    settings = EnvSettings(episode_bars=7, observation_dtype=dtype, lookback=lookback)
     flat = TradingEnv(market, settings, num_envs=3)
     factored = TradingEnv(market, settings.model_copy(update={"observation": "factored"}), num_envs=3)
     a, _ = flat.reset()

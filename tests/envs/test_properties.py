@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
-from tests.envs.strategies import env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import env_settings, random_actions
+from tests.factories import examples, joined, make_market, pick_assets
 
 SEEDS = st.integers(0, 10_000)
 
@@ -34,7 +33,7 @@ def rollout(env: TradingEnv, actions: Tensor) -> dict[str, Tensor]:
     return {name: torch.stack(values) for name, values in rows.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(config=env_settings(short=False), seed=SEEDS, float64=st.booleans())
 def test_long_only_accounts_never_owe(config: EnvSettings, seed: int, float64: bool) -> None:
     dtype = torch.float64 if float64 else torch.float32
@@ -47,7 +46,7 @@ def test_long_only_accounts_never_owe(config: EnvSettings, seed: int, float64: b
         assert torch.equal(rows["shares"], rows["shares"].trunc())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(short=True), seed=SEEDS)
 def test_gross_exposure_stays_within_the_leverage_limit_after_fills(config: EnvSettings, seed: int) -> None:
     # At next_close the fill price is the mark, so the limit can be read off the account.
@@ -66,20 +65,14 @@ def test_gross_exposure_stays_within_the_leverage_limit_after_fills(config: EnvS
         assert bool((~grew | (gross <= allowed)).all())
 
 
-def permuted(market: MarketTensors, order: np.ndarray) -> MarketTensors:
-    columns = torch.as_tensor(order)
-    arrays = {name: getattr(market, name)[:, columns] for name in ("open", "close", "features", "tradable", "member")}
-    return replace(market, symbols=tuple(market.symbols[i] for i in order), **arrays)
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(fractional=False), seed=SEEDS)
 def test_permuting_tickers_permutes_the_result(config: EnvSettings, seed: int) -> None:
     market = make_market(60, 5, seed=seed % 5)
     order = np.random.default_rng(seed).permutation(5)
     actions = random_actions(seed, 30, 4, 5)
     plain = rollout(TradingEnv(market, config, num_envs=4, seed=seed), actions)
-    mixed = rollout(TradingEnv(permuted(market, order), config, num_envs=4, seed=seed), actions[:, :, order])
+    mixed = rollout(TradingEnv(pick_assets(market, order), config, num_envs=4, seed=seed), actions[:, :, order])
     exact = config.impact_bps_per_million_usd == 0 and config.min_commission_usd == 0 and not config.short
     if exact and config.borrow_bps_per_year == 0:  # only sums of squares or of rounded fees depend on the order
         assert torch.equal(plain["shares"][:, :, order], mixed["shares"])
@@ -89,7 +82,7 @@ def test_permuting_tickers_permutes_the_result(config: EnvSettings, seed: int) -
         torch.testing.assert_close(plain["equity"], mixed["equity"], rtol=1e-2, atol=0.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS)
 def test_batch_size_and_neighbours_change_nothing(config: EnvSettings, seed: int) -> None:
     market = make_market(60, 4, seed=seed % 5)
@@ -98,22 +91,6 @@ def test_batch_size_and_neighbours_change_nothing(config: EnvSettings, seed: int
     few = rollout(TradingEnv(market, config, num_envs=3, seed=seed), actions[:, :3])
     for name, value in few.items():
         assert torch.equal(many[name][:, :3], value), name
-
-
-@settings(max_examples=30, deadline=None)
-@given(config=env_settings(), seed=SEEDS, order_seed=SEEDS)
-def test_permuting_accounts_permutes_the_result(config: EnvSettings, seed: int, order_seed: int) -> None:
-    market = make_market(60, 4, seed=seed % 5)
-    order = np.random.default_rng(order_seed).permutation(5)
-    seeds = [11, 12, 13, 14, 15]
-    actions = random_actions(seed, 25, 5, 4)
-    first, second = (TradingEnv(market, config, num_envs=5) for _ in range(2))
-    first.reset(seed=seeds)
-    second.reset(seed=[seeds[i] for i in order])
-    for action in actions:
-        a, b = first.step(action), second.step(action[order])
-        for x, y in zip(a[:4], b[:4], strict=True):
-            assert torch.equal(x[order], y)
 
 
 @pytest.mark.parametrize("action", ["target", "trade"])
@@ -143,34 +120,15 @@ def test_zero_action_holds_in_trade_mode_and_goes_to_cash_in_target_mode() -> No
     assert float(sell.account.cash) == pytest.approx(1e6 + 0.998 * notional)
 
 
-@pytest.mark.parametrize("action", ["target", "trade"])
-def test_all_buy_differs_from_all_sell(action: str) -> None:
-    env = TradingEnv(make_market(60, 4, gaps=False), EnvSettings(action=action), num_envs=2)
-    env.reset(options={"shares": torch.full((4,), 50.0), "start": 0})
-    env.step(torch.tensor([[1.0] * 4, [-1.0] * 4]))
-    assert bool((env.account.shares[0] > 50).all())
-    assert bool((env.account.shares[1] == 0).all())
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS, cut=st.integers(5, 45))
 def test_values_after_t_change_nothing_up_to_t(config: EnvSettings, seed: int, cut: int) -> None:
     market = make_market(60, 5, seed=seed % 5)
-    rng = np.random.default_rng(seed)
-    changed = {}
-    for name in ("open", "close", "features", "context", "benchmark", "tradable", "member"):
-        value = getattr(market, name).clone()
-        later = value[cut + 1 :]
-        if value.dtype == torch.bool:
-            noise = torch.as_tensor(rng.random(later.shape) < 0.5)
-            value[cut + 1 :] = later & noise if name == "tradable" else noise
-        else:
-            value[cut + 1 :] = later * torch.as_tensor(rng.uniform(0.5, 2.0, later.shape), dtype=value.dtype)
-        changed[name] = value
+    changed = joined(market, make_market(60, 5, seed=5 + seed % 5, volatility=0.1), cut + 1)
     config = config.model_copy(update={"random_start": False})
     actions = random_actions(seed, cut // config.decision_interval, 3, 5)
     plain = rollout(TradingEnv(market, config, num_envs=3, seed=seed), actions)
-    other = rollout(TradingEnv(replace(market, **changed), config, num_envs=3, seed=seed), actions)
+    other = rollout(TradingEnv(changed, config, num_envs=3, seed=seed), actions)
     for name, value in plain.items():
         assert torch.equal(value, other[name]), name
 

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
-from tests.envs.strategies import env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import env_settings, random_actions
+from tests.factories import examples, make_market
 
 BARS, COUNT, ASSETS = 60, 4, 4
 State = dict[str, Tensor]
 
 
-def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1, bars: int = BARS) -> TradingEnv:
+def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1) -> TradingEnv:
     """An environment some steps on; in DISABLED mode up to the first account that finishes."""
-    env = TradingEnv(make_market(bars, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode)
+    env = TradingEnv(make_market(BARS, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode)
     env.reset()
     for action in random_actions(seed, steps, COUNT, ASSETS):
         _, _, terminated, truncated, _ = env.step(action)
@@ -91,7 +91,7 @@ def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
     env.step(torch.zeros(COUNT, ASSETS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     config=env_settings(), mode=st.sampled_from(list(AutoresetMode)), steps=st.integers(0, 40), seed=st.integers(0, 99)
 )
@@ -104,7 +104,7 @@ def test_whatever_an_environment_says_of_itself_is_taken(
     assert all(torch.equal(value, env.state_dict()[name]) for name, value in other.state_dict().items())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     field=st.sampled_from(["bar", "start_bar", "end_bar"]),
     move=st.integers(-(2**62), 2**62) | st.integers(-2 * BARS, 2 * BARS),
@@ -128,30 +128,3 @@ def test_no_clock_leads_out_of_the_window(field: str, move: int, mode: Autoreset
     assert bool((account.end_bar < BARS).all())
     if not bool(account.finished.any()):
         env.step(torch.zeros(COUNT, ASSETS))
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_finished_accounts_are_taken_where_they_may_be(mode: AutoresetMode) -> None:
-    env = walked(EnvSettings(episode_bars=5), mode, steps=5)
-    assert bool(env.account.finished.any())
-    other = walked(EnvSettings(episode_bars=5), mode, steps=0)
-    other.load_state_dict(env.state_dict())
-    assert torch.equal(other.account.finished, env.account.finished)
-    late = walked(EnvSettings(episode_bars=5), AutoresetMode.SAME_STEP, steps=0)
-    with pytest.raises(CheckpointError, match="SAME_STEP"):
-        late.load_state_dict(env.state_dict())
-
-
-def test_precision_of_shares_may_differ() -> None:
-    env = walked(EnvSettings(), AutoresetMode.SAME_STEP)
-    exact = TradingEnv(env.market, EnvSettings(), num_envs=COUNT, dtype=torch.float64)
-    exact.load_state_dict(env.state_dict())
-    assert exact.account.shares.dtype == torch.float64
-    assert torch.equal(exact.account.shares, env.account.shares.double())
-
-
-def test_a_state_of_a_longer_market_is_refused() -> None:
-    long = walked(EnvSettings(), AutoresetMode.SAME_STEP, bars=2 * BARS)
-    short = walked(EnvSettings(), AutoresetMode.SAME_STEP)
-    with pytest.raises(CheckpointError, match="longer market"):
-        short.load_state_dict(long.state_dict())

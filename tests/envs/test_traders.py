@@ -11,7 +11,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
 from fintrader.errors import EnvError
-from tests.envs.strategies import random_actions
+from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.kernels.cuda_step import interpreted
 from fintrader.errors import EnvError
-from tests.envs.strategies import endowment, env_settings, random_actions
-from tests.factories import make_market
+from tests.engines.strategies import env_settings, random_actions
+from tests.engines.twins import PLAIN, assert_bit_equal
+from tests.factories import examples, make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
 
@@ -27,7 +28,6 @@ DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA and not interpreted():
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-triton", allow_module_level=True)
 
-PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision_interval": 1}
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
 
 
@@ -38,14 +38,8 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def rows_of(obs: Any, rows: torch.Tensor) -> list[torch.Tensor]:
-    return [value[rows] for value in obs.values()] if isinstance(obs, dict) else [obs[rows]]
-
-
 # Shrinking takes minutes in the interpreter.
-@settings(
-    max_examples=60 if CUDA else 25, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=60 if CUDA else examples(25), phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(
     config=env_settings(short=False, fractional=False),
     seed=st.integers(0, 10_000),
@@ -69,39 +63,19 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     changes = {"observation": "factored" if factored else "flat", "observation_dtype": dtype, "lookback": lookback}
     config = config.model_copy(update=PLAIN | changes)
     market, count, steps = make_market(60, 5, seed=seed % 5, volatility=0.04), 4, 40 if CUDA else 14
-    engines = [
+    slow, fast = (
         TradingEnv(
             market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine, copy=copy, device=DEVICE
         )
         for engine in ("torch", "triton")
-    ]
-    everyone = torch.ones(count, dtype=torch.bool, device=DEVICE)
-    for env in engines:
-        env.reset(options=endowment(count, 5, endowed))
-    for action in random_actions(seed, steps, count, 5):
-        slow, fast = (env.step(action.to(DEVICE)) for env in engines)
-        first, second = (rows_of(out[0], everyone) for out in (slow, fast))
-        assert all(equal(a, b) for a, b in zip(first, second, strict=True))
-        for place in (1, 2, 3):
-            assert torch.equal(slow[place], fast[place])
-        assert set(slow[4]) == set(fast[4])
-        if mode is AutoresetMode.SAME_STEP:
-            done = slow[4]["_final_obs"]
-            assert torch.equal(done, fast[4]["_final_obs"])
-            rows = everyone if copy else done
-            first, second = (rows_of(out[4]["final_obs"], rows) for out in (slow, fast))
-            assert all(equal(a, b) for a, b in zip(first, second, strict=True))
-        states = [env.state_dict() for env in engines]
-        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-        finished = engines[0].account.finished
-        if mode is AutoresetMode.DISABLED and bool(finished.any()):
-            for env in engines:
-                env.reset(options={"reset_mask": finished.clone()})
+    )
+    actions = random_actions(seed, steps, count, 5).to(DEVICE)
+    assert_bit_equal(slow, fast, actions, endowed=endowed, copy=copy, equal=equal)
 
 
 def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
     market = make_market(60, 3, 600)  # rows of 1,805 numbers
-    config = EnvSettings(episode_bars=4, reward="tests.envs.oracle_mdp:bellman_reward")
+    config = EnvSettings(episode_bars=4, reward="tests.engines.oracle_mdp:bellman_reward")
     for copy in (True, False):
         slow, fast = (
             TradingEnv(market, config, num_envs=3, engine=engine, copy=copy, device=DEVICE)

@@ -23,7 +23,7 @@ from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.results import figures
 from fintrader.runs import RunFolder
-from tests.backtest.policies import noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 Traces = dict[str, tuple[list[Any], list[Any]]]

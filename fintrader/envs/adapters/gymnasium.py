@@ -1,13 +1,14 @@
-"""One account with numpy in and out: what `gymnasium.make("fintrader/Trading-v0", market=...)` returns.
+"""Gymnasium's doors: `make` gives one account with numpy in and out, `make_vec` a `TradingEnv`.
 
-import gymnasium, fintrader.envs
-env = gymnasium.make("fintrader/Trading-v0", market=market)
+import gymnasium, fintrader
+env = gymnasium.make("fintrader/Trading-v0", market=market)  # without a market: a small synthetic one
 obs, info = env.reset(seed=1)
 obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from fintrader.data.build import make_market
+from fintrader.data.calendar import WindowSettings
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
@@ -32,6 +37,18 @@ def to_numpy(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=1)
+def built_in_market() -> MarketTensors:
+    """Four synthetic stocks over five sessions of minutes: enough to try the environment, with nothing to learn."""
+    source = SyntheticSettings(num_symbols=4, num_sessions=5)
+    return make_market(DataSettings(source=source, windows=WindowSettings(embargo_sessions=0)))[0]
+
+
+def make_trading_env(market: MarketTensors | Path | str | None = None, **options: Any) -> TradingEnv:
+    """A `TradingEnv` for `gymnasium.make_vec`; without a market it trades `built_in_market()`."""
+    return TradingEnv(built_in_market() if market is None else market, **options)
+
+
 class SingleTradingEnv(gymnasium.Env[Any, Any]):
     """A `TradingEnv` of one account as a plain gymnasium environment. `options` are those of `TradingEnv.reset`."""
 
@@ -39,7 +56,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        market: MarketTensors | Path | str,
+        market: MarketTensors | Path | str | None = None,
         settings: EnvSettings | None = None,
         *,
         device: torch.device | str | None = None,
@@ -48,9 +65,12 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         record: bool = False,
         render_mode: None = None,
     ) -> None:
-        """See `TradingEnv`. The episode's end is reported by `truncated`, ruin by `terminated`."""
+        """See `TradingEnv`; without a market it trades `built_in_market()`.
+
+        The episode's end is reported by `truncated`, ruin by `terminated`.
+        """
         self.vector_env = TradingEnv(
-            market,
+            built_in_market() if market is None else market,
             settings,
             num_envs=1,
             device=device,

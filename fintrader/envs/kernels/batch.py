@@ -3,8 +3,7 @@
 It computes what `core.advance`, `core.begin` and `core.observe` compute, to the last bit: float32 prices times whole
 shares, summed in float64, are exact, so the order of summation is free to be the fastest one, and everything else is
 done in the same order with the same roundings. Only the sums are compiled with leave to reassociate. Whole shares and
-actions on their grid are exact in float32 too, where twice as many fit into a register. Needs numba (the extra
-`fast`); without it the environment uses the torch core.
+actions on their grid are exact in float32 too, where twice as many fit into a register.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One decision of one account, compiled: orders, fills, and every bar until the next decision.
 
-The arithmetic of `desk.NumpyAccount`, in its order and with its roundings, without numpy's price for each small array.
-Needs numba (the extra `fast`); without it `NumpyAccount` trades.
+The arithmetic of the torch ledger (`envs.ledger`) in float64 and in its order, without the price of an operation on
+each small array.
 """
 
 from __future__ import annotations

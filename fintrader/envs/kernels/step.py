@@ -6,7 +6,6 @@ Everything else goes through the torch core, with the same results where both ap
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -69,7 +68,6 @@ def why_not_any_kernel(settings: EnvSettings, dtype: torch.dtype, *, record: boo
 def why_not_fused(settings: EnvSettings, device: torch.device, dtype: torch.dtype, *, record: bool) -> str | None:
     """Why the kernel cannot take this environment, or None if it can."""
     reasons = {
-        "numba is not installed (the extra `fast`)": importlib.util.find_spec("numba") is None,
         "it runs on CPU": device.type != "cpu",
         "it makes float32 observations": settings.observation_dtype != "float32",
         "it shows one bar at a time": settings.lookback > 1,
@@ -79,7 +77,7 @@ def why_not_fused(settings: EnvSettings, device: torch.device, dtype: torch.dtyp
 
 
 class FusedStep:
-    """The kernel, bound to one market and one set of settings. Raises ImportError without numba."""
+    """The kernel, bound to one market and one set of settings."""
 
     def __init__(
         self,

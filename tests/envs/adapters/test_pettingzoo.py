@@ -11,7 +11,7 @@ import torch
 from fintrader.envs import EnvSettings
 from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
 from fintrader.errors import EnvError
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
 pytest.importorskip("pettingzoo")

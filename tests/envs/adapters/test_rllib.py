@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from fintrader.envs.adapters.gymnasium import SingleTradingEnv
 from fintrader.envs.adapters.rllib import NumpyVectorEnv, rllib_env
 from fintrader.errors import ConfigError
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import SingleTradingEnv
 from fintrader.errors import EnvError
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
 stable_baselines3 = pytest.importorskip("stable_baselines3")
@@ -27,14 +27,6 @@ def test_check_env_accepts_the_single_account() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(SingleTradingEnv(make_market(60, 4), EnvSettings(episode_bars=10)))
-
-
-def test_ppo_runs() -> None:
-    env = Sb3VecEnv(TradingEnv(make_market(200, 3), EnvSettings(episode_bars=20), num_envs=8))
-    model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, seed=1, device="cpu")
-    before = [p.clone() for p in model.policy.parameters()]
-    model.learn(1024)
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.policy.parameters(), strict=True))
 
 
 def test_arrays_are_copies_and_ends_are_told() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
 pytest.importorskip("skrl")

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
-from tests.envs.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
+from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
 pytest.importorskip("torchrl")

@@ -43,7 +43,7 @@ def bellman_reward(outcome: Outcome) -> Tensor:
 def oracle_settings(episode_bars: int = 5) -> EnvSettings:
     """Episodes of a few bars, many of them cut, some ruined."""
     return EnvSettings(
-        reward="tests.envs.oracle_mdp:bellman_reward", episode_bars=episode_bars, ruin_fraction=RUIN, cost_bps=0.0
+        reward="tests.engines.oracle_mdp:bellman_reward", episode_bars=episode_bars, ruin_fraction=RUIN, cost_bps=0.0
     )
 
 
