@@ -1,18 +1,17 @@
-"""Charts on the screen: the report's figures and the app's own, thinned out and dressed for light and dark."""
+"""Charts on the screen: the figures of `fintrader.results.figures`, thinned out and dressed for light and dark."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
-from fintrader.results.formatting import count, number
+from fintrader.results.formatting import count
 from fintrader_app.wording import label
 
 CONFIG = {
@@ -42,12 +41,14 @@ _ON_DARK = {
     "#20b2aa": "#67dcd4",
     "#8b6f9c": "#c3a9d2",
     "#708090": "#aebac6",
+    "#1f2933": "#e6eaef",
+    "#ffffff": "#161b22",
+    "#c3cdd6": "#5b6875",
     "rgba(11,79,158,0.10)": "rgba(108,178,255,0.14)",
 }
 DRESS_BYTES = 4_000
 """Room for what dressing adds."""
 GAIN, LOSS = "#2a9d8f", "#b42318"
-DIVERGING = [[0, "#c0504d"], [0.5, "rgba(128,128,128,0.08)"], [1, "#2a9d8f"]]
 _BARE = ("paper_bgcolor", "plot_bgcolor", "template")
 
 
@@ -151,26 +152,6 @@ def _recoloured(value: Any) -> Any:
     return value
 
 
-def names(strategies: Iterable[str]) -> dict[str, str]:
-    """Strategy -> the words a reader sees, safe for plotly."""
-    return {name: label(figures.title_of(str(name))) for name in strategies}
-
-
-def equity(curves: pd.DataFrame, *, relative: bool = False) -> go.Figure:
-    """Wealth of each strategy over its bars: in USD, or in multiples of the start."""
-    shown = curves / curves.iloc[0] if relative else curves
-    figure = figures.equity_figure(shown.rename(columns=label))
-    if relative:
-        figure.update_traces(hovertemplate="%{y:.3f} ×  %{customdata}<extra>%{fullData.name}</extra>")
-        figure.update_yaxes(title={"text": "multiple of the start"}, tickformat=".2f")
-    return figure
-
-
-def underwater(curves: pd.DataFrame) -> go.Figure:
-    """Distance below the running peak of each strategy."""
-    return figures.drawdown_figure(curves.rename(columns=label))
-
-
 def lines(
     series: dict[str, tuple[Any, Any]],
     *,
@@ -221,27 +202,4 @@ def framed(
     )
     figure.update_yaxes(title={"text": y_title}, tickformat=".1%" if percent else None, type="log" if log_y else None)
     figure.update_xaxes(title={"text": x_title}, showgrid=False)
-    return figure
-
-
-def stored_histogram(counts: Any, edges: Any, title: str, colour: str, *, tickformat: str = "") -> go.Figure | None:
-    """A stored histogram as bars."""
-    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1 or not counts:
-        return None
-    numbers_ = [number(value) for value in [*counts, *edges]]
-    if any(value is None for value in numbers_):
-        return None
-    ends = np.array(numbers_[len(counts) :], dtype=float)
-    figure = go.Figure(
-        go.Bar(
-            x=(ends[:-1] + ends[1:]) / 2,
-            y=numbers_[: len(counts)],
-            width=np.diff(ends) * 0.94,
-            marker={"color": colour},
-            showlegend=False,
-            hovertemplate="%{x}: %{y}<extra></extra>",
-        )
-    )
-    framed(figure, x_title=title, hover="closest", height=250)
-    figure.update_xaxes(tickformat=tickformat)
     return figure

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fintrader.results.figures import timezone_of
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature, UnsafePathError
 
 FORMAT = "fintrader-market-1"
 MAX_HEADER_BYTES = 64 << 20
 _KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 _ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")
-DAY_ZONE = "America/New_York"
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,16 @@ class Market:
         meta = self.header.get("meta")
         return meta if isinstance(meta, dict) else {}
 
+    @property
+    def timezone(self) -> str:
+        """The market's own time zone, an IANA name; UTC where its file does not say."""
+        return timezone_of(self.meta)
+
     def days(self) -> pd.Series[int]:
-        """First bar of each session, indexed by the session's day (New York)."""
+        """First bar of each session, indexed by the session's day in the market's own time zone."""
         session = self.arrays["session"]
         first = np.flatnonzero(np.append(True, np.diff(session) > 0))
-        days = self.times[first].tz_convert(DAY_ZONE).strftime("%Y-%m-%d")
+        days = self.times[first].tz_convert(self.timezone).strftime("%Y-%m-%d")
         return pd.Series(first, index=days)
 
     def rows(self, day: str) -> slice:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, usd, window_words
 from fintrader.results.summary import Summary
-from fintrader_app import analysis, artifacts, charts, markets, metric_table
+from fintrader_app import artifacts, charts, markets, metric_table
 from fintrader_app.shell import (
     choose,
     guarded,
@@ -21,7 +22,7 @@ from fintrader_app.shell import (
     remember_several,
     runs_folder,
 )
-from fintrader_app.wording import human, plain
+from fintrader_app.wording import human, label, plain
 
 TABS = {
     "curves": "Curves",
@@ -34,7 +35,7 @@ TABS = {
 REPORT_LIMIT = 16 << 20
 FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
-MOST_ROWS, MOST_CANDLES, MOST_MARKS = 2000, 900, 400
+MOST_ROWS, MOST_CANDLES = 2000, 900
 
 
 def render(runs: RunsFolder) -> None:
@@ -133,20 +134,22 @@ def curves(stored: StoredBacktest, shown: list[str]) -> None:
         grain = st.segmented_control(
             "Drawdown from", ["session closes", "every bar"], default="session closes", key="curves_grain"
         )
-    figure = charts.equity(stored.curve()[shown], relative=scale == "Relative")
+    equity = stored.curve()[shown].rename(columns=label)
+    figure = figures.equity_figure(equity, relative=scale == "Relative")
     if scale == "Log":
         figure.update_yaxes(type="log", tickformat="~s")
     st.subheader("Equity", anchor=False)
     charts.show(figure, "backtest_equity", height=420)
     by_bar = grain == "every bar"
-    base = stored.curve() if by_bar else stored.daily_with_start()
     st.subheader("Drawdown", anchor=False)
-    charts.show(charts.underwater(base[shown]), "backtest_drawdown", height=300)
+    charts.show(
+        figures.drawdown_figure(equity, session=None if by_bar else stored.session), "backtest_drawdown", height=300
+    )
     key = "minute_max_drawdown" if by_bar else "max_drawdown"
     deepest = ", ".join(f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown)
     st.caption(f"Deepest: {deepest}. As stored in metrics.json ({'every bar' if by_bar else 'session closes'}).")
     st.subheader(f"Deepest drawdowns: {human(shown[0])}", anchor=False)
-    rows = analysis.drawdown_rows(stored.daily_with_start()[shown[0]])
+    rows = figures.deepest_drawdowns(stored.daily_with_start()[shown[0]])
     if rows.empty:
         st.info("No session closed below an earlier one.", icon=":material/check_circle:")
         return
@@ -160,36 +163,38 @@ def curves(stored: StoredBacktest, shown: list[str]) -> None:
 def rolling(stored: StoredBacktest, shown: list[str]) -> None:
     returns = stored.daily_returns()
     sessions = len(returns)
-    if sessions < 6:
+    usual = figures.rolling_sessions(sessions)
+    if usual is None:
         st.info(f"{sessions} sessions are too few for rolling figures.", icon=":material/hourglass_empty:")
         return
-    longest = max(5, sessions // 2)
-    window = st.slider("Window, sessions", 5, longest, min(21, longest), key=f"rolling_{longest}") if longest > 5 else 5
-    benchmark = "benchmark" if "benchmark" in returns else None
-    titles = {"sharpe": "Sharpe ratio, annualised", "volatility": "Volatility, annualised", "beta": "Beta to the index"}
+    window = st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
+    titles = {"sharpe": "Sharpe ratio, annualised", "volatility": "Volatility, annualised"}
     for kind, title in titles.items():
-        if kind == "beta" and benchmark is None:
-            continue
-        columns = list(dict.fromkeys([*shown, benchmark])) if kind == "beta" and benchmark else shown
         st.subheader(title, anchor=False)
-        figure = analysis.rolling_figure(returns[columns], kind, window, benchmark)
+        figure = figures.rolling_figure(returns[shown].rename(columns=label), kind, main=shown[0], window=window)
         charts.show(figure, f"rolling_{kind}", height=270)
+    if "benchmark" in returns and shown != ["benchmark"]:
+        st.subheader("Beta to the index", anchor=False)
+        columns = returns[list(dict.fromkeys([*shown, "benchmark"]))].rename(columns=label)
+        charts.show(figures.rolling_figure(columns, "beta", main=shown[0], window=window), "rolling_beta", height=270)
     st.caption(f"Each point looks back over {window} sessions; there is none before the first full window.")
 
 
 def calendar(stored: StoredBacktest, main: str) -> None:
-    equity = stored.curve()[main]
+    returns, timezone = stored.daily_returns(), figures.timezone_of(stored.context)
     st.subheader("Return of each month", anchor=False)
-    charts.show(analysis.monthly_figure(analysis.monthly_table(equity, stored.session)), "calendar_months")
-    st.caption("In per cent, by calendar month (UTC); the first and the last may be partial.")
-    st.subheader("Mean return by weekday and time of day", anchor=False)
+    charts.show(figures.monthly_figure(returns[main], timezone), "calendar_months")
+    st.caption(f"By calendar month ({timezone}); the first and the last may be partial.")
+    st.subheader("Mean return by weekday and time of day, basis points", anchor=False)
     slot = st.segmented_control("Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots")
-    table = analysis.intraday_table(equity, stored.session, slot or 30)
-    charts.show(analysis.intraday_figure(table), "calendar_slots")
-    st.caption("New York time. What happens between two sessions stands apart as “overnight”.")
+    charts.show(figures.intraday_figure(stored.curve()[main], stored.session, timezone, slot or 30), "calendar_slots")
+    st.caption(
+        f"Simple returns; times of the market, {timezone}. From one session's close to the close of the next one's "
+        "first bar stands apart as “overnight”."
+    )
     st.subheader("Distribution of daily returns", anchor=False)
-    var = number(stored.metrics.get(main, {}).get("value_at_risk"))
-    charts.show(analysis.distribution_figure(stored.daily_returns(), main, var), "calendar_distribution")
+    both = returns.rename(columns=label)
+    charts.show(figures.distribution_figure(both, main=label(main)), "calendar_distribution")
 
 
 def weights(stored: StoredBacktest, main: str) -> None:
@@ -198,32 +203,20 @@ def weights(stored: StoredBacktest, main: str) -> None:
         st.info(f"{human(main)} held nothing at any session's close.", icon=":material/inbox:")
     else:
         st.subheader("Weights at each session's close", anchor=False)
-        top = st.slider("Symbols shown apart", 3, 12, 8, key="weights_top") if len(wide.columns) > 3 else 12
-        figure = charts.figures.weights_figure(wide.rename(columns=charts.label), top=top)
-        figure.update_layout(hovermode="x unified")
-        highest = float(wide.sum(axis=1).max())
-        if not (wide < 0).any().any():
-            figure.update_yaxes(range=[0, max(1.0, highest)])
-        charts.show(figure, "weights", height=400)
+        usual = figures.APART
+        top = st.slider("Symbols shown apart", 3, 12, usual, key="weights_top") if len(wide.columns) > 3 else usual
+        charts.show(figures.weights_figure(wide.rename(columns=label), top=top), "weights", height=400)
+    bars = {name: stored.curve(name)[[main]].rename(columns=label) for name in ("exposure", "cost_usd")}
     st.subheader("Exposure", anchor=False)
-    exposure = stored.curve("exposure")[[main]]
-    figure = charts.equity(exposure)
-    figure.update_traces(hovertemplate="%{y:.1%}  %{customdata}<extra></extra>")
-    figure.update_yaxes(title={"text": "share of equity"}, tickformat=".0%", rangemode="tozero")
-    charts.show(figure, "exposure", height=240)
-    st.subheader("Turnover and costs, session by session", anchor=False)
-    daily = pd.DataFrame(
-        {name: stored.curve(name)[main].groupby(stored.session).sum() for name in ("turnover_usd", "cost_usd")}
-    )
-    daily.index = stored.daily().index
-    stamps = daily.index.strftime("%Y-%m-%d")
+    charts.show(figures.exposure_figure(bars["exposure"]), "exposure", height=240)
     left, right = st.columns(2)
     with left:
-        figure = charts.lines({"Turnover": (stamps, daily["turnover_usd"].to_numpy())}, y_title="USD", height=240)
-        charts.show(figure, "turnover")
+        st.subheader("Turnover of each session", anchor=False)
+        turnover, equity = (stored.curve(name)[main] for name in ("turnover_usd", "equity_usd"))
+        charts.show(figures.turnover_figure(turnover, equity, stored.session, name=label(main)), "turnover", height=240)
     with right:
-        total = {"Costs so far": (stamps, daily["cost_usd"].cumsum().to_numpy())}
-        charts.show(charts.lines(total, y_title="USD", height=240), "costs")
+        st.subheader("Costs so far", anchor=False)
+        charts.show(figures.paid_figure(bars["cost_usd"], stored.session), "costs", height=240)
 
 
 def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
@@ -233,13 +226,13 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         return
     counts = mine["symbol"].value_counts()
     symbols = [str(symbol) for symbol in counts.index if counts[symbol] > 0]
-    local = mine["fill_time"].dt.tz_convert(markets.DAY_ZONE)
+    local = mine["fill_time"].dt.tz_convert(figures.timezone_of(stored.context))
     left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
     with left:
         symbol = choose(
             "Symbol, most traded first", symbols, "symbol", format_func=lambda s: f"{s} · {counts[s]} fills"
         )
-    of_symbol = mine[mine["symbol"] == symbol].assign(bar=mine["fill_time"])
+    of_symbol = mine[mine["symbol"] == symbol]
     days = sorted(local[of_symbol.index].dt.strftime("%Y-%m-%d").unique())
     with middle:
         day = choose("Session", [WHOLE, *days], "day")
@@ -283,12 +276,13 @@ def price_chart(
     if bars.empty:
         st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
         return
-    place = bars.index.searchsorted(fills_shown["fill_time"].to_numpy(), side="right") - 1
-    shown = fills_shown.assign(bar=bars.index[place.clip(0)])
-    kept = shown if len(shown) <= MOST_MARKS else shown.nlargest(MOST_MARKS, "notional_usd")
-    charts.show(analysis.candles_figure(bars, kept, symbol), "trades_candles")
-    left_out = f" The {MOST_MARKS} largest of {count(len(shown))} fills are marked." if len(shown) > MOST_MARKS else ""
-    st.caption(f"Candles of {every} traded bar(s), made from opens and closes of the market file.{left_out}")
+    charts.show(figures.candles_figure(bars, fills_shown, symbol=symbol, timezone=market.timezone), "trades_candles")
+    drawn = min(len(fills_shown), figures.MOST_MARKS)
+    left_out = f" The {drawn} largest of {count(len(fills_shown))} fills are marked."
+    st.caption(
+        f"Candles of {every} traded bar(s), made from opens and closes of the market file."
+        + (left_out if drawn < len(fills_shown) else "")
+    )
 
 
 def trade_table(rows: pd.DataFrame) -> None:

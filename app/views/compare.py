@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.errors import FintraderError
+from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import number, statistic
@@ -81,29 +82,15 @@ def strategy_of(line: str) -> str:
 
 
 def overlay(shown: dict[str, StoredBacktest]) -> None:
-    """Equity in multiples of the start, and drawdown, over time."""
+    """Growth and drawdown of each strategy, from session closes."""
+    daily = {label(line): backtest.daily_returns()[strategy_of(line)] for line, backtest in shown.items()}
     first = next(iter(shown.values()))
-    if all(backtest.minutes.equals(first.minutes) for backtest in shown.values()):
-        curves = {label(line): backtest.curve()[strategy_of(line)] for line, backtest in shown.items()}
-        wide = pd.DataFrame(curves)
-        closes = wide.iloc[[0, *first.ends]]
-        st.subheader("Wealth, multiples of the start", anchor=False)
-        charts.show(charts.equity(wide, relative=True), "compare_equity", height=400)
-        st.subheader("Drawdown, from session closes", anchor=False)
-        charts.show(charts.underwater(closes), "compare_drawdown", height=280)
-        return
-    st.warning("These backtests cover different windows; their figures are not like for like.")
-    wealth, below = {}, {}
-    for line, backtest in shown.items():
-        strategy = strategy_of(line)
-        curve = backtest.curve()[strategy]
-        wealth[line] = (curve.index.tz_localize(None).to_numpy(), (curve / curve.iloc[0]).to_numpy())
-        daily = backtest.daily_with_start()[strategy]
-        below[line] = (daily.index.tz_localize(None).to_numpy(), (daily / daily.cummax() - 1).to_numpy())
+    if not all(backtest.minutes.equals(first.minutes) for backtest in shown.values()):
+        st.warning("These backtests cover different windows; their figures are not like for like.")
     st.subheader("Wealth, multiples of the start", anchor=False)
-    charts.show(charts.lines(wealth, height=400), "compare_equity")
+    charts.show(figures.growth_figure(daily), "compare_equity", height=400)
     st.subheader("Drawdown, from session closes", anchor=False)
-    charts.show(charts.lines(below, percent=True, height=280), "compare_drawdown")
+    charts.show(figures.growth_figure(daily, drawdown=True), "compare_drawdown", height=280)
 
 
 def differences(shown: dict[str, StoredBacktest]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import (
@@ -35,7 +34,8 @@ NOTES = {
     "(Bailey and López de Prado 2014); 0.95 is convincing",
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
-MOST_BARS, BINS = 300, 60
+KNOWN_RATIOS = ("sharpe", "low", "high", "expected_best", "expected_best_effective")
+LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
 
 
 def render(runs: RunsFolder) -> None:
@@ -56,7 +56,7 @@ def render(runs: RunsFolder) -> None:
         with left, guarded():
             overfitting(report)
         with right, guarded():
-            random_portfolios(report)
+            random_portfolios(report, stored)
         with guarded():
             control(report, stored)
     with guarded():
@@ -139,44 +139,11 @@ def intervals(report: dict[str, Any]) -> None:
 def luck(report: dict[str, Any]) -> None:
     """The Sharpe ratio with its interval beside what luck would show."""
     sharpe = part(report, "sharpe")
-    values = {key: number(sharpe.get(key)) for key in ("sharpe", "low", "high", "expected_best")}
+    values = {key: number(sharpe.get(key)) for key in KNOWN_RATIOS}
     if values["sharpe"] is None or values["low"] is None or values["high"] is None:
         return
-    st.subheader("Result beside luck", anchor=False)
-    figure = go.Figure(
-        go.Scatter(
-            x=[values["sharpe"]],
-            y=["Sharpe, test window"],
-            mode="markers",
-            showlegend=False,
-            marker={"size": 13, "color": "#0b4f9e"},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "thickness": 2,
-                "width": 8,
-                "color": "#0b4f9e",
-                "array": [values["high"] - values["sharpe"]],
-                "arrayminus": [values["sharpe"] - values["low"]],
-            },
-            hovertemplate="%{x:.2f}<extra></extra>",
-        )
-    )
-    if values["expected_best"] is not None:
-        trials = count(report.get("trials"))
-        figure.add_trace(
-            go.Scatter(
-                x=[values["expected_best"]],
-                y=[f"best of {trials} by luck"],
-                mode="markers",
-                showlegend=False,
-                marker={"size": 13, "color": "#d9730d", "symbol": "diamond"},
-                hovertemplate="%{x:.2f}<extra></extra>",
-            )
-        )
-    figure.add_vline(x=0, line={"width": 1, "color": "rgba(128,138,148,0.7)"})
-    charts.framed(figure, x_title="Sharpe ratio, annualised", hover="closest", height=210)
-    charts.show(figure, "honesty_luck")
+    st.subheader("Sharpe ratio, 95 % interval, and what luck shows", anchor=False)
+    charts.show(figures.sharpe_figure(values), "honesty_luck")
     source = sharpe.get("trial_variance_source")
     if isinstance(source, str):
         effective = ratio(sharpe.get("effective_trials"), 1)
@@ -208,6 +175,13 @@ def rivals(report: dict[str, Any]) -> None:
     st.caption("Excess: paired block bootstrap of daily returns. Reality check: White (2000); SPA: Hansen (2005).")
 
 
+def is_histogram(counts: Any, edges: Any) -> bool:
+    """Whether a file holds a histogram there: counts, and one edge more."""
+    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1 or not counts:
+        return False
+    return all(number(value) is not None for value in [*counts, *edges])
+
+
 def overfitting(report: dict[str, Any]) -> None:
     """Where the in-sample winners ended out of sample."""
     found = part(report, "overfitting")
@@ -219,12 +193,9 @@ def overfitting(report: dict[str, Any]) -> None:
             icon=":material/hourglass_empty:",
         )
         return
-    figure = charts.stored_histogram(
-        found.get("logit_counts"), found.get("logit_edges"), "logit of the out-of-sample rank", "#9065b0"
-    )
-    if figure is not None:
-        figure.add_vline(x=0, line={"width": 1.5, "dash": "dash", "color": "#b42318"})
-        charts.show(figure, "honesty_pbo")
+    chance_of_it = number(found.get("probability"))
+    if chance_of_it is not None and is_histogram(found.get("logit_counts"), found.get("logit_edges")):
+        charts.show(figures.overfitting_figure({**found, "probability": chance_of_it}), "honesty_pbo")
     folds = [one for one in found.get("windows") or [] if isinstance(one, dict)]
     told = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
     trials = folds[0].get("trials") if folds else found.get("trials")
@@ -237,7 +208,7 @@ def overfitting(report: dict[str, Any]) -> None:
         st.caption(f"Fold by fold: {each}.")
 
 
-def random_portfolios(report: dict[str, Any]) -> None:
+def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
     """What darts would have earned."""
     found = part(report, "random_portfolios")
     st.subheader("Random static portfolios over the same window", anchor=False)
@@ -245,11 +216,10 @@ def random_portfolios(report: dict[str, Any]) -> None:
         st.info("Not computed for this backtest.", icon=":material/hourglass_empty:")
         return
     histogram = part(found, "histogram")
-    figure = charts.stored_histogram(
-        histogram.get("counts"), histogram.get("edges"), "cumulative return", "#7f6d5f", tickformat=".0%"
-    )
-    if figure is not None:
-        charts.show(figure, "honesty_random")
+    drawn = number(found.get("count"))
+    if drawn is not None and is_histogram(histogram.get("counts"), histogram.get("edges")):
+        returned = number(part(stored.metrics, str(report.get("strategy"))).get("cumulative_return"))
+        charts.show(figures.random_portfolios_figure({**found, "count": int(drawn)}, returned), "honesty_random")
     above = found.get("share_above")
     if isinstance(above, dict):
         told = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
@@ -298,28 +268,11 @@ def selection(folder: Folder) -> None:
         return
     st.subheader("The trials it was chosen from", anchor=False)
     told = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
-    if len(scores) <= MOST_BARS:
-        figure = go.Figure(
-            go.Bar(
-                x=[label(pod) for pod in pods.loc[scores.index, "pod"]],
-                y=scores,
-                showlegend=False,
-                marker={"color": ["#0b4f9e" if k == 0 else "#a0a8b0" for k in range(len(scores))]},
-                hovertemplate="%{x}: %{y:.3f}<extra></extra>",
-            )
-        )
-        charts.framed(figure, y_title="validation score", hover="closest", height=240)
-        figure.update_xaxes(type="category", showticklabels=len(scores) <= 40)
-    else:
-        counts, edges = np.histogram(scores, bins=BINS)
-        binned = charts.stored_histogram(counts.tolist(), edges.tolist(), "validation score", "#a0a8b0")
-        assert binned is not None
-        figure = binned
-        figure.update_yaxes(title={"text": "trials"})
-        figure.add_vline(x=scores.iloc[0], line={"width": 2, "color": "#0b4f9e"})
-        best = label(pods.loc[scores.index[0], "pod"])
-        told += f" Put together in {BINS} bins; the line marks the best, {best} with {score(scores.iloc[0])}."
-    charts.show(figure, "honesty_trials")
+    named = scores.set_axis([label(pod) for pod in pods.loc[scores.index, "pod"]])
+    charts.show(figures.trials_figure(named), "honesty_trials")
+    if len(scores) > figures.MOST_BARS:
+        best = f"{named.index[0]} with {score(scores.iloc[0])}"
+        told += f" Put together in {figures.BINS} bins; the line marks the best, {best}."
     st.caption(told)
 
 

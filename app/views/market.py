@@ -9,9 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, percent
-from fintrader_app import analysis, charts, markets
+from fintrader_app import charts, markets
 from fintrader_app.markets import Market
 from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run
 from fintrader_app.wording import human, label, plain
@@ -57,9 +58,9 @@ def head(market: Market) -> None:
         for title, value in cells:
             st.metric(title, value, border=True, width="stretch")
     windows = market.header.get("windows")
-    told = f"{days.index[0]} to {days.index[-1]} (New York)"
+    told = f"{days.index[0]} to {days.index[-1]} ({market.timezone})"
     if isinstance(windows, list) and len(windows) == len(WINDOWS):
-        day_of = market.times.tz_convert(markets.DAY_ZONE)
+        day_of = market.times.tz_convert(market.timezone)
         told += " · " + ", ".join(
             f"{name} {day_of[start]:%Y-%m-%d} to {day_of[stop - 1]:%Y-%m-%d}"
             for name, (start, stop) in zip(WINDOWS, windows, strict=True)
@@ -97,8 +98,8 @@ def bars(market: Market) -> None:
     if candles.empty:
         st.info(f"{plain(symbol)} did not trade on {day}.", icon=":material/event_busy:")
     else:
-        none = pd.DataFrame({"shares": [], "bar": [], "price_usd": [], "cost_usd": []})
-        charts.show(analysis.candles_figure(candles, none, symbol), "market_candles")
+        figure = figures.candles_figure(candles, None, symbol=symbol, timezone=market.timezone)
+        charts.show(figure, "market_candles")
         traded = int(market.arrays["tradable"][rows, column].sum())
         st.caption(
             f"{count(traded)} of {count(rows.stop - rows.start)} bars with a trade. Candles are made from the stored "
@@ -123,7 +124,7 @@ def features(market: Market) -> None:
     names = market.feature_names
     both = [*names, *market.context_names]
     shown = st.multiselect("Columns", both, default=both[:4], max_selections=8, key="market_features")
-    stamps = market.times[rows].tz_convert(markets.DAY_ZONE).strftime("%H:%M")
+    stamps = market.times[rows].tz_convert(market.timezone).strftime("%H:%M")
     lines = {}
     for name in shown:
         if name in names:
@@ -132,7 +133,7 @@ def features(market: Market) -> None:
             values = market.arrays["context"][rows, market.context_names.index(name)]
         lines[name] = (stamps, values.astype(float))
     if lines:
-        figure = charts.lines(lines, height=380, x_title="New York time")
+        figure = charts.lines(lines, height=380, x_title=f"{market.timezone} time")
         figure.update_xaxes(type="category", nticks=10, tickangle=0)
         charts.show(figure, "market_feature_lines")
     st.caption("As the agents see them: standardised with the training window's mean and deviation, then clipped.")
@@ -289,7 +290,7 @@ def ties(market: Market) -> None:
             y=names,
             zmin=-1,
             zmax=1,
-            colorscale=analysis.DIVERGING,
+            colorscale=figures.SCALE,
             colorbar={"thickness": 10, "outlinewidth": 0},
             hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
         )

@@ -261,6 +261,7 @@ def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str
         benchmark=market.benchmark.cpu().to(torch.float64).numpy(),
         benchmark_name=market.benchmark_name,
         bar_minutes=market.bar_minutes,
+        timezone=market.timezone,
         has_positions=False,
         note=note,
     )

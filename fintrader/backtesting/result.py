@@ -42,6 +42,8 @@ class BacktestResult:
     """`[T]` level of the index."""
     benchmark_name: str = "index"
     bar_minutes: int = 1
+    timezone: str = "UTC"
+    """The exchange's own (an IANA name): what is told by weekday or time of day is told in it."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
     has_positions: bool = True

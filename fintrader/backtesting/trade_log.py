@@ -89,6 +89,7 @@ class TradeLog:
             benchmark=market.benchmark.cpu().numpy(),
             benchmark_name=market.benchmark_name,
             bar_minutes=market.bar_minutes,
+            timezone=market.timezone,
             ruined=self.ruined,
             last_bar=market.last_bar.cpu().numpy(),
             note=note,

@@ -57,7 +57,11 @@ def tabulate(
         "positions": pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
         "trades": _trade_rows(results),
         "prices": _price_rows(results),
-        "context": {"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
+        "context": {
+            "strategies": {name: result.note for name, result in results.items()},
+            "timezone": first.timezone,
+            **dict(context or {}),
+        },
         "honesty": dict(honesty or {}),
         "sensitivity": [dict(row) for row in sensitivity],
     }

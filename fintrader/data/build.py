@@ -19,7 +19,7 @@ import torch
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.cache_key import BUILD_VERSION, RECORD, inputs_of, market_path, portable, write_record
-from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid
+from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
 from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.corporate_actions import adjust, load_actions
 from fintrader.data.feeds import open_feed
@@ -167,6 +167,7 @@ def assemble(
         meta={
             "source": inputs,
             "calendar": settings.calendar,
+            "timezone": timezone_of(settings.calendar),
             "normalisation": scales,
             "planted": planted_description(settings, len(symbols)),
             **report,

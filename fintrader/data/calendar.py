@@ -114,6 +114,11 @@ def exchange_days(calendar: str, ts: Array) -> Array:
     return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
 
 
+def timezone_of(calendar: str) -> str:
+    """The exchange's own time zone as an IANA name: `America/New_York` of XNAS. Raises DataError for an unknown one."""
+    return str(_calendar(calendar, 2000, 2001).tz)
+
+
 def _schedule(calendar: str, start: dt.date, end: dt.date) -> Any:
     if end < start:
         raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")

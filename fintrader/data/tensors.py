@@ -89,7 +89,8 @@ class MarketTensors:
     bar_minutes: int = 1
     windows: Windows | None = None
     meta: dict[str, Any] = field(default_factory=dict)
-    """Plain JSON: where it came from (source, hashes), normalisation statistics, known optimum if planted."""
+    """Plain JSON: where it came from (source, hashes), the exchange's time zone, normalisation statistics, known
+    optimum if planted."""
 
     trusted: InitVar[bool] = False
     """Skip the look at every value (shapes and kinds are always checked): for arrays that were checked before."""
@@ -127,6 +128,11 @@ class MarketTensors:
     @property
     def device(self) -> torch.device:
         return self.close.device
+
+    @property
+    def timezone(self) -> str:
+        """The exchange's own time zone, an IANA name; UTC where the market does not say."""
+        return str(self.meta.get("timezone", "UTC"))
 
     @property
     def last_bar(self) -> Tensor:

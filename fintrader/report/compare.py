@@ -6,9 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
@@ -16,7 +14,6 @@ from fintrader.report.html import verdict
 from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.figures.style import PALETTE, layout, time_axis
 from fintrader.results.formatting import PAPER_COLUMNS, count, percent, probability, statistic
 from fintrader.results.strategies import main_strategy
 
@@ -50,8 +47,9 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
     page.contents()
     page.section("Runs", _runs_table(runs), _caption(), link="Runs")
-    page.section("", page.chart("growth", growth_figure(runs)), link="Growth")
-    page.section("", page.chart("drawdown", growth_figure(runs, drawdown=True)))
+    daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
+    page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
+    page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
     page.section("What each is worth", *[_verdict_row(name, stored) for name, stored in runs.items()], link="Verdicts")
     for name, stored in runs.items():
         known = {key: value for key, value in sorted(stored.context.items()) if key not in ("strategies", "quality")}
@@ -99,32 +97,3 @@ def _caption() -> str:
 
 def _verdict_row(name: str, stored: StoredBacktest) -> str:
     return f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>"
-
-
-def growth_figure(runs: Mapping[str, StoredBacktest], *, drawdown: bool = False) -> go.Figure:
-    """Growth of 1 (or drawdown) of every run's main strategy by session since its start."""
-    figure = go.Figure()
-    longest = pd.DatetimeIndex([])
-    for position, (name, stored) in enumerate(runs.items()):
-        daily = stored.daily_returns()[main_strategy(stored.strategies)]
-        growth = np.concatenate([[1.0], np.cumprod(1 + daily.to_numpy())])
-        values = growth / np.maximum.accumulate(growth) - 1 if drawdown else growth
-        times = pd.DatetimeIndex(daily.index)
-        longest = times if len(times) > len(longest) else longest
-        figure.add_trace(
-            go.Scatter(
-                x=np.arange(len(values)),
-                y=values,
-                name=name,
-                mode="lines",
-                line={"color": PALETTE[position % len(PALETTE)], "width": 2},
-                customdata=["start", *times.strftime("%d %b %Y")],
-                hovertemplate="%{customdata}: " + ("%{y:.2%}" if drawdown else "%{y:.3f}") + f"<extra>{name}</extra>",
-            )
-        )
-    if len({_window(stored) for stored in runs.values()}) == 1:
-        time_axis(figure, longest)
-    else:
-        figure.update_xaxes(title={"text": "sessions since the window's start"})
-    title = "Drawdown" if drawdown else "Growth of 1"
-    return layout(figure, title, "below peak" if drawdown else "growth", percent=drawdown, height=400)

@@ -41,13 +41,6 @@ _KIND_TITLES = {
 }
 
 
-ROLLING = 20
-
-
-FEWEST_TO_ROLL = 15
-"""Sessions below which a rolling ratio would be a handful of points, each from five days or fewer."""
-
-
 _FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
 
 
@@ -142,8 +135,9 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
     curves = stored.curve()
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
-    page.section("", page.chart("equity", figures.equity_figure(ordered, main=main)), link="Equity")
-    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, main=main)))
+    session = _bars(stored, main)["session"]
+    page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
+    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, session=session)))
 
 
 def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
@@ -260,30 +254,31 @@ def _variance(ratios: Mapping[str, Any]) -> str:
     return f"{ratio(ratios['trial_variance'])} a year ({ratios['trial_variance_source']})"
 
 
-def rolling_sessions(sessions: int) -> int | None:
-    """Length of the rolling windows: a third of the sessions, between 5 and ROLLING; None where they are too few."""
-    return None if sessions < FEWEST_TO_ROLL else min(ROLLING, max(5, sessions // 3))
+def _bars(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
+    """A strategy's rows of the equity table by time."""
+    return stored.equity[stored.equity["strategy"] == strategy].set_index("minute")
 
 
 def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
     daily = stored.daily_returns()
     benchmark = "benchmark" if "benchmark" in daily.columns and main != "benchmark" else None
-    curve = stored.curve()[main]
-    session = stored.equity.loc[stored.equity["strategy"] == main, "session"]
+    bars, timezone = _bars(stored, main), figures.timezone_of(stored.context)
     charts = [
-        page.chart("monthly", figures.monthly_figure(daily[main])),
-        page.chart("intraday", figures.intraday_figure(curve, session)),
+        page.chart("monthly", figures.monthly_figure(daily[main], timezone)),
+        page.chart("intraday", figures.intraday_figure(bars["equity_usd"], bars["session"], timezone)),
+        note("Simple returns. Overnight: from one session's close to the close of the next one's first bar."),
         page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
     ]
     rolling = []
-    window = rolling_sessions(len(daily))
+    window = figures.rolling_sessions(len(daily))
     if window is not None:
-        rolling.append(page.chart("rolling", figures.rolling_figure(daily, main=main, window=window)))
+        rolling.append(page.chart("rolling", figures.rolling_figure(daily, "sharpe", main=main, window=window)))
+        rolling.append(page.chart("volatility", figures.rolling_figure(daily, "volatility", main=main, window=window)))
         if benchmark:
             moving = daily.loc[:, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]]
-            rolling.append(page.chart("beta", figures.beta_figure(moving, main=main, window=window)))
+            rolling.append(page.chart("beta", figures.rolling_figure(moving, "beta", main=main, window=window)))
     else:
-        rolling.append(note(f"Rolling ratios need {FEWEST_TO_ROLL} sessions; this window has {len(daily)}."))
+        rolling.append(note(f"Rolling ratios need {figures.FEWEST_TO_ROLL} sessions; this window has {len(daily)}."))
     page.section(f"Returns of {figures.title_of(main).lower()}", *charts, *rolling, link="Returns")
 
 
@@ -296,11 +291,9 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
     parts = []
     if weights.shape[1]:
         parts.append(page.chart("weights", figures.weights_figure(weights)))
-    own = stored.equity[stored.equity["strategy"] == main]
-    ends = pd.DatetimeIndex(own.groupby("session")["minute"].last())
-    turnover = own.groupby("session")["turnover_usd"].sum().set_axis(ends)
-    equity = own.groupby("session")["equity_usd"].last().set_axis(ends)
-    parts.append(page.chart("turnover", figures.turnover_figure(turnover, equity, name=main)))
+    own = _bars(stored, main)
+    turnover = figures.turnover_figure(own["turnover_usd"], own["equity_usd"], own["session"], name=main)
+    parts.append(page.chart("turnover", turnover))
     traded = trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
     for symbol in traded.index[:2]:
         rows = stored.prices[stored.prices["symbol"] == symbol]

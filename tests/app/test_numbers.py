@@ -12,7 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fintrader.results import figures
+from fintrader.results.folders import RunsFolder
 from fintrader.results.formatting import count, duration, percent, ratio
+from fintrader_app import artifacts
 from tests.app.conftest import Open
 
 
@@ -148,21 +151,14 @@ def test_market_numbers(open_page: Open, template: Path) -> None:
 
 
 def test_monthly_returns_multiply_to_the_total(template: Path) -> None:
-    from fintrader.results.folders import RunsFolder
-    from fintrader_app import analysis, artifacts
-
     found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
-    table = analysis.monthly_table(found.curve()["ensemble"], found.session)
+    table = figures.monthly_returns(found.daily_returns()["ensemble"], "UTC")
     total = float(np.nanprod(1 + table.to_numpy())) - 1
     assert total == pytest.approx(stored(template, "demo", "ensemble")["Return"], abs=1e-12)
 
 
-def test_deepest_drawdown_row_is_the_metric(template: Path) -> None:
-    from fintrader.results.folders import RunsFolder
-    from fintrader_app import analysis, artifacts
-
-    found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
-    for name in found.strategies:
-        rows = analysis.drawdown_rows(found.daily_with_start()[name])
-        deepest = rows["Depth"].iloc[0] if len(rows) else 0.0
-        assert deepest == pytest.approx(stored(template, "demo", name)["Max drawdown"], abs=1e-12)
+def test_deepest_drawdown_row_is_the_metric(open_page: Open, template: Path) -> None:
+    for name in ("ensemble", "buy_and_hold", "benchmark"):
+        test = open_page(template, "backtest", run="demo", strategy=name)
+        depths = next(frame.value for frame in test.dataframe if "Trough" in frame.value)["Depth"]
+        assert depths.iloc[0] == percent(stored(template, "demo", name)["Max drawdown"])

@@ -11,8 +11,9 @@ import pytest
 from fintrader.backtesting import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.report.compare import growth_figure, labels, render_comparison, write_comparison
+from fintrader.report.compare import labels, render_comparison, write_comparison
 from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
+from fintrader.results import figures
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -53,7 +54,8 @@ def test_names_tell_folders_apart() -> None:
 
 
 def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBacktest]) -> None:
-    for trace, stored in zip(growth_figure(runs).data, runs.values(), strict=True):
+    daily = {name: stored.daily_returns()["ensemble"] for name, stored in runs.items()}
+    for trace, stored in zip(figures.growth_figure(daily).data, runs.values(), strict=True):
         assert trace.y[0] == 1
         assert trace.y[-1] - 1 == pytest.approx(stored.metrics["ensemble"]["cumulative_return"])
 

@@ -10,7 +10,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -20,10 +19,9 @@ from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
-from fintrader.report.html import render_report, rolling_sessions
+from fintrader.report.html import render_report
 from fintrader.results import figures
 from fintrader.results.figures import trading
-from fintrader.results.figures.returns import intraday_returns, monthly_returns
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -63,7 +61,7 @@ def test_charts_hold_what_was_simulated() -> None:
     charts = charts_of(page)
     drawn = {
         *("equity", "drawdown", "sharpe", "excess", "monthly", "intraday", "distribution"),
-        *("rolling", "beta", "weights", "turnover"),
+        *("rolling", "volatility", "beta", "weights", "turnover"),
     }
     assert drawn | {"costs", "without"} <= set(charts)
     assert any(key.startswith("trades-") for key in charts)
@@ -76,7 +74,7 @@ def test_charts_hold_what_was_simulated() -> None:
 
 @pytest.mark.parametrize(("sessions", "window"), [(14, None), (15, 5), (24, 8), (60, 20), (250, 20)])
 def test_rolling_ratios_fit_the_window(sessions: int, window: int | None) -> None:
-    assert rolling_sessions(sessions) == window
+    assert figures.rolling_sessions(sessions) == window
     if sessions > 60:
         return
     market = make_market(sessions * 6, 2, session_bars=6)
@@ -135,22 +133,6 @@ def test_names_from_outside_cannot_become_markup() -> None:
     assert "<script>alert" not in page
     for raw in ("<b>note</b>", "<i>run</i>", "<u>"):
         assert raw not in page
-
-
-def test_monthly_and_intraday_tables_by_hand() -> None:
-    days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
-    table = monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days))
-    assert table.loc[2020, 1] == pytest.approx(0.21)
-    assert table.loc[2020, 2] == pytest.approx(-0.5)
-    assert table.loc[2021, 2] == pytest.approx(0.02)
-    assert np.isnan(table.loc[2021, 1])
-    # Two Thursdays of three half-hour bars; the second day's first slot holds the night.
-    start = pd.DatetimeIndex(["2020-01-02 14:30", "2020-01-09 14:30"], tz="UTC")
-    times = pd.DatetimeIndex([day + pd.Timedelta(minutes=30 * k) for day in start for k in range(3)])
-    curve = pd.Series([100, 101, 101, 102.01, 102.01, 104.0502], index=times)
-    slots = intraday_returns(curve, pd.Series([0, 0, 0, 1, 1, 1]))
-    assert list(slots.index) == [3]
-    assert slots.to_numpy()[0] == pytest.approx([50, 50, 100])
 
 
 def test_trades_figure_draws_at_most_what_a_screen_can_show(monkeypatch: pytest.MonkeyPatch) -> None:

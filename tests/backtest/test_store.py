@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from fintrader.backtesting import (
@@ -58,7 +56,7 @@ def test_what_is_read_is_what_was_simulated(results: dict[str, BacktestResult], 
     stored = read_backtest(tmp_path)
     assert stored.strategies == list(results)
     notes = {name: result.note for name, result in results.items()}
-    assert stored.context == {**CONTEXT, "strategies": notes}
+    assert stored.context == {**CONTEXT, "strategies": notes, "timezone": "UTC"}
     assert stored.honesty["trials"] == 80
     for name, result in results.items():
         assert stored.metrics[name] == result.metrics
@@ -147,18 +145,6 @@ def test_table_has_the_papers_columns(results: dict[str, BacktestResult]) -> Non
         assert heading in text
     assert f"{results['best'].metrics['cumulative_return']:.2%}".replace("%", " %") in text
     assert "–" in text  # the idle strategy has no Sharpe ratio
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400), st.integers(4, 60))
-def test_thinning_keeps_ends_and_extremes(values: list[float], points: int) -> None:
-    curve = np.array(values)
-    kept = figures.thin(curve, points)
-    assert len(kept) <= max(points, 4)
-    assert (np.diff(kept) > 0).all()
-    assert kept[0] == 0
-    assert kept[-1] == len(curve) - 1
-    assert curve[kept].min() == curve.min()
-    assert curve[kept].max() == curve.max()
 
 
 def test_figures_draw_every_strategy_and_the_drawdown_is_right(results: dict[str, BacktestResult]) -> None:

@@ -1,40 +1,86 @@
-"""Charts as `plotly.graph_objects.Figure`: pure functions of tables, shared by the report, the app and notebooks."""
+"""Charts as `plotly.graph_objects.Figure`: one function a chart, of plain tables, without torch.
+
+The report, the app and the notebooks call these; what the app adds (its dark theme, thinning) changes no number.
+"""
 
 from __future__ import annotations
 
 from fintrader.results.figures.curves import (
-    beta_figure,
+    FEWEST_TO_ROLL,
+    deepest_drawdowns,
     drawdown_figure,
     equity_figure,
+    exposure_figure,
+    growth_figure,
     rolling_figure,
+    rolling_sessions,
+)
+from fintrader.results.figures.luck import (
+    BINS,
+    MOST_BARS,
+    excess_figure,
+    overfitting_figure,
+    random_portfolios_figure,
+    sharpe_figure,
+    trials_figure,
+)
+from fintrader.results.figures.returns import (
+    SCALE,
+    distribution_figure,
+    intraday_figure,
+    intraday_returns,
+    monthly_figure,
+    monthly_returns,
+)
+from fintrader.results.figures.style import COLOURS, DASHES, PALETTE, colour_of, timezone_of, title_of
+from fintrader.results.figures.trading import (
+    APART,
+    MOST_MARKS,
+    candles_figure,
+    cost_figure,
+    first_order_cost_figure,
+    paid_figure,
+    trades_figure,
     turnover_figure,
     weights_figure,
+    without_figure,
 )
-from fintrader.results.figures.luck import excess_figure, overfitting_figure, random_portfolios_figure, sharpe_figure
-from fintrader.results.figures.returns import distribution_figure, intraday_figure, monthly_figure
-from fintrader.results.figures.style import COLOURS, DASHES, PALETTE, colour_of, thin, title_of
-from fintrader.results.figures.trading import cost_figure, trades_figure, without_figure
 
 __all__ = [
+    "APART",
+    "BINS",
     "COLOURS",
     "DASHES",
+    "FEWEST_TO_ROLL",
+    "MOST_BARS",
+    "MOST_MARKS",
     "PALETTE",
-    "beta_figure",
+    "SCALE",
+    "candles_figure",
     "colour_of",
     "cost_figure",
+    "deepest_drawdowns",
     "distribution_figure",
     "drawdown_figure",
     "equity_figure",
     "excess_figure",
+    "exposure_figure",
+    "first_order_cost_figure",
+    "growth_figure",
     "intraday_figure",
+    "intraday_returns",
     "monthly_figure",
+    "monthly_returns",
     "overfitting_figure",
+    "paid_figure",
     "random_portfolios_figure",
     "rolling_figure",
+    "rolling_sessions",
     "sharpe_figure",
-    "thin",
+    "timezone_of",
     "title_of",
     "trades_figure",
+    "trials_figure",
     "turnover_figure",
     "weights_figure",
     "without_figure",

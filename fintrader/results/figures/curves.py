@@ -1,109 +1,155 @@
-"""Wealth, drawdown, rolling ratios, weights and turnover over time."""
+"""Wealth, drawdown, growth, rolling risk and exposure over time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
-from fintrader.metrics import TRADING_DAYS
-from fintrader.results.figures.style import colour_of, layout, lines, time_axis, title_of
+from fintrader.metrics import TRADING_DAYS, returns_of, session_ends
+from fintrader.metrics import performance as p
+from fintrader.results.figures.style import PALETTE, ZERO, layout, lines, time_axis
+
+Session = NDArray[np.int64] | pd.Series
+"""`[T]`: number of each bar's session, never decreasing."""
+Rolling = Literal["sharpe", "volatility", "beta"]
+
+LONGEST_ROLLING, SHORTEST_ROLLING = 20, 5
+"""Sessions that a rolling figure looks back over, unless the reader chooses another window."""
+FEWEST_TO_ROLL = 15
+"""Sessions below which a rolling ratio would be a handful of points, each from five days or fewer."""
 
 
-def equity_figure(curves: pd.DataFrame, *, main: str | None = None) -> go.Figure:
-    """Wealth of every strategy, USD. `curves`: wide equity."""
+def equity_figure(curves: pd.DataFrame, *, main: str | None = None, relative: bool = False) -> go.Figure:
+    """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide equity."""
     figure = go.Figure()
-    lines(figure, curves, "%{y:$,.0f}", main or str(curves.columns[0]))
+    main = main or str(curves.columns[0])
+    if relative:
+        lines(figure, curves / curves.iloc[0], "%{y:.3f} ×", main)
+        return layout(figure, "Equity", "multiple of the start", height=420).update_yaxes(tickformat=".2f")
+    lines(figure, curves, "%{y:$,.0f}", main)
     return layout(figure, "Equity", "USD", height=420)
 
 
-def drawdown_figure(curves: pd.DataFrame, *, main: str | None = None) -> go.Figure:
-    """Distance of every strategy below its running peak. `curves`: wide equity."""
-    peak = curves.cummax()
-    below = (curves / peak.where(peak > 0) - 1).fillna(0.0)
+def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None, main: str | None = None) -> go.Figure:
+    """Distance of every strategy below its running peak. `curves`: wide equity at every bar.
+
+    With `session` it is measured between session closes, the starting capital included, as the metric
+    `max_drawdown` is; without, at every bar, as `minute_max_drawdown` is.
+    """
+    shown = curves if session is None else closes_of(curves, session)
+    peak = shown.cummax()
+    below = (shown / peak.where(peak > 0) - 1).fillna(0.0)
     figure = go.Figure()
     lines(figure, below, "%{y:.2%}", main or str(curves.columns[0]))
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
-    return layout(figure, "Drawdown", "below peak", percent=True, height=320)
+    title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
+    return layout(figure, title, "below peak", percent=True, height=320)
 
 
-def weights_figure(
-    weights: pd.DataFrame, *, title: str = "Weights at each session's close", top: int = 12
-) -> go.Figure:
-    """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is cash."""
-    order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
-    shown = weights[order[:top]].copy()
-    if len(order) > top:
-        shown[f"{len(order) - top} others"] = weights[order[top:]].sum(axis=1)
+def closes_of(curves: pd.DataFrame, session: Session) -> pd.DataFrame:
+    """The first row (the starting capital) and the last one of each session."""
+    return curves.iloc[np.union1d([0], session_ends(session))]
+
+
+def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
+    """The deepest drawdowns between session closes, the deepest first: peak, trough, recovery, depth, sessions.
+
+    `daily`: the starting capital, then the equity at each session's close (index: time). `Recovered` is None while
+    the peak has not been reached again.
+    """
+    times = pd.DatetimeIndex(daily.index)
+    below = p.drawdowns(returns_of(daily.to_numpy()))
+    rows = []
+    for start, stop in p.episodes(below):  # period k ends at row k + 1
+        back = stop < len(below)
+        rows.append(
+            {
+                "Peak": times[start],
+                "Trough": times[start + int(np.argmin(below[start:stop])) + 1],
+                "Recovered": times[stop + 1] if back else None,
+                "Depth": float(below[start:stop].min()),
+                "Sessions": stop - start + int(back),
+            }
+        )
+    frame = pd.DataFrame(rows, columns=["Peak", "Trough", "Recovered", "Depth", "Sessions"])
+    return frame.sort_values("Depth", kind="stable").head(top)
+
+
+def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> go.Figure:
+    """Growth of 1 (or the drawdown) of results of different runs, by session since each one's start.
+
+    `daily`: name to daily returns (index: the session's last bar, UTC), the first against the starting capital.
+    """
     figure = go.Figure()
-    times = pd.DatetimeIndex(weights.index)
-    steps = np.arange(len(shown))
-    mixed = bool((weights < 0).any().any())
-    for position, name in enumerate(shown.columns):
+    indices = [pd.DatetimeIndex(returns.index) for returns in daily.values()]
+    for position, ((name, returns), times) in enumerate(zip(daily.items(), indices, strict=True)):
+        growth = np.concatenate([[1.0], np.cumprod(1 + returns.to_numpy())])
+        values = growth / np.maximum.accumulate(growth) - 1 if drawdown else growth
         figure.add_trace(
             go.Scatter(
-                x=steps,
-                y=shown[name].to_numpy(),
-                name=str(name),
+                x=np.arange(len(values)),
+                y=values,
+                name=name,
                 mode="lines",
-                line={"width": 1.2 if mixed else 0.4, "color": _shade(position)},
-                stackgroup=None if mixed else "weights",
-                hovertemplate="%{y:.1%}<extra>" + str(name) + "</extra>",
+                line={"color": PALETTE[position % len(PALETTE)], "width": 2},
+                customdata=["start", *times.strftime("%d %b %Y")],
+                hovertemplate="%{customdata}: " + ("%{y:.2%}" if drawdown else "%{y:.3f}") + f"<extra>{name}</extra>",
             )
         )
-    if len(shown):
-        time_axis(figure, times)
-    figure = layout(figure, title, "share of equity", percent=True, height=400)
-    if not mixed:
-        figure.update_yaxes(range=[0, 1.0])
+    title = "Drawdown, from session closes" if drawdown else "Growth of 1, from session closes"
+    figure = layout(figure, title, "below peak" if drawdown else "multiple of the start", percent=drawdown, height=400)
+    if all(times.equals(indices[0]) for times in indices):
+        time_axis(figure, indices[0])
+    else:
+        figure.update_xaxes(title={"text": "sessions since the window's start"})
     return figure
 
 
-def _shade(position: int) -> str:
-    shades = (
-        "#0b4f9e", "#2a9d8f", "#d9730d", "#9065b0", "#c14c8a", "#6b8e23", "#b8860b",
-        "#4682b4", "#cd5c5c", "#20b2aa", "#8b6f9c", "#708090", "#a9a9a9",
-    )  # fmt: skip
-    return shades[position % len(shades)]
+def rolling_sessions(sessions: int) -> int | None:
+    """Length of the rolling windows: a third of the sessions, between 5 and 20; None where they are too few."""
+    return None if sessions < FEWEST_TO_ROLL else min(LONGEST_ROLLING, max(SHORTEST_ROLLING, sessions // 3))
 
 
-def rolling_figure(returns: pd.DataFrame, *, main: str, window: int = 20, benchmark: str = "benchmark") -> go.Figure:
-    """Rolling annualised Sharpe ratio of every strategy. `returns`: wide daily returns; needs `window` sessions."""
-    mean, spread = returns.rolling(window).mean(), returns.rolling(window).std()
-    ratio = (mean / spread.where(spread > 1e-12)).iloc[window - 1 :] * math.sqrt(TRADING_DAYS)
+def rolling_figure(
+    returns: pd.DataFrame, kind: Rolling, *, main: str, window: int, benchmark: str = "benchmark"
+) -> go.Figure:
+    """Rolling Sharpe ratio or volatility (annualised), or beta to `benchmark`, of every strategy; full windows only.
+
+    `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of the columns.
+    """
+    rolled = returns.rolling(window)
+    match kind:
+        case "sharpe":
+            spread = rolled.std()
+            values = rolled.mean() / spread.where(spread > 1e-12) * math.sqrt(TRADING_DAYS)
+            title, unit, level = "Sharpe ratio", "Sharpe ratio, annualised", 0
+        case "volatility":
+            values = rolled.std() * math.sqrt(TRADING_DAYS)
+            title, unit, level = "Volatility", "volatility, annualised", 0
+        case "beta":
+            index = returns[benchmark]
+            variance = index.rolling(window).var()
+            others = [name for name in returns.columns if name != benchmark]
+            values = pd.DataFrame(
+                {name: returns[name].rolling(window).cov(index) / variance.where(variance > 0) for name in others}
+            )
+            title, unit, level = "Beta", f"beta to the {benchmark}", 1
+    percent = kind == "volatility"
     figure = go.Figure()
-    lines(figure, ratio, "%{y:.2f}", main)
-    figure.add_hline(y=0, line={"color": "#9aa5b1", "width": 1})
-    return layout(figure, f"Sharpe ratio over the last {window} sessions", "Sharpe ratio", height=320)
+    lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)
+    figure.add_hline(y=level, line={"color": ZERO, "width": 1})
+    return layout(figure, f"{title} over the last {window} sessions", unit, percent=percent, height=320)
 
 
-def beta_figure(returns: pd.DataFrame, *, main: str, window: int = 20, benchmark: str = "benchmark") -> go.Figure:
-    """Rolling beta of every strategy against `benchmark`. `returns`: wide daily returns; needs `window` sessions."""
-    index = returns[benchmark]
-    others = returns.drop(columns=[benchmark])
-    variance = index.rolling(window).var()
-    slope = pd.DataFrame({name: others[name].rolling(window).cov(index) / variance for name in others.columns})
+def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
+    """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column a strategy."""
     figure = go.Figure()
-    lines(figure, slope.iloc[window - 1 :], "%{y:.2f}", main)
-    figure.add_hline(y=1, line={"color": "#9aa5b1", "width": 1})
-    return layout(figure, f"Beta over the last {window} sessions", "beta", height=320)
-
-
-def turnover_figure(turnover: pd.Series, equity: pd.Series, *, name: str) -> go.Figure:
-    """Notional traded in each session over the equity at its end. Both by session (index: its last bar, UTC)."""
-    share = (turnover / equity.where(equity > 0)).fillna(0.0)
-    times = pd.DatetimeIndex(share.index)
-    figure = go.Figure(
-        go.Bar(
-            x=np.arange(len(share)),
-            y=share.to_numpy(),
-            marker={"color": colour_of(name, 0)},
-            customdata=list(times.strftime("%d %b %Y")),
-            hovertemplate="%{customdata}: %{y:.1%}<extra>" + title_of(name) + "</extra>",
-        )
-    )
-    time_axis(figure, times)
-    figure = layout(figure, "Turnover of each session", "share of equity", percent=True, height=280)
-    return figure.update_layout(showlegend=False, hovermode="closest")
+    lines(figure, exposure, "%{y:.1%}", str(exposure.columns[0]))
+    figure = layout(figure, "Exposure", "share of equity", percent=True, height=280)
+    return figure.update_yaxes(tickformat=".0%", rangemode="tozero").update_layout(showlegend=exposure.shape[1] > 1)

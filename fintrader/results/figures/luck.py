@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import INK, MUTED, colour_of, layout, title_of
+from fintrader.results.figures.style import INK, MUTED, ZERO, colour_of, layout, title_of
 
 _OTHERS, _OURS, _WARN = "#c3cdd6", "#0b4f9e", "#b42318"
+MOST_BARS, BINS = 300, 60
 
 
 def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -> go.Figure:
@@ -71,7 +73,7 @@ def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
                     hovertemplate="expected Sharpe %{x:.2f}<extra></extra>",
                 )
             )
-    figure.add_vline(x=0, line={"color": "#9aa5b1", "width": 1})
+    figure.add_vline(x=0, line={"color": ZERO, "width": 1})
     figure = layout(figure, "Sharpe ratio, 95 % interval, and what luck shows", "", height=240)
     figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
     return figure.update_layout(showlegend=False, hovermode="closest")
@@ -122,3 +124,34 @@ def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     figure.update_xaxes(tickformat="+.0%")
     figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
     return figure.update_layout(showlegend=False, hovermode="closest")
+
+
+def trials_figure(scores: pd.Series) -> go.Figure:
+    """All trials by their validation score, the best first: where the winner was chosen from.
+
+    `scores`: index the trial's name. More than MOST_BARS are put together in BINS bins.
+    """
+    ranked = scores.sort_values(ascending=False, kind="stable")
+    figure = go.Figure()
+    if len(ranked) <= MOST_BARS:
+        figure.add_bar(
+            x=[str(name) for name in ranked.index],
+            y=ranked.to_numpy(),
+            marker={"color": [_OURS, *[_OTHERS] * (len(ranked) - 1)]},
+            hovertemplate="%{x}: %{y:.3f}<extra></extra>",
+        )
+        figure = layout(figure, "Validation score of every trial", "validation score", height=280)
+        figure.update_xaxes(type="category", showticklabels=len(ranked) <= 40)
+    else:
+        counts, edges = np.histogram(ranked, bins=BINS)
+        figure.add_bar(
+            x=(edges[1:] + edges[:-1]) / 2,
+            y=counts,
+            width=np.diff(edges),
+            marker={"color": _OTHERS},
+            hovertemplate="%{x:.3f}: %{y} trials<extra></extra>",
+        )
+        figure.add_vline(x=float(ranked.iloc[0]), line={"width": 2, "color": _OURS})
+        figure = layout(figure, "Validation score of every trial", "trials", height=280)
+        figure.update_xaxes(title={"text": "validation score", "font": {"color": MUTED}})
+    return figure.update_layout(showlegend=False, hovermode="closest", bargap=0.1, margin_b=56)

@@ -1,4 +1,8 @@
-"""When and how returns were earned: by month, by time of day, as a distribution."""
+"""When and how returns were earned: by month, by weekday and time of day, as a distribution.
+
+Days, months and times of day are those of the market's own time zone (`timezone`, an IANA name). Every return is
+simple: what a stretch's last equity is above its first one, over the first one.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +12,76 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fintrader.metrics import performance as p
-from fintrader.results.figures.style import INK, colour_of, layout, title_of
+from fintrader.metrics import returns_of, session_ends
+from fintrader.results.figures.curves import Session
+from fintrader.results.figures.style import INK, MUTED, colour_of, layout, title_of
 
 SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 """Red for losses, white for nothing, blue for gains: readable with red-green blindness."""
 
-
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+OVERNIGHT = "overnight"
+MOST_LABELLED = 16
+"""Columns of a heat map beyond which the numbers would not fit into the cells."""
 
 
-def monthly_returns(daily: pd.Series) -> pd.DataFrame:
-    """Years by months: compound return, NaN where there was no session. `daily`: index UTC."""
-    times = pd.DatetimeIndex(daily.index)
-    grown = (1 + daily).groupby([times.year, times.month]).prod() - 1
-    table = grown.unstack()
-    return table.reindex(columns=range(1, 13))
+def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:
+    """Years by months: compound return, NaN where there was no session.
 
-
-def monthly_figure(daily: pd.Series) -> go.Figure:
-    """Heat map of the compound return of each calendar month (UTC)."""
-    table = monthly_returns(daily)
-    values = table.to_numpy(dtype=np.float64)
-    figure = _heat_map(values, list(MONTHS), [str(year) for year in table.index], "{:+.1%}")
-    figure.update_yaxes(autorange="reversed")
-    height = 120 + 44 * len(table)
-    return layout(figure, "Return of each month", "", height=height).update_layout(hovermode="closest")
-
-
-def intraday_returns(curve: pd.Series, session: pd.Series, minutes: int = 30) -> pd.DataFrame:
-    """Weekdays by time since the session's first bar: mean return of a slot, in basis points.
-
-    `curve`: equity at every bar (index UTC); `session`: number of each bar's session. The night's move belongs to
-    the first slot.
+    `daily`: return of each session (index: its last bar, UTC).
     """
-    times = pd.DatetimeIndex(curve.index)
-    returns = curve.pct_change().fillna(0.0).to_numpy()
-    stamps = times.as_unit("ns").asi8
-    start = pd.Series(stamps).groupby(session.to_numpy()).transform("min").to_numpy()
-    slot = (stamps - start) // (minutes * 60_000_000_000)
-    frame = pd.DataFrame({"day": times.day_of_week, "slot": slot, "session": session.to_numpy(), "r": returns})
-    summed = frame.groupby(["day", "session", "slot"])["r"].sum()
-    return summed.groupby(["day", "slot"]).mean().unstack() * 1e4
+    times = pd.DatetimeIndex(daily.index).tz_convert(timezone)
+    grown = (1 + daily).groupby([times.year, times.month]).prod() - 1
+    return grown.unstack().reindex(columns=range(1, 13))
 
 
-def intraday_figure(curve: pd.Series, session: pd.Series, minutes: int = 30) -> go.Figure:
-    """Heat map of the mean return by weekday and time since the opening, basis points."""
-    table = intraday_returns(curve, session, minutes)
-    labels = [f"+{int(slot) * minutes // 60}:{int(slot) * minutes % 60:02d}" for slot in table.columns]
-    figure = _heat_map(table.to_numpy(dtype=np.float64), labels, [WEEKDAYS[day] for day in table.index], "{:+.1f}")
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title={"text": "hours since the session's first bar"})
-    height = 150 + 40 * len(table)
-    title = "Mean return by weekday and time of day, basis points"
-    figure = layout(figure, title, "", height=height)
+def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
+    """Heat map of the compound return of each calendar month; the first and the last may be partial."""
+    table = monthly_returns(daily, timezone)
+    rows = [str(year) for year in table.index]
+    figure = _heat_map(table.to_numpy(dtype=np.float64), list(MONTHS), rows, "{:+.1%}")
+    figure.data[0].colorbar.update(title={"text": "return"}, tickformat=".1%")
+    figure = layout(figure, "Return of each month", "", height=120 + 44 * max(2, len(table)))
+    return figure.update_layout(hovermode="closest").update_yaxes(autorange="reversed", type="category")
+
+
+def intraday_returns(curve: pd.Series, session: Session, timezone: str, minutes: int = 30) -> pd.DataFrame:
+    """Weekdays (0 is Monday) by slots of the session: mean over sessions of the slot's return, basis points.
+
+    `curve`: equity at each bar's close (index: the bar's start, UTC). A bar belongs to the slot of `minutes` in which
+    it starts, named by the slot's first minute (`09:30`). A session's first bar is a slot of its own, `overnight`:
+    from the close of the session before to the close of that bar, as nothing is marked in between. A session belongs
+    to the weekday on which it ends. The first bar of all has no return.
+    """
+    local = pd.DatetimeIndex(curve.index).tz_convert(timezone)
+    number = np.asarray(session)
+    opens = np.append(True, np.diff(number) != 0)
+    clock = (local.hour * 60 + local.minute) // minutes * minutes
+    slot = np.where(opens, -1, clock)
+    ends = session_ends(number)
+    weekday = pd.Series(local.day_of_week[ends], index=number[ends])
+    clocks = np.unique(clock)
+    pauses = np.diff(clocks, prepend=clocks[-1] - 24 * 60)
+    order = [-1, *np.roll(clocks, -int(pauses.argmax()))]  # the day begins after its longest pause, midnight or not
+    bars = pd.DataFrame({"session": number, "slot": slot, "growth": np.append(1.0, 1 + returns_of(curve.to_numpy()))})
+    grown = bars.iloc[1:].groupby(["session", "slot"])["growth"].prod().sub(1).rename("r").reset_index()
+    table = grown.groupby([grown["session"].map(weekday), "slot"])["r"].mean().unstack()
+    shown = [int(k) for k in order if k in table.columns]
+    names = [OVERNIGHT if k < 0 else f"{k // 60:02d}:{k % 60:02d}" for k in shown]
+    return (table[shown] * 1e4).set_axis(pd.Index(names, name="slot"), axis=1).rename_axis(index="weekday")
+
+
+def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: int = 30) -> go.Figure:
+    """Heat map of `intraday_returns`."""
+    table = intraday_returns(curve, session, timezone, minutes)
+    rows = [WEEKDAYS[day] for day in table.index]
+    figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1f}")
+    figure.data[0].colorbar.update(title={"text": "bps"})
+    figure = layout(figure, "Mean return by weekday and time of day, basis points", "", height=150 + 40 * len(table))
+    text = f"slots of {minutes} minutes, {timezone} time"
+    figure.update_xaxes(title={"text": text, "font": {"color": MUTED}}, type="category")
+    figure.update_yaxes(autorange="reversed", type="category")
     return figure.update_layout(hovermode="closest", margin_b=56)
 
 
@@ -76,13 +94,13 @@ def _heat_map(values: NDArray[np.float64], columns: list[str], rows: list[str], 
             x=columns,
             y=rows,
             text=text,
-            texttemplate="%{text}",
+            texttemplate="%{text}" if len(columns) <= MOST_LABELLED else None,
             textfont={"size": 11},
             colorscale=SCALE,
             zmid=0,
             zmin=-(reach or 1.0),
             zmax=reach or 1.0,
-            showscale=False,
+            colorbar={"thickness": 10, "outlinewidth": 0},
             xgap=2,
             ygap=2,
             hovertemplate="%{y} %{x}: %{text}<extra></extra>",
@@ -90,27 +108,36 @@ def _heat_map(values: NDArray[np.float64], columns: list[str], rows: list[str], 
     )
 
 
+def _plain(text: str) -> str:
+    """A true minus sign, and no sign before nothing."""
+    return text.lstrip("+-") if not text.strip("+-0.%") else text.replace("-", "−")
+
+
 def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None = "benchmark") -> go.Figure:
-    """Histogram of daily returns with the main strategy's value at risk and expected shortfall."""
-    values = daily[main].to_numpy(dtype=np.float64)
-    figure = go.Figure()
-    shown = [name for name in (main, benchmark) if name is not None and name in daily.columns]
+    """Histogram of daily returns with the main strategy's value at risk and expected shortfall.
+
+    `daily`: wide daily returns; `benchmark` is drawn behind where it is one of the columns.
+    """
+    shown = [name for name in dict.fromkeys((main, benchmark)) if name is not None and name in daily.columns]
     spread = daily[shown].to_numpy(dtype=np.float64)
-    low, high = float(np.nanmin(spread)), float(np.nanmax(spread))
-    bins = {"start": low, "end": high, "size": max((high - low) / 40, 1e-6)}
+    edges = np.histogram_bin_edges(spread[np.isfinite(spread)], bins=40)
+    figure = go.Figure()
     for position, name in enumerate(shown):
+        counts, _ = np.histogram(daily[name].to_numpy(dtype=np.float64), bins=edges)
         figure.add_trace(
-            go.Histogram(
-                x=daily[name].to_numpy(dtype=np.float64),
+            go.Bar(
+                x=(edges[:-1] + edges[1:]) / 2,
+                y=counts,
+                width=np.diff(edges) * 0.96,
                 name=title_of(name),
                 marker={"color": colour_of(name, position)},
                 opacity=0.75 if name == main else 0.45,
-                xbins=bins,
-                hovertemplate="%{x}: %{y} sessions<extra></extra>",
+                hovertemplate="%{x:.2%}: %{y} sessions<extra>" + title_of(name) + "</extra>",
             )
         )
-    lines = {"VaR 5 %": p.value_at_risk(values), "Expected shortfall 5 %": p.conditional_value_at_risk(values)}
-    for k, (label, value) in enumerate(lines.items()):
+    values = daily[main].to_numpy(dtype=np.float64)
+    marks = {"VaR 5 %": p.value_at_risk(values), "Expected shortfall 5 %": p.conditional_value_at_risk(values)}
+    for k, (label, value) in enumerate(marks.items()):
         if value is not None:
             figure.add_vline(
                 x=value,
@@ -118,12 +145,7 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
                 annotation={"text": f"{label}: {value:.2%}", "yshift": -18 * k, "font": {"color": INK, "size": 11}},
                 annotation_position="top left" if k else "top right",
             )
-    figure.update_layout(barmode="overlay", bargap=0.04)
+    figure.update_layout(barmode="overlay")
     figure = layout(figure, "Distribution of daily returns", "sessions", height=340)
-    figure.update_xaxes(tickformat=".1%")
-    return figure.update_layout(hovermode="closest")
-
-
-def _plain(text: str) -> str:
-    """A true minus sign, and no sign before nothing."""
-    return text.lstrip("+-") if not text.strip("+-0.%") else text.replace("-", "−")
+    figure.update_xaxes(tickformat=".1%", title={"text": "return of a session", "font": {"color": MUTED}})
+    return figure.update_layout(hovermode="closest", margin_b=56)

@@ -7,16 +7,21 @@ can show, with the extremes of every stretch kept exactly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+from zoneinfo import ZoneInfo
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from numpy.typing import NDArray
+
+from fintrader.results.figures.downsample import keep
 
 POINTS = 2000
 """Most points of a drawn curve."""
 
 
-INK, MUTED, GRID = "#1f2933", "#616e7c", "#e4e7eb"
+INK, MUTED, GRID, ZERO = "#1f2933", "#616e7c", "#e4e7eb", "#9aa5b1"
 
 
 PALETTE = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#b35900", "#2f8f9d", "#7f6d5f")
@@ -49,6 +54,18 @@ DASHES = {
 }
 
 
+def timezone_of(about: Mapping[str, Any]) -> str:
+    """The market's own time zone (an IANA name), as a backtest's context or a market file's `meta` says it.
+
+    UTC where none is said, or what is said is no time zone.
+    """
+    name = about.get("timezone")
+    try:
+        return ZoneInfo(str(name)).key if isinstance(name, str) else "UTC"
+    except (KeyError, ValueError, OSError):  # unknown, no plain name, a folder of zones
+        return "UTC"
+
+
 def title_of(strategy: str) -> str:
     """`equal_weight` as people read it: `Equal weight`."""
     return strategy.replace("_", " ").capitalize()
@@ -57,18 +74,6 @@ def title_of(strategy: str) -> str:
 def colour_of(strategy: str, position: int) -> str:
     """The same strategy has the same colour in every chart."""
     return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
-
-
-def thin(values: NDArray[np.float64], points: int = POINTS) -> NDArray[np.int64]:
-    """Indices to draw: first, last, and the smallest and largest of each stretch; all when there are few."""
-    size = len(values)
-    if size <= points:
-        return np.arange(size)
-    stretch = -(-size // max(1, (points - 2) // 2))
-    padded = np.pad(values, (0, -size % stretch), mode="edge").reshape(-1, stretch)
-    starts = np.arange(len(padded)) * stretch
-    kept = np.concatenate([[0], starts + padded.argmin(axis=1), starts + padded.argmax(axis=1), [size - 1]])
-    return np.unique(np.minimum(kept, size - 1))
 
 
 def layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = False, height: int = 380) -> go.Figure:
@@ -83,7 +88,7 @@ def layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = False
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
     )
     figure.update_xaxes(showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont={"color": MUTED})
-    figure.update_yaxes(gridcolor=GRID, zerolinecolor="#9aa5b1", tickfont={"color": MUTED})
+    figure.update_yaxes(gridcolor=GRID, zerolinecolor=ZERO, tickfont={"color": MUTED})
     figure.update_yaxes(title={"text": y_title, "font": {"color": MUTED}}, tickformat=".1%" if percent else None)
     return figure
 
@@ -106,7 +111,7 @@ def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None 
     times = pd.DatetimeIndex(curves.index)
     for position, name in enumerate(curves.columns):
         values = curves[name].to_numpy(dtype=np.float64)
-        at = thin(values)
+        at = keep(values, POINTS)
         figure.add_trace(
             go.Scatter(
                 x=at,

@@ -1,7 +1,8 @@
-"""Trades on the price, and how the result depends on one choice at a time."""
+"""What was held, traded and paid, and how the result depends on one choice at a time."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,96 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import INK, MUTED, colour_of, layout, time_axis
+from fintrader.metrics import session_ends
+from fintrader.results.figures.curves import Session
+from fintrader.results.figures.style import (
+    DASHES,
+    INK,
+    MUTED,
+    ZERO,
+    colour_of,
+    layout,
+    lines,
+    time_axis,
+    title_of,
+)
 
 BUY, SELL = "#0b6e99", "#b42318"
-
-
+SHADES = (
+    *("#0b4f9e", "#2a9d8f", "#d9730d", "#9065b0", "#c14c8a", "#6b8e23", "#b8860b"),
+    *("#4682b4", "#cd5c5c", "#20b2aa", "#8b6f9c", "#708090", "#a9a9a9"),
+)
+APART = 8
+"""Symbols whose weights are drawn apart, unless the reader chooses another number."""
 MOST_MARKS = 600
+"""Most fills that are marked on a price."""
+
+
+# --- holdings ----------------------------------------------------------------------------------------------
+
+
+def weights_figure(
+    weights: pd.DataFrame, *, title: str = "Weights at each session's close", top: int = APART
+) -> go.Figure:
+    """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is cash."""
+    order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
+    shown = weights[order[:top]].copy()
+    if len(order) > top:
+        shown[f"{len(order) - top} others"] = weights[order[top:]].sum(axis=1)
+    figure = go.Figure()
+    times = pd.DatetimeIndex(weights.index)
+    steps = np.arange(len(shown))
+    mixed = bool((weights < 0).any().any())
+    for position, name in enumerate(shown.columns):
+        figure.add_trace(
+            go.Scatter(
+                x=steps,
+                y=shown[name].to_numpy(),
+                name=str(name),
+                mode="lines",
+                line={"width": 1.2 if mixed else 0.4, "color": SHADES[position % len(SHADES)]},
+                stackgroup=None if mixed else "weights",
+                hovertemplate="%{y:.1%}<extra>" + str(name) + "</extra>",
+            )
+        )
+    if len(shown):
+        time_axis(figure, times)
+    figure = layout(figure, title, "share of equity", percent=True, height=400)
+    if not mixed:
+        figure.update_yaxes(range=[0, max(1.0, float(weights.sum(axis=1).max()))])  # above 1 on borrowed money
+    return figure
+
+
+def turnover_figure(turnover: pd.Series, equity: pd.Series, session: Session, *, name: str) -> go.Figure:
+    """Notional traded in each session over the equity at its end. Both in USD, at every bar (index: UTC)."""
+    ends = session_ends(session)
+    traded = turnover.groupby(np.asarray(session)).sum().to_numpy()
+    close = equity.to_numpy()[ends]
+    share = np.divide(traded, close, out=np.zeros_like(traded), where=close > 0)
+    times = pd.DatetimeIndex(equity.index[ends])
+    figure = go.Figure(
+        go.Bar(
+            x=np.arange(len(share)),
+            y=share,
+            marker={"color": colour_of(name, 0)},
+            customdata=list(times.strftime("%d %b %Y")),
+            hovertemplate="%{customdata}: %{y:.1%}<extra>" + title_of(name) + "</extra>",
+        )
+    )
+    time_axis(figure, times)
+    figure = layout(figure, "Turnover of each session", "share of equity", percent=True, height=280)
+    return figure.update_layout(showlegend=False, hovermode="closest")
+
+
+def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
+    """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column a strategy."""
+    figure = go.Figure()
+    lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
+    figure = layout(figure, "Costs so far", "USD", height=280)
+    return figure.update_yaxes(rangemode="tozero").update_layout(showlegend=costs.shape[1] > 1)
+
+
+# --- fills on prices ---------------------------------------------------------------------------------------
 
 
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
@@ -35,59 +120,145 @@ def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go
             hovertemplate="%{customdata}: %{y:,.2f} USD<extra></extra>",
         )
     )
-    own = trades[trades["symbol"] == symbol]
-    cut = len(own) > MOST_MARKS
-    if cut:
-        own = own.nlargest(MOST_MARKS, "notional_usd", keep="all")[:MOST_MARKS].sort_values("fill_bar", kind="stable")
+    own, cut = _largest(trades[trades["symbol"] == symbol])
+    filled = pd.DatetimeIndex(own["fill_time"]).as_unit("ns").asi8
     ends = times.as_unit("ns").asi8
+    _add_fills(figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)))
+    time_axis(figure, times)
+    return layout(figure, _on_price(symbol, cut), "USD", height=360).update_layout(hovermode="closest")
+
+
+def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: str, timezone: str) -> go.Figure:
+    """Candles (`open, high, low, close`, index: start, UTC) with the fills on them, in the market's own time.
+
+    A fill stands on the candle in which it happened; beyond MOST_MARKS only the largest are drawn.
+    """
+    times = pd.DatetimeIndex(bars.index)
+    local = times.tz_convert(timezone)
+    one_day = bool((local.normalize() == local[0].normalize()).all())
+    labels = local.strftime("%H:%M" if one_day else "%d %b %Y %H:%M")
+    figure = go.Figure(
+        go.Candlestick(
+            x=labels,
+            open=bars["open"],
+            high=bars["high"],
+            low=bars["low"],
+            close=bars["close"],
+            name=html.escape(symbol),
+            increasing={"line": {"color": "#2a9d8f", "width": 1}},
+            decreasing={"line": {"color": SELL, "width": 1}},
+            showlegend=False,
+        )
+    )
+    heading = symbol
+    if trades is not None:
+        own, cut = _largest(trades[trades["symbol"] == symbol])
+        candle = times.searchsorted(pd.DatetimeIndex(own["fill_time"]), side="right") - 1
+        _add_fills(figure, own, labels.to_numpy()[candle.clip(0)])
+        heading = _on_price(symbol, cut)
+    figure = layout(figure, heading, "USD", height=440).update_layout(hovermode="closest")
+    title = {"text": f"{timezone} time", "font": {"color": MUTED}}
+    return figure.update_xaxes(type="category", nticks=8, rangeslider={"visible": False}, title=title)
+
+
+def _largest(trades: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """The MOST_MARKS largest fills in their order, and whether some were left out."""
+    if len(trades) <= MOST_MARKS:
+        return trades, False
+    largest = trades["notional_usd"].nlargest(MOST_MARKS).index
+    return trades.loc[trades.index.isin(largest)], True
+
+
+def _on_price(symbol: str, cut: bool) -> str:
+    return f"{symbol}: fills on its price" + (f" (the {MOST_MARKS} largest)" if cut else "")
+
+
+def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any) -> None:
+    """Buys and sells as triangles at their prices. `x`: the place of each row."""
+    shares = fills["shares"].to_numpy()
     for label, rows, colour, mark in (
-        ("bought", own[own["shares"] > 0], BUY, "triangle-up"),
-        ("sold", own[own["shares"] < 0], SELL, "triangle-down"),
+        ("bought", shares > 0, BUY, "triangle-up"),
+        ("sold", shares < 0, SELL, "triangle-down"),
     ):
-        filled = pd.DatetimeIndex(rows["fill_time"])
-        at = np.interp(filled.as_unit("ns").asi8, ends, x) if len(ends) > 1 else np.zeros(len(rows))
+        part = fills[rows]
+        times = pd.DatetimeIndex(part["fill_time"]).strftime("%Y-%m-%d %H:%M UTC")
         figure.add_trace(
             go.Scatter(
-                x=at,
-                y=rows["price_usd"].to_numpy(),
+                x=x[rows],
+                y=part["price_usd"].to_numpy(),
                 name=label,
                 mode="markers",
                 marker={"color": colour, "symbol": mark, "size": 8, "line": {"color": "white", "width": 0.5}},
                 customdata=[
-                    (time.strftime("%Y-%m-%d %H:%M UTC"), f"{shares:+,.6g}")
-                    for time, shares in zip(filled, rows["shares"], strict=True)
+                    (time, f"{size:+,.6g}", f"{cost:,.2f}")
+                    for time, size, cost in zip(times, part["shares"], part["cost_usd"], strict=True)
                 ],
-                hovertemplate="%{customdata[0]}: %{customdata[1]} at %{y:,.2f}<extra></extra>",
+                hovertemplate="%{customdata[0]}: %{customdata[1]} at %{y:,.2f}, "
+                "costs %{customdata[2]} USD<extra></extra>",
             )
         )
-    time_axis(figure, times)
-    title = f"{symbol}: fills on its price" + (f" (the {MOST_MARKS} largest)" if cut else "")
-    return layout(figure, title, "USD", height=360).update_layout(hovermode="closest")
+
+
+# --- other choices -----------------------------------------------------------------------------------------
 
 
 def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Return at every proportional cost. `rows`: the `cost_bps` rows of `sensitivity`."""
-    x = [float(row["setting"]) for row in rows]
+    """Return at every proportional cost, each a whole simulation. `rows`: the `cost_bps` rows of `sensitivity`."""
+    ordered = sorted(rows, key=lambda row: float(row["setting"]))
     figure = go.Figure(
         go.Scatter(
-            x=x,
-            y=[row["cumulative_return"] for row in rows],
-            customdata=[[row["sharpe"]] for row in rows],
+            x=[float(row["setting"]) for row in ordered],
+            y=[row["cumulative_return"] for row in ordered],
+            customdata=[[row["sharpe"]] for row in ordered],
             mode="lines+markers",
             line={"color": colour_of("ensemble", 0), "width": 2},
-            marker={"size": [11 if row["chosen"] else 7 for row in rows]},
+            marker={"size": [11 if row["chosen"] else 7 for row in ordered]},
             hovertemplate="%{x} bps: %{y:.2%}, Sharpe %{customdata[0]:.2f}<extra></extra>",
         )
     )
-    figure.add_hline(y=0, line={"color": "#9aa5b1", "width": 1})
-    for row in rows:
+    for row in ordered:
         if row["chosen"] and row["cumulative_return"] is not None:
             figure.add_annotation(
                 x=float(row["setting"]), y=row["cumulative_return"], text="as traded", yshift=18, showarrow=False
             )
+    return _over_costs(figure).update_layout(showlegend=False)
+
+
+def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover: pd.DataFrame) -> go.Figure:
+    """Return of the stored trades at another proportional cost, the money saved or lost not re-invested.
+
+    All wide, USD at every bar, one column a strategy; strategies that never traded are left out.
+    """
+    steps = np.linspace(0, 50, 26)
+    figure = go.Figure()
+    for position, name in enumerate(equity.columns):
+        traded = float(turnover[name].sum())
+        if traded <= 0:
+            continue
+        curve = equity[name].to_numpy()
+        profit = curve[-1] - curve[0] + float(costs[name].sum())
+        figure.add_trace(
+            go.Scatter(
+                x=steps,
+                y=(profit - traded * steps / 1e4) / curve[0],
+                name=title_of(str(name)),
+                mode="lines",
+                line={
+                    "color": colour_of(str(name), position),
+                    "width": 2,
+                    "dash": DASHES.get(str(name), "solid"),
+                },
+                hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>" + title_of(str(name)) + "</extra>",
+            )
+        )
+    return _over_costs(figure)
+
+
+def _over_costs(figure: go.Figure) -> go.Figure:
+    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
     figure = layout(figure, "Return at other costs", "cumulative return", percent=True, height=320)
     figure.update_xaxes(title={"text": "cost, basis points of every trade's notional", "font": {"color": MUTED}})
-    return figure.update_layout(hovermode="closest", showlegend=False, margin_b=56)
+    return figure.update_layout(hovermode="closest", margin_b=56)
 
 
 def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None, *, most: int = 20) -> go.Figure:

@@ -1,0 +1,288 @@
+"""One stored backtest, one truth: report and app draw the same numbers, and those are the ones computed by hand."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.backtesting import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.data.calendar import timezone_of as exchange_timezone
+from fintrader.envs import EnvSettings
+from fintrader.errors import DataError
+from fintrader.report.compare import render_comparison
+from fintrader.report.html import render_report
+from fintrader.results import figures
+from fintrader.runs import RunFolder
+from tests.engines.policies import noisy_policy
+from tests.factories import make_market
+
+Traces = dict[str, tuple[list[Any], list[Any]]]
+
+
+# --- what a page draws -------------------------------------------------------------------------------------
+
+
+def numbers(values: Any) -> list[Any]:
+    """An array as plotly sends it, a list or base64 of its bytes; what is missing is None."""
+    if isinstance(values, dict):
+        array = np.frombuffer(base64.b64decode(values["bdata"]), dtype=np.dtype(values["dtype"]))
+        shape = [int(size) for size in values["shape"].split(",")] if "shape" in values else [-1]
+        values = array.reshape(shape).tolist()
+    flat = [cell for row in values for cell in (row if isinstance(row, list) else [row])]
+    return [None if isinstance(cell, float) and np.isnan(cell) else cell for cell in flat]
+
+
+def traces(figure: dict[str, Any]) -> Traces:
+    """What each trace of a drawn figure shows, by its name (or number): places and values."""
+    found = {}
+    for k, trace in enumerate(figure["data"]):
+        key = "x" if trace.get("orientation") == "h" else "z" if trace["type"] == "heatmap" else "y"
+        name = str(trace.get("name") or k)
+        found[name] = (numbers(trace["x"]), numbers(trace[key]))
+    return found
+
+
+def of_report(page: str) -> dict[str, dict[str, Any]]:
+    packed = re.search('<script type="text/plain" id="charts">([^<]*)<', page)
+    assert packed is not None
+    charts: dict[str, dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
+    return charts
+
+
+# --- by hand -----------------------------------------------------------------------------------------------
+
+
+def sessions(timezone: str, opening: str, days: list[str], bars: int, minutes: int = 30) -> pd.DatetimeIndex:
+    starts = [pd.Timestamp(f"{day} {opening}", tz=timezone) for day in days]
+    times = [start + pd.Timedelta(minutes=minutes * k) for start in starts for k in range(bars)]
+    return pd.DatetimeIndex(times).tz_convert("UTC")
+
+
+def test_a_gain_of_every_night_stands_in_the_night() -> None:
+    """1 % every night, nothing by day: 100 bps in `overnight`, 0 in every other slot, whatever the season."""
+    days = ["2020-03-05", "2020-03-06", "2020-03-09", "2020-03-10"]  # New York changes its clocks on the 8th
+    times = sessions("America/New_York", "09:30", days, bars=13)
+    number = np.repeat(np.arange(4), 13)
+    curve = pd.Series(100 * 1.01**number, index=times)
+    table = figures.intraday_returns(curve, number, "America/New_York")
+    assert list(table.columns[:3]) == ["overnight", "10:00", "10:30"]
+    assert table.columns[-1] == "15:30"
+    assert list(table.index) == [0, 1, 3, 4]
+    assert table["overnight"].tolist()[:2] == pytest.approx([100.0, 100.0])  # Monday's is the weekend
+    assert table.loc[4, "overnight"] == pytest.approx(100.0)
+    assert np.isnan(table.loc[3, "overnight"])  # before the first session there was no night
+    assert np.abs(table.drop(columns="overnight").to_numpy()).max() < 1e-9
+    drawn = figures.intraday_figure(curve, number, "America/New_York")
+    assert drawn.data[0].colorbar.title.text == "bps"
+    assert "America/New_York" in drawn.layout.xaxis.title.text
+
+
+def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
+    """Two Mondays in Tokyo: 09:00 to 10:00 in quarters of an hour, then a lunch break, then 12:30."""
+    quarter = sessions("Asia/Tokyo", "09:00", ["2024-01-15", "2024-01-22"], bars=4, minutes=15)
+    noon = sessions("Asia/Tokyo", "12:30", ["2024-01-15", "2024-01-22"], bars=1)
+    times = quarter.append(noon).sort_values()
+    curve = pd.Series([100, 101, 103.02, 103.02, 103.02, 106.1106, 106.1106, 106.1106, 106.1106, 108.232812], times)
+    table = figures.intraday_returns(curve, np.repeat([0, 1], 5), "Asia/Tokyo")
+    assert list(table.columns) == ["overnight", "09:00", "09:30", "12:30"]
+    # overnight: 3 % once. 09:00 holds the bar of 09:15 alone: 1 % and 0. 09:30: 2 % and 0. 12:30: 0 and 2 %.
+    assert table.loc[0].tolist() == pytest.approx([300, 50, 100, 100])
+    half_past = figures.intraday_returns(curve, np.repeat([0, 1], 5), "America/New_York")
+    assert list(half_past.index) == [6]  # Sunday evening there: not what anybody in Tokyo means
+    assert "19:00" in half_past.columns
+
+
+def test_returns_within_a_slot_are_compounded() -> None:
+    times = sessions("UTC", "00:00", ["2024-01-15"], bars=3)
+    table = figures.intraday_returns(pd.Series([100, 110, 121], times), np.zeros(3), "UTC", minutes=180)
+    assert table.loc[0].tolist() == pytest.approx([2100.0])
+
+
+def test_a_session_that_begins_the_day_before_keeps_its_order() -> None:
+    times = sessions("America/Chicago", "17:00", ["2024-01-14", "2024-01-15"], bars=46)
+    table = figures.intraday_returns(pd.Series(np.arange(92) + 100.0, times), np.repeat([0, 1], 46), "America/Chicago")
+    assert list(table.columns[:2]) == ["overnight", "17:30"]
+    assert table.columns[-1] == "15:30"
+    assert list(table.index) == [0, 1]  # Monday's session opens on Sunday
+
+
+def test_a_late_opening_does_not_disturb_the_order_of_slots() -> None:
+    """10:30 to 17:00 on one day, 09:30 to 16:00 on the next: the columns run through the day all the same."""
+    times = sessions("America/New_York", "10:30", ["2024-01-15"], bars=13)
+    times = times.append(sessions("America/New_York", "09:30", ["2024-01-16"], bars=13))
+    table = figures.intraday_returns(pd.Series(np.ones(26), times), np.repeat([0, 1], 13), "America/New_York")
+    assert list(table.columns) == ["overnight", *sorted(table.columns[1:])]
+    assert len(table.columns) == 15
+
+
+def test_months_are_the_markets_own() -> None:
+    days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
+    table = figures.monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days), "UTC")
+    assert table.loc[2020, 1] == pytest.approx(0.21)
+    assert table.loc[2020, 2] == pytest.approx(-0.5)
+    assert table.loc[2021, 2] == pytest.approx(0.02)
+    assert np.isnan(table.loc[2021, 1])
+    sydney = pd.Series([0.1], index=pd.DatetimeIndex(["2020-01-31 22:00"], tz="UTC"))
+    assert figures.monthly_returns(sydney, "Australia/Sydney").loc[2020, 2] == pytest.approx(0.1)
+
+
+def test_drawdown_is_the_metric_of_its_grain() -> None:
+    market = make_market(400, 3, session_bars=20)
+    result = simulate(noisy_policy(3), market, EnvSettings())
+    curve = pd.DataFrame({"a": result.equity}, index=pd.to_datetime(result.minutes, utc=True))
+    by_bar, by_session = figures.drawdown_figure(curve), figures.drawdown_figure(curve, session=result.session)
+    assert min(by_bar.data[0].y) == pytest.approx(result.metrics["minute_max_drawdown"])
+    assert min(by_session.data[0].y) == pytest.approx(result.metrics["max_drawdown"])
+    closes = curve["a"].iloc[[0, *range(19, 400, 20)]]
+    assert figures.deepest_drawdowns(closes)["Depth"].iloc[0] == pytest.approx(result.metrics["max_drawdown"])
+
+
+def test_deepest_drawdowns_by_hand() -> None:
+    days = pd.date_range("2024-01-01", periods=8, tz="UTC")
+    table = figures.deepest_drawdowns(pd.Series([100.0, 90, 95, 100, 110, 55, 66, 60], index=days))
+    assert table["Depth"].tolist() == pytest.approx([-0.5, -0.1])
+    assert table["Peak"].tolist() == [days[4], days[0]]
+    assert table["Trough"].tolist() == [days[5], days[1]]
+    assert pd.isna(table["Recovered"].iloc[0])
+    assert table["Recovered"].iloc[1] == days[3]
+    assert table["Sessions"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("about", "zone"),
+    [
+        ({"timezone": "Asia/Tokyo"}, "Asia/Tokyo"),
+        ({}, "UTC"),
+        *(
+            ({"timezone": name}, "UTC")
+            for name in (None, 7, "", "Mars/Phobos", "../../etc/passwd", "/etc/passwd", "a\0")
+        ),
+    ],
+)
+def test_the_time_zone_is_what_the_data_says(about: dict[str, Any], zone: str) -> None:
+    assert figures.timezone_of(about) == zone
+
+
+def test_exchanges_have_their_time_zones() -> None:
+    assert exchange_timezone("XNAS") == "America/New_York"
+    assert exchange_timezone("XTKS") == "Asia/Tokyo"
+    with pytest.raises(DataError, match="exchange calendar"):
+        exchange_timezone("NOWHERE")
+
+
+# --- report beside app -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs on a market in Tokyo, written by the writers of real ones."""
+    pytest.importorskip("streamlit")
+    from tests.engines import fakes
+
+    root = tmp_path_factory.mktemp("tokyo")
+    tensors = fakes.save_market(root / "data" / "tensors", bars=900)
+    settings, policy = EnvSettings(cost_bps=2.0), noisy_policy(5)
+    for seed, name in enumerate(("demo", "second")):
+        fakes.make_run(root / "runs", name, market=tensors, seed=seed)
+        window = make_market(30 * 30, 5, 3, session_bars=30, volatility=0.002)
+        window = replace(window, minutes=window.minutes - 14 * 3600 * 10**9, meta={"timezone": "Asia/Tokyo"})
+        results = {"ensemble": simulate(noisy_policy(5, seed), window, settings)}
+        write_backtest(
+            RunFolder.named(name, root / "runs").backtest,
+            results | simulate_baselines(window, settings),
+            context={"trials": 7},
+            market=window,
+            settings=settings,
+            trial_returns=np.random.default_rng(seed).normal(0, 0.01, (16, 7)),
+            sensitivity=sensitivity(policy, window, settings, costs_bps=(0.0, 10.0), stocks=False),
+        )
+    return root
+
+
+@pytest.fixture(scope="module")
+def stored(site: Path) -> StoredBacktest:
+    return read_backtest(site / "runs" / "demo" / "backtest")
+
+
+def of_app(site: Path, page: str, monkeypatch: pytest.MonkeyPatch, **query: str) -> dict[str, dict[str, Any]]:
+    """Every chart of a page of the app by the name of its element, as it goes to the browser."""
+    from streamlit.testing.v1 import AppTest
+
+    from fintrader_app import launch
+
+    script = Path(launch.__file__).parent / "streamlit_app.py"
+    monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
+    monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
+    test = AppTest.from_file(str(script), default_timeout=60).run()
+    for key, value in query.items():
+        test.query_params[key] = value
+    test.switch_page(f"views/{page}.py").run()
+    assert not test.exception
+    charts = test.get("plotly_chart")
+    return {re.sub("^.*-", "", chart.proto.id): json.loads(chart.proto.spec) for chart in charts}
+
+
+BOTH = {
+    "equity": ("backtest", "curves", "backtest_equity"),
+    "drawdown": ("backtest", "curves", "backtest_drawdown"),
+    "rolling": ("backtest", "risk", "rolling_sharpe"),
+    "volatility": ("backtest", "risk", "rolling_volatility"),
+    "beta": ("backtest", "risk", "rolling_beta"),
+    "monthly": ("backtest", "calendar", "calendar_months"),
+    "intraday": ("backtest", "calendar", "calendar_slots"),
+    "distribution": ("backtest", "calendar", "calendar_distribution"),
+    "weights": ("backtest", "weights", "weights"),
+    "turnover": ("backtest", "weights", "turnover"),
+    "sharpe": ("honesty", "", "honesty_luck"),
+    "overfitting": ("honesty", "", "honesty_pbo"),
+    "random": ("honesty", "", "honesty_random"),
+    "costs": ("honesty", "", "honesty_sweep"),
+}
+ALONE = {"excess", "without"} | {f"trades-{k}" for k in range(9)}
+"""Charts of the report that the app tells as a table, or draws as candles of the market file."""
+
+
+def test_report_and_app_draw_the_same_numbers(
+    site: Path, stored: StoredBacktest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = of_report(render_report(stored))
+    assert set(report) - ALONE == set(BOTH)
+    beside = ",".join(name for name in stored.strategies if name != "ensemble")
+    pages = {
+        (page, part): of_app(site, page, monkeypatch, run="demo", part=part, beside=beside)
+        for page, part, _ in set(BOTH.values())
+    }
+    for key, (page, part, element) in BOTH.items():
+        ours, theirs = traces(report[key]), traces(pages[page, part][element])
+        assert ours == theirs, key
+        assert any(value is not None for _, values in ours.values() for value in values), key
+
+
+def test_comparison_and_app_draw_the_same_numbers(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {name: f"{name} / ensemble" for name in ("demo", "second")}
+    page = render_comparison({lines[name]: read_backtest(site / "runs" / name / "backtest") for name in lines})
+    report = of_report(page)
+    app = of_app(site, "compare", monkeypatch, runs="demo,second", lines=",".join(lines.values()))
+    assert traces(report["growth"]) == traces(app["compare_equity"])
+    assert traces(report["drawdown"]) == traces(app["compare_drawdown"])
+
+
+def test_a_backtest_is_told_in_the_time_of_its_market(
+    site: Path, stored: StoredBacktest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stored.context["timezone"] == "Asia/Tokyo"
+    report = of_report(render_report(stored))["intraday"]
+    app = of_app(site, "backtest", monkeypatch, run="demo", part="calendar")["calendar_slots"]
+    for drawn in (report, app):
+        assert drawn["data"][0]["x"] == ["overnight", "09:30"]  # 00:30 UTC, and a first bar of its own
+        assert "Asia/Tokyo" in drawn["layout"]["xaxis"]["title"]["text"]
