@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.errors import BacktestError
 from fintrader.results.catalogue import measure
+from fintrader.results.formatting import show
 
 Array = NDArray[np.float64]
 
 
-"""Columns of `BacktestResult.trades`. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
-`forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
+_HEADLINE = (("return", "cumulative_return", "percent"), ("Sharpe", "sharpe", "ratio"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BacktestResult:
     """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is unusable."""
 
@@ -41,7 +41,8 @@ class BacktestResult:
     turnover_usd: Array
     """`[T]` notional bought and sold, at the same bars."""
     trades: pd.DataFrame = field(repr=False)
-    """One row a fill; see `TRADE_COLUMNS`."""
+    """One row a fill (columns: `TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not; `kind` is
+    `order`, `forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
     benchmark: Array
     """`[T]` level of the index."""
     benchmark_name: str = "index"
@@ -67,6 +68,12 @@ class BacktestResult:
             raise BacktestError(f"{self.name}: equity is not finite at bar {where}; check the market's prices there")
         if self.equity[0] <= 0:
             raise BacktestError(f"{self.name}: the account starts with {self.equity[0]:,.2f} USD; it must be positive")
+
+    def __repr__(self) -> str:
+        first, last = (np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D") for at in (0, -1))
+        numbers = [f"{len(self.daily_returns)} sessions"]
+        numbers += [f"{word} {show(self.metrics[key], kind)}" for word, key, kind in _HEADLINE]
+        return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
 
     @property
     def initial_cash_usd(self) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from fintrader.config import Settings, read_yaml, validate
+from fintrader.config import Settings, overlay, read_yaml, validate
 from fintrader.data.calendar import WindowSettings
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
@@ -75,10 +76,24 @@ class HasData(Protocol):
         ...
 
 
-def read_settings(path: Path) -> DataSettings:
-    """The data settings of a YAML configuration. Raises ConfigError naming the field that is wrong."""
-    values = read_yaml(path)
-    return validate(DataSettings, values.get("data", values), str(path))
+def read_settings(
+    what: DataSettings | HasData | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
+) -> DataSettings:
+    """The data settings of a configuration (a name, a YAML file, settings or plain values) with `changes` over them.
+
+    Raises ConfigError naming the field that is wrong.
+    """
+    if isinstance(what, str | Path):
+        values, where = read_yaml(Path(what)), str(what)
+        values = values.get("data", values)
+    elif isinstance(what, Mapping):
+        values, where = dict(what), "settings"
+    else:
+        settings = what if isinstance(what, DataSettings) else what.data
+        if not changes:
+            return settings
+        values, where = settings.model_dump(mode="json", exclude_unset=True), "settings"
+    return validate(DataSettings, overlay(values, changes or {}), where)
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:

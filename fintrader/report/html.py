@@ -95,7 +95,7 @@ def render_report(stored: StoredBacktest) -> str:
     about = f"{first} to {last}, {_sessions(stored)} sessions{window}{_as_traded(stored.context)}"
     page.header(run, verdict(stored), summary(stored), about, tone=tone)
     page.contents()
-    page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
+    page.section("Against the baselines", paper_table(stored, main), link="Baselines")
     _curves(page, stored, main)
     _folds(page, stored)
     _luck(page, stored, main)
@@ -123,7 +123,8 @@ def _as_traded(context: Mapping[str, Any]) -> str:
 # --- sections ----------------------------------------------------------------------------------------------
 
 
-def _paper_table(stored: StoredBacktest, main: str) -> str:
+def paper_table(stored: StoredBacktest, main: str) -> str:
+    """One row a strategy, the main one marked: the paper's columns, turnover and costs."""
     columns = [*PAPER_COLUMNS, *_EXTRA_COLUMNS]
     notes = stored.context.get("strategies", {})
     rows = []
@@ -169,7 +170,13 @@ def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
-    """One row a question: the number, and what it means in words."""
+    rows = luck_rows(found, rolling)
+    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
+    return table(["Question", "Answer", "Meaning"], cells, css="left words")
+
+
+def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str, str, str]]:
+    """One row a question that `honesty.assess` answers: the question, the number, and what it means in words."""
     rows: list[tuple[str, str, str]] = []
 
     def add(question: str, answer: str, meaning: str) -> None:
@@ -220,8 +227,7 @@ def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
         add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, {how}")
     for question, answer, meaning in _control_rows(found.get("control")):
         add(question, answer, meaning)
-    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
-    return table(["Question", "Answer", "Meaning"], cells, css="left words")
+    return rows
 
 
 def _rivals_table(found: Mapping[str, Any]) -> str:
