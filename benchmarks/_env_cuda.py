@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fintrader.agents import Budget, PPOSettings, TrainProgress, make_agent, train
+from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
 from fintrader.agents.networks import NetworkSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv
@@ -114,7 +114,7 @@ def training(market: MarketTensors, accounts: int, device: torch.device, updates
     Matrix products are in TF32 where the device has it. The observations are copies: PPO keeps each until the step
     after it was taken.
     """
-    settings = PPOSettings(network=NetworkSettings(kind="mlp", hidden=(256, 256)))
+    settings = PPO(network=NetworkSettings(kind="mlp", hidden=(256, 256)))
     env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=accounts, device=device)
     agent = make_agent(settings, env.layout, device=device, seed=0)
     ends: list[float] = []

@@ -104,10 +104,10 @@ def our_env_and_policy(market: MarketTensors, accounts: int) -> Run:
 
 def our_training(market: MarketTensors) -> float:
     """Environment steps a second (CPU time) of PPO with its defaults and 256 accounts, updates included."""
-    from fintrader.agents import Budget, PPOSettings, make_agent, train
+    from fintrader.agents import PPO, Budget, make_agent, train
 
     env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=256)
-    agent = make_agent(PPOSettings(), env.layout, seed=0)
+    agent = make_agent(PPO(), env.layout, seed=0)
     start = time.process_time()
     result = train(agent, env, Budget(env_steps=30_000), folder=None, on_progress=None)
     return result.env_steps / (time.process_time() - start)

@@ -254,7 +254,7 @@ def spin(count: int, seconds: float) -> float:
 
 def train_pods(home: Path, devices: str, count: int, env_steps: int, market: Path, num_envs: int) -> float:
     """Aggregate env-steps a second of `count` real pods training at once, each on a core of its own on the CPU."""
-    from fintrader.agents import Budget, PPOSettings
+    from fintrader.agents import PPO, Budget
     from fintrader.envs import EnvSettings
     from fintrader.tournament.run import run_tournament
     from fintrader.tournament.settings import TournamentSettings
@@ -279,7 +279,7 @@ def train_pods(home: Path, devices: str, count: int, env_steps: int, market: Pat
             folder=run,
             market=market,
             env=EnvSettings(num_envs=num_envs, episode_bars=390, decision_interval=5),
-            agent=PPOSettings(),
+            agent=PPO(),
             seed=0,
         )
     finally:

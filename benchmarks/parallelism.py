@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import finish  # noqa: E402
 from fintrader.agents import (  # noqa: E402
+    PPO,
+    TD3,
     Budget,
     NetworkSettings,
-    PPOSettings,
-    TD3Settings,
     TrainProgress,
     make_agent,
     train,
@@ -150,7 +150,7 @@ def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
 
 def team_rate(kind: Any, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Updates a second of K learners of PPO, 16 accounts each; only the updates are timed."""
-    settings = PPOSettings(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
+    settings = PPO(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
     env = TradingEnv(bars, EnvSettings(num_envs=16 * LEARNERS), device=options.device, seed=options.seed)
     team = kind(settings, env.layout, learners=LEARNERS, device=options.device, seed=options.seed)
 
@@ -181,7 +181,7 @@ def _fused(rank: int, world: int, port: int, folder: str, options: argparse.Name
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
     try:
-        settings = PPOSettings(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
+        settings = PPO(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
         bars = market("cpu", options.seed)
         env = TradingEnv(bars, EnvSettings(num_envs=64), seed=rank)
         learner = DistributedLearner(make_agent(settings, env.layout, seed=rank))
@@ -216,7 +216,7 @@ def processes_rate(world: int, options: argparse.Namespace) -> Rate:
 
 def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace, lags: list[float]) -> Rate:
     """Env-steps a second of TD3, one update for each step of 256 accounts."""
-    settings = TD3Settings(learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20)
+    settings = TD3(learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20)
 
     def measure() -> float:
         env = TradingEnv(bars, EnvSettings(num_envs=256, decision_interval=5), device=options.device, seed=1)

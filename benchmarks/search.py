@@ -29,7 +29,7 @@ from safetensors.torch import load, save
 
 from benchmarks.common import ROOT, finish
 from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
-from fintrader.agents import AgentSettings, Budget, PPOSettings, make_agent, train
+from fintrader.agents import PPO, AgentSettings, Budget, make_agent, train
 from fintrader.errors import TrainingError
 from fintrader.seeding import derive
 from fintrader.tournament.orchestrator import Orchestrator
@@ -95,7 +95,7 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
             asked,
             World(gpus=gpus, pod=POD_SECONDS, seed=seed),
             score=learn,
-            agent=PPOSettings.model_validate(ENGINE_PPO),
+            agent=PPO.model_validate(ENGINE_PPO),
             stop=watch,
         )
         depth = max(int(RunStore(outcome.run).read_spec(pod).generation) for pod in outcome.applied)

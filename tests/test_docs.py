@@ -222,15 +222,15 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    from fintrader.agents import SACSettings
+    from fintrader.agents import SAC
 
-    table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SACSettings agent -->")
-    for name in SACSettings.model_fields:
+    table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")
+    for name in SAC.model_fields:
         assert f"`agent.{name}" in table, name
     assert (
         "| `agent.network.layer_norm` | true or false | `true` |" in table
     )  # the outer model's default, not the inner
-    assert f"| `agent.batch_size` | integer, ≥ 1 | `{SACSettings().batch_size}` |" in table
+    assert f"| `agent.batch_size` | integer, ≥ 1 | `{SAC().batch_size}` |" in table
     for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
     for which in ("constants", "throughput", "stress", "paper", "search", "communication"):

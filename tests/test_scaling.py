@@ -62,7 +62,7 @@ def test_bytes_are_those_handed_to_the_collectives(tmp_path: Path, monkeypatch: 
 
     from benchmarks.communication import EPOCHS, arm
     from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket
-    from fintrader.agents import PPOSettings, make_agent
+    from fintrader.agents import PPO, make_agent
     from fintrader.tournament.fusion.worker import inherited
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -73,7 +73,7 @@ def test_bytes_are_those_handed_to_the_collectives(tmp_path: Path, monkeypatch: 
         gradients, rare, alone = (arm(name, 0, job) for name in ("gradients", "fusions_8", "alone"))
     finally:
         dist.destroy_process_group()
-    settings = PPOSettings.model_validate(ENGINE_PPO)
+    settings = PPO.model_validate(ENGINE_PPO)
     minibatches = updates * settings.update_epochs * settings.num_minibatches
     assert gradients["calls_per_epoch"] == minibatches
     assert gradients["bytes_per_epoch"] == minibatches * 4 * gradients["parameters"]

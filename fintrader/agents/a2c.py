@@ -25,16 +25,16 @@ from fintrader.agents.on_policy import (
 )
 
 
-class A2CSettings(OnPolicySettings):
+class A2C(OnPolicySettings):
     """Synchronous advantage actor-critic."""
 
     algo: Literal["a2c"] = "a2c"
 
 
-class A2C(OnPolicyAgent):
+class A2CAgent(OnPolicyAgent):
     """See the module's text."""
 
-    settings: A2CSettings
+    settings: A2C
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """One Adam step on the whole rollout."""

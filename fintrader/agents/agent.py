@@ -9,16 +9,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fintrader.agents.a2c import A2C, A2CSettings
-from fintrader.agents.apg import APG, APGSettings
+from fintrader.agents.a2c import A2C, A2CAgent
+from fintrader.agents.apg import APG, APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
-from fintrader.agents.ddpg import DDPG, DDPGSettings
+from fintrader.agents.ddpg import DDPG, DDPGAgent
 from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.ppo import PPO, PPOSettings
-from fintrader.agents.redq import REDQ, REDQSettings
-from fintrader.agents.sac import SAC, SACSettings
-from fintrader.agents.td3 import TD3, TD3Settings
+from fintrader.agents.ppo import PPO, PPOAgent
+from fintrader.agents.redq import REDQ, REDQAgent
+from fintrader.agents.sac import SAC, SACAgent
+from fintrader.agents.td3 import TD3, TD3Agent
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
@@ -55,7 +55,7 @@ class Agent(Protocol):
 
 
 AgentSettings: TypeAlias = Annotated[
-    PPOSettings | A2CSettings | DDPGSettings | TD3Settings | SACSettings | REDQSettings | APGSettings,
+    PPO | A2C | DDPG | TD3 | SAC | REDQ | APG,
     Field(discriminator="algo"),
 ]
 
@@ -63,20 +63,20 @@ AgentSettings: TypeAlias = Annotated[
 def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> Agent:
     """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for unknown settings."""
     match settings:
-        case PPOSettings():
-            return PPO(settings, layout, device=device, seed=seed)
-        case A2CSettings():
-            return A2C(settings, layout, device=device, seed=seed)
-        case DDPGSettings():
-            return DDPG(settings, layout, device=device, seed=seed)
-        case TD3Settings():
-            return TD3(settings, layout, device=device, seed=seed)
-        case SACSettings():
-            return SAC(settings, layout, device=device, seed=seed)
-        case REDQSettings():
-            return REDQ(settings, layout, device=device, seed=seed)
-        case APGSettings():
-            return APG(settings, layout, device=device, seed=seed)
+        case PPO():
+            return PPOAgent(settings, layout, device=device, seed=seed)
+        case A2C():
+            return A2CAgent(settings, layout, device=device, seed=seed)
+        case DDPG():
+            return DDPGAgent(settings, layout, device=device, seed=seed)
+        case TD3():
+            return TD3Agent(settings, layout, device=device, seed=seed)
+        case SAC():
+            return SACAgent(settings, layout, device=device, seed=seed)
+        case REDQ():
+            return REDQAgent(settings, layout, device=device, seed=seed)
+        case APG():
+            return APGAgent(settings, layout, device=device, seed=seed)
         case _:
             known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG settings"
             raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")

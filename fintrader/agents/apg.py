@@ -34,7 +34,7 @@ from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
 
 
-class APGSettings(Settings):
+class APG(Settings):
     """Analytic policy gradient."""
 
     algo: Literal["apg"] = "apg"
@@ -66,14 +66,12 @@ class APGSettings(Settings):
     """Divide rewards by the deviation of the discounted return."""
 
 
-class APG(BaseAgent):
+class APGAgent(BaseAgent):
     """See the module's text."""
 
     differentiable = True
 
-    def __init__(
-        self, settings: APGSettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
+    def __init__(self, settings: APG, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         """Raises ConfigError for a layout without assets: other environments cannot be differentiated."""
         if isinstance(layout, FlatLayout):
             raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from fintrader.agents.base import Metrics
+from fintrader.agents.policy import ActorPolicy
 from fintrader.config import Settings
 
 
@@ -53,3 +54,10 @@ class TrainResult:
     """Wall-clock, resumed parts included."""
     metrics: Metrics = field(default_factory=dict)
     """Those of the last update."""
+    policy: ActorPolicy | None = field(default=None, repr=False, compare=False)
+    """What was learned, deterministic; shares its weights with the agent. `train` always gives one; None where a
+    training's totals were read from a file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The totals as plain JSON, without the policy: `TrainResult(**totals)` reads them."""
+        return {name: value for name, value in vars(self).items() if name != "policy"}

@@ -18,16 +18,16 @@ from torch import Tensor
 from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample
 
 
-class DDPGSettings(OffPolicySettings):
+class DDPG(OffPolicySettings):
     """Deep deterministic policy gradient."""
 
     algo: Literal["ddpg"] = "ddpg"
 
 
-class DDPG(OffPolicyAgent):
+class DDPGAgent(OffPolicyAgent):
     """See the module's text."""
 
-    settings: DDPGSettings
+    settings: DDPG
 
     def learn(self, sample: Sample) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -242,7 +242,7 @@ class OffPolicyAgent(BaseAgent):
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
-        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "whim")
+        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
         rows = below("ring", state)
         self.ring = None
         if rows:

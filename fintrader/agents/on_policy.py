@@ -189,5 +189,5 @@ class OnPolicyAgent(BaseAgent):
         return self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "whim")
+        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
         self.seen_any = True

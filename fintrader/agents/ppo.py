@@ -29,7 +29,7 @@ from fintrader.agents.on_policy import (
 from fintrader.errors import ConfigError
 
 
-class PPOSettings(OnPolicySettings):
+class PPO(OnPolicySettings):
     """Proximal policy optimisation."""
 
     algo: Literal["ppo"] = "ppo"
@@ -48,10 +48,10 @@ def ppo_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
     return torch.min(ratio * advantage, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
 
 
-class PPO(OnPolicyAgent):
+class PPOAgent(OnPolicyAgent):
     """See the module's text."""
 
-    settings: PPOSettings
+    settings: PPO
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """`update_epochs` passes of `num_minibatches` Adam steps."""

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fintrader.agents.off_policy import Sample, combine
-from fintrader.agents.sac import SAC, SACBase
+from fintrader.agents.sac import SACAgent, SACBase
 from fintrader.envs.observation import Layout
 
 
-class REDQSettings(SACBase):
+class REDQ(SACBase):
     """Randomised ensembled double Q-learning."""
 
     algo: Literal["redq"] = "redq"
@@ -40,14 +40,12 @@ class REDQSettings(SACBase):
         return self
 
 
-class REDQ(SAC):
+class REDQAgent(SACAgent):
     """See the module's text."""
 
-    settings: REDQSettings
+    settings: REDQ
 
-    def __init__(
-        self, settings: REDQSettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
+    def __init__(self, settings: REDQ, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
         self.members = settings.num_critics
         super().__init__(settings, layout, device=device, seed=seed)
 

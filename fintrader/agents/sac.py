@@ -37,13 +37,13 @@ class SACBase(OffPolicySettings):
     """Deviation at the start."""
 
 
-class SACSettings(SACBase):
+class SAC(SACBase):
     """Soft actor-critic."""
 
     algo: Literal["sac"] = "sac"
 
 
-class SAC(OffPolicyAgent):
+class SACAgent(OffPolicyAgent):
     """See the module's text."""
 
     settings: SACBase

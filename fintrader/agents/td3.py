@@ -17,7 +17,7 @@ from torch import Tensor
 from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
 
 
-class TD3Settings(OffPolicySettings):
+class TD3(OffPolicySettings):
     """Twin delayed deep deterministic policy gradient."""
 
     algo: Literal["td3"] = "td3"
@@ -29,10 +29,10 @@ class TD3Settings(OffPolicySettings):
     """That noise is cut to this size."""
 
 
-class TD3(OffPolicyAgent):
+class TD3Agent(OffPolicyAgent):
     """See the module's text."""
 
-    settings: TD3Settings
+    settings: TD3
     members = 2
 
     def learn(self, sample: Sample) -> dict[str, Tensor]:

@@ -184,7 +184,7 @@ def train(
         clock.mark = time.perf_counter()
     if run.fresh_since_save:
         run.keep()
-    return TrainResult(run.env_steps, run.updates, run.seconds, metrics or run.last_metrics())
+    return TrainResult(run.env_steps, run.updates, run.seconds, metrics or run.last_metrics(), agent.policy)
 
 
 def pause_between(wanted: float, saving: float) -> float:
@@ -354,7 +354,7 @@ def _check(agent: Agent, env: Any) -> None:
         # The other modes show a last observation as if the episode went on, or step on after its end.
         raise ConfigError(f"the environment resets by {mode}; make it with autoreset_mode=AutoresetMode.SAME_STEP")
     head = getattr(agent, "head", None)
-    if getattr(settings, "action", None) == "trade" and getattr(head, "aims", False):
+    if getattr(settings, "action", None) == "trade" and getattr(head, "targets_weights", False):
         raise ConfigError(
             "agent.head.kind `aim` makes target weights, but env.action is `trade`; "
             "set env.action to target or agent.head.kind to direct"

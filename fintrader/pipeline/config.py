@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
-from fintrader.agents.ppo import PPOSettings
+from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.data.build import DataSettings
@@ -82,7 +82,7 @@ class RunConfig(Settings):
     """`fintrader train`: seconds between stored states; what a kill can cost. 0: after every update."""
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
-    agent: AgentSettings = PPOSettings()
+    agent: AgentSettings = PPO()
     agents: tuple[AgentSettings, ...] = ()
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()

@@ -39,13 +39,13 @@ WRITE = """
 import resource, sys
 from pathlib import Path
 import torch
-from fintrader.agents import SACSettings, make_agent
+from fintrader.agents import SAC, make_agent
 from fintrader.agents.checkpoint import write_tensors
 from fintrader.envs.observation import FlatLayout
-from fintrader.agents.buffers import ReplayRing
+from fintrader.agents.buffers import ReplayBuffer
 
-agent = make_agent(SACSettings(), FlatLayout(128, 1))
-agent.ring = ReplayRing(1000, 128, 128, 1, torch.device("cpu"))
+agent = make_agent(SAC(), FlatLayout(128, 1))
+agent.ring = ReplayBuffer(1000, 128, 128, 1, torch.device("cpu"))
 agent.ring.written = 1000
 for name in ("obs", "next_obs"):
     getattr(agent.ring, name).fill_(1.0)

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fintrader.agents import (
+    PPO,
     AgentSettings,
     Budget,
     EnsemblePolicy,
     FlatLayout,
     NetworkSettings,
-    PPOSettings,
     load_policy,
     make_agent,
     save_policy,
@@ -96,7 +96,7 @@ def test_no_future(cut: int) -> None:
     before, after = seen(market, fill="close"), seen(changed, fill="close")
     assert torch.equal(before[:cut], after[:cut])
     assert not torch.equal(before[cut], after[cut])
-    policy = make_agent(PPOSettings(network=network("gru")), ObservationLayout.of(market, BARS)).policy
+    policy = make_agent(PPO(network=network("gru")), ObservationLayout.of(market, BARS)).policy
     with torch.no_grad():
         assert torch.equal(policy(before[:cut]), policy(after[:cut]))
 
@@ -159,7 +159,7 @@ def test_permuting_assets_permutes_actions(encoder: str) -> None:
     order = torch.tensor([2, 0, 3, 1])
     names = ("open", "close", "features", "tradable", "member")
     shuffled = dataclasses.replace(market, **{name: getattr(market, name)[:, order] for name in names})
-    agent = make_agent(PPOSettings(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
+    agent = make_agent(PPO(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
     for parameter in agent.policy.parameters():
         nn.init.normal_(parameter, std=0.5)
     agent.policy.normaliser.update(seen(market))
@@ -204,7 +204,7 @@ def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str,
 def test_an_encoder_becomes_onnx(tmp_path: Path, encoder: str) -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(name, reason=f"{name} is missing: pip install '.[onnx]'")
-    agent = make_agent(PPOSettings(network=network(encoder)), LAYOUT, seed=1)
+    agent = make_agent(PPO(network=network(encoder)), LAYOUT, seed=1)
     for parameter in agent.policy.parameters():
         nn.init.normal_(parameter, std=0.3)
     assert export_onnx(agent.policy, tmp_path / "policy.onnx") < 1e-5
@@ -212,6 +212,6 @@ def test_an_encoder_becomes_onnx(tmp_path: Path, encoder: str) -> None:
 
 def test_encoders_where_there_is_nothing_to_encode() -> None:
     with pytest.raises(ConfigError, match=r"env\.lookback"):
-        make_agent(PPOSettings(network=network("gru")), ObservationLayout(5, 3, 2))
+        make_agent(PPO(network=network("gru")), ObservationLayout(5, 3, 2))
     with pytest.raises(ConfigError, match="none"):
-        make_agent(PPOSettings(network=network("attention")), FlatLayout(3, 1))
+        make_agent(PPO(network=network("attention")), FlatLayout(3, 1))

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fintrader.agents import Budget, PPOSettings, train
+from fintrader.agents import PPO, Budget, train
 from fintrader.agents.networks import NetworkSettings
-from fintrader.agents.ppo import PPO
+from fintrader.agents.ppo import PPOAgent
 from fintrader.envs import EnvSettings, TradingEnv
 from tests.factories import make_market
 
@@ -27,7 +27,7 @@ DEVICES = [
 UPDATES, STEPS, ACCOUNTS = 4, 5, 32
 
 
-class Unwaiting(PPO):
+class Unwaiting(PPOAgent):
     """After the first update, which compiles and allocates, torch raises where the host would wait between updates."""
 
     updates = unwaited = 0
@@ -55,7 +55,7 @@ class Unwaiting(PPO):
 @pytest.mark.parametrize("engine", ["auto", "torch"])
 def test_ppo_waits_for_the_device_only_to_update(device: str, network: dict[str, Any], engine: Any) -> None:
     env = TradingEnv(make_market(60, 6), EnvSettings(episode_bars=7), num_envs=ACCOUNTS, device=device, engine=engine)
-    settings = PPOSettings(num_steps=STEPS, network=NetworkSettings(**network))
+    settings = PPO(num_steps=STEPS, network=NetworkSettings(**network))
     agent = Unwaiting(settings, env.layout, device=device, seed=0)
     try:
         result = train(agent, env, Budget(env_steps=UPDATES * STEPS * ACCOUNTS))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fintrader.agents import ActionHeadSettings, FlatLayout, NetworkSettings, PPOSettings, make_agent
+from fintrader.agents import PPO, ActionHeadSettings, FlatLayout, NetworkSettings, make_agent
 from fintrader.agents.action_head import ActionHead
 from fintrader.agents.layers import Dense
 from fintrader.agents.networks import Actor, Critic, Mlp
@@ -45,7 +45,7 @@ def test_columns_agree_with_the_environment() -> None:
 @pytest.mark.parametrize("layer_norm", [True, False])
 def test_permuting_assets_permutes_actions_and_leaves_the_value(account: bool, layer_norm: bool) -> None:
     network = NetworkSettings(hidden=(16, 16), account=account, layer_norm=layer_norm)
-    agent = make_agent(PPOSettings(network=network), LAYOUT, seed=1)
+    agent = make_agent(PPO(network=network), LAYOUT, seed=1)
     for parameter in agent.policy.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     agent.policy.normaliser.update(torch.randn(50, LAYOUT.width) * 3 + 1)
@@ -137,7 +137,7 @@ def test_actions_never_need_more_than_the_account_has() -> None:
 
 def test_a_fresh_agent_hardly_trades_once_invested() -> None:
     env = TradingEnv(planted_market(200, 5), EnvSettings(num_envs=4, fractional=True))
-    agent = make_agent(PPOSettings(), env.layout, seed=0)
+    agent = make_agent(PPO(), env.layout, seed=0)
     obs, _ = env.reset(seed=0)
     with torch.no_grad():
         for _ in range(60):

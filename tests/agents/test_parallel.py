@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
-from fintrader.agents import AgentSettings, Budget, PPOSettings, TrainProgress, make_agent, train
+from fintrader.agents import PPO, AgentSettings, Budget, TrainProgress, make_agent, train
 from fintrader.agents.buffers import Transition
 from fintrader.agents.on_policy import Rollout
 from fintrader.agents.parallel.fusion import DistributedLearner, LearnerTeam, fuse
@@ -39,8 +39,8 @@ OFF: dict[str, Any] = {
 }
 
 
-def ppo() -> PPOSettings:
-    return PPOSettings.model_validate(SMALL)
+def ppo() -> PPO:
+    return PPO.model_validate(SMALL)
 
 
 def agent_settings(algo: str, values: dict[str, Any]) -> Any:

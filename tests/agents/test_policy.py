@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load, save
 
 from fintrader.agents import (
+    PPO,
     ActionHeadSettings,
     Budget,
     EnsemblePolicy,
     NetworkSettings,
     PolicyModule,
-    PPOSettings,
     load_policy,
     make_agent,
     save_policy,
@@ -25,7 +25,7 @@ from fintrader.agents import (
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.ppo import PPO
+from fintrader.agents.ppo import PPOAgent
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
 from tests.agents.planted import planted_market
@@ -36,12 +36,12 @@ ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
 
 def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule:
     """An untrained policy with outputs large enough to matter, and statistics that are not the start's."""
-    settings = PPOSettings(
+    settings = PPO(
         network=NetworkSettings(hidden=(8, 8), kind=kind),  # type: ignore[arg-type]
         head=ActionHeadSettings(kind=head),  # type: ignore[arg-type]
     )
     agent = make_agent(settings, ENV.layout, seed=seed)
-    assert isinstance(agent, PPO)
+    assert isinstance(agent, PPOAgent)
     with torch.no_grad():
         for parameter in agent.actor.parameters():
             parameter.mul_(3.0)
@@ -58,9 +58,9 @@ def observations() -> torch.Tensor:
 
 
 def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
-    agent = make_agent(PPOSettings(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1)
+    agent = make_agent(PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1)
     train(agent, ENV, Budget(env_steps=6 * 8 * 3))
-    assert isinstance(agent, PPO)
+    assert isinstance(agent, PPOAgent)
     save_policy(tmp_path / "one", agent, market=MARKET)
     save_policy(tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), policy(2)]))
     member = load_policy(tmp_path / "both").members[0]  # type: ignore[union-attr, index]
@@ -117,7 +117,7 @@ def test_equal_policies_give_equal_bytes_and_loading_leaves_the_random_stream_al
 
 
 def test_an_agent_can_be_given_instead_of_its_policy(tmp_path: Path) -> None:
-    agent = make_agent(PPOSettings(), ENV.layout, seed=3)
+    agent = make_agent(PPO(), ENV.layout, seed=3)
     save_policy(tmp_path / "p", agent)
     obs = observations()
     assert torch.equal(load_policy(tmp_path / "p")(obs), agent.policy(obs).detach())
@@ -153,7 +153,7 @@ def test_ensembles_that_make_no_sense() -> None:
         EnsemblePolicy([policy(1)], None, "loudest")  # type: ignore[arg-type]
     other = TradingEnv(planted_market(80, 5), EnvSettings(num_envs=2))
     with pytest.raises(CheckpointError, match="layout"):
-        EnsemblePolicy([policy(1), make_agent(PPOSettings(), other.layout).policy])
+        EnsemblePolicy([policy(1), make_agent(PPO(), other.layout).policy])
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fintrader.agents import ActionHeadSettings, Budget, NetworkSettings, PPOSettings, make_agent, train
+from fintrader.agents import PPO, ActionHeadSettings, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.on_policy import gaussian_log_prob
-from fintrader.agents.ppo import PPO, ppo_objective
+from fintrader.agents.ppo import PPOAgent, ppo_objective
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.agents.planted import planted_market
@@ -32,7 +32,7 @@ def test_log_density_is_that_of_torch() -> None:
 
 
 def learned_value(env: TinyEnv) -> float:
-    settings = PPOSettings(
+    settings = PPO(
         gamma=0.9,
         update_epochs=4,
         num_minibatches=4,
@@ -42,7 +42,7 @@ def learned_value(env: TinyEnv) -> float:
     )
     agent = make_agent(settings, env.layout, seed=1)
     train(agent, env, Budget(env_steps=24_000))
-    assert isinstance(agent, PPO)
+    assert isinstance(agent, PPOAgent)
     with torch.no_grad():
         return float(agent.critic(agent.normaliser(torch.zeros(1, env.width))))
 
@@ -59,7 +59,7 @@ def test_a_time_limit_taken_for_an_end_gives_another_value() -> None:
 
 def test_learns_the_identity() -> None:
     env = Identity(seed=3)
-    settings = PPOSettings(
+    settings = PPO(
         gamma=0.0,
         num_steps=32,
         update_epochs=4,
@@ -80,7 +80,7 @@ def test_finds_the_asset_that_always_rises() -> None:
     rising = [n for n in range(2) if market.close[-1, n] > market.close[0, n]]
     assert len(rising) == 1  # the seed gives one of each
     env = TradingEnv(market, EnvSettings(num_envs=16, episode_bars=60, fractional=True), seed=0)
-    agent = make_agent(PPOSettings(num_steps=32), env.layout, seed=0)
+    agent = make_agent(PPO(num_steps=32), env.layout, seed=0)
     train(agent, env, Budget(env_steps=20_000))
     obs, _ = env.reset(seed=9)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_finds_the_asset_that_always_rises() -> None:
 def test_same_seed_same_weights_and_another_seed_others() -> None:
     def weights(seed: int) -> torch.Tensor:
         env = Identity(seed=5)
-        agent = make_agent(PPOSettings(num_steps=8), env.layout, seed=seed)
+        agent = make_agent(PPO(num_steps=8), env.layout, seed=seed)
         train(agent, env, Budget(env_steps=1000))
         return torch.cat([p.flatten() for p in agent.policy.parameters()]).detach()
 
@@ -107,15 +107,15 @@ def test_initial_weights_leave_the_global_random_stream_alone() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    make_agent(PPOSettings(), Identity().layout, seed=4)
+    make_agent(PPO(), Identity().layout, seed=4)
     assert torch.equal(torch.rand(1), expected)
 
 
 def test_fixed_noise_stays_and_learned_noise_moves() -> None:
     for learn in (False, True):
         env = Identity(seed=5)
-        agent = make_agent(PPOSettings(num_steps=8, learn_noise=learn), env.layout, seed=0)
-        assert isinstance(agent, PPO)
+        agent = make_agent(PPO(num_steps=8, learn_noise=learn), env.layout, seed=0)
+        assert isinstance(agent, PPOAgent)
         before = agent.noise["log_std"].detach().clone()
         train(agent, env, Budget(env_steps=500))
         assert torch.equal(before, agent.noise["log_std"]) is not learn
@@ -125,7 +125,7 @@ def test_target_kl_stops_the_passes() -> None:
     env = Identity(seed=5)
     moved = []
     for target in (1e-8, None):
-        agent = make_agent(PPOSettings(num_steps=8, target_kl=target), env.layout, seed=0)
+        agent = make_agent(PPO(num_steps=8, target_kl=target), env.layout, seed=0)
         before = torch.cat([p.flatten() for p in agent.policy.parameters()]).detach().clone()
         train(agent, env, Budget(env_steps=128))
         after = torch.cat([p.flatten() for p in agent.policy.parameters()]).detach()
@@ -136,15 +136,15 @@ def test_target_kl_stops_the_passes() -> None:
 def test_aim_actions_are_refused_by_a_trade_environment() -> None:
     env = TradingEnv(planted_market(100, 2), EnvSettings(num_envs=4, action="trade"))
     with pytest.raises(ConfigError, match=r"env\.action"):
-        train(make_agent(PPOSettings(), env.layout), env, Budget(env_steps=10))
-    direct = PPOSettings(num_steps=2, head=ActionHeadSettings(kind="direct"))
+        train(make_agent(PPO(), env.layout), env, Budget(env_steps=10))
+    direct = PPO(num_steps=2, head=ActionHeadSettings(kind="direct"))
     assert train(make_agent(direct, env.layout), env, Budget(env_steps=16)).updates == 2
 
 
 def test_more_minibatches_than_steps_is_refused() -> None:
     env = Identity(num_envs=1)
     with pytest.raises(ConfigError, match="num_minibatches"):
-        train(make_agent(PPOSettings(num_steps=1), env.layout), env, Budget(env_steps=10))
+        train(make_agent(PPO(num_steps=1), env.layout), env, Budget(env_steps=10))
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_learns_a_planted_drift_at_twenty_basis_points() -> None:
     train_market, unseen = market.window(0, 6000), market.window(6000, 9000)
     settings = EnvSettings(num_envs=64, episode_bars=390, decision_interval=5, cost_bps=20)
     env = TradingEnv(train_market, settings, seed=1)
-    agent = make_agent(PPOSettings(), env.layout, seed=1)
+    agent = make_agent(PPO(), env.layout, seed=1)
     train(agent, env, Budget(env_steps=100_000))
 
     @torch.no_grad()

@@ -14,10 +14,10 @@ from gymnasium.vector import AutoresetMode
 from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents import (
+    PPO,
     AgentSettings,
     Budget,
     NetworkSettings,
-    PPOSettings,
     TrainProgress,
     make_agent,
     read_agent_state,
@@ -30,7 +30,7 @@ from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.agents.planted import planted_market
 from tests.agents.tiny import ConstantReward, Identity
 
-SMALL = PPOSettings(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
+SMALL = PPO(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
 MARKET = planted_market(300, 3)
 ALGORITHMS = ("ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg")
 

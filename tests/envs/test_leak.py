@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fintrader.agents import Budget, NetworkSettings, PPOSettings, make_agent, train
+from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from tests.factories import make_market
@@ -45,7 +45,7 @@ def growth(policy: object, market: MarketTensors) -> float:
 def trained_growth(leaked: bool) -> tuple[float, float]:
     """Growth on unseen bars of PPO after a short training, and of buy-and-hold there."""
     env = TradingEnv(market_with(leaked, seed=1), SETTINGS, seed=1)
-    agent = make_agent(PPOSettings(network=NetworkSettings(kind="per_asset")), env.layout, seed=1)
+    agent = make_agent(PPO(network=NetworkSettings(kind="per_asset")), env.layout, seed=1)
     train(agent, env, Budget(env_steps=60_000))
     unseen = market_with(leaked, seed=2)
     with torch.no_grad():

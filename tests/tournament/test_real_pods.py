@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fintrader.agents import A2CSettings, Budget, NetworkSettings, PPOSettings, load_policy, make_agent
+from fintrader.agents import A2C, PPO, Budget, NetworkSettings, load_policy, make_agent
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError
 from fintrader.files import read_json
@@ -29,7 +29,7 @@ from fintrader.tournament.spec import PodContext, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.factories import make_market
 
-AGENT = PPOSettings(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)
+AGENT = PPO(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)
 ENV = EnvSettings(num_envs=4)
 SETTINGS = TournamentSettings(
     pods=4,
@@ -174,7 +174,7 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
         folder=RunFolder(tmp_path / "run"),
         market=market_file(tmp_path),
         env=ENV,
-        agent=(AGENT, A2CSettings(num_steps=8)),
+        agent=(AGENT, A2C(num_steps=8)),
         seed=1,
         launcher=in_this_process(tmp_path),
     )

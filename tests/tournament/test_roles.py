@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fintrader import metrics
-from fintrader.agents.a2c import A2CSettings
-from fintrader.agents.ppo import PPOSettings
+from fintrader.agents.a2c import A2C
+from fintrader.agents.ppo import PPO
 from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
@@ -145,7 +145,7 @@ def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside() -> None:
     assert max(children) == 0.1
 
 
-@pytest.mark.parametrize("as_set", [PPOSettings(), A2CSettings()])
+@pytest.mark.parametrize("as_set", [PPO(), A2C()])
 def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
     """Their learning rate lies at the end of the default range: half of the steps lead out of it."""
     rate, default = as_set.learning_rate, TournamentSettings().search

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fintrader.agents.a2c import A2C
+from fintrader.agents.a2c import A2CAgent
 from fintrader.agents.agent import make_agent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
 from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.ppo import PPO
+from fintrader.agents.ppo import PPOAgent
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
@@ -39,7 +39,7 @@ class BatchedTeam:
         if learners < 1:
             raise ConfigError(f"learners must be at least 1, got {learners}")
         agent = make_agent(settings, layout, device=device, seed=seed)
-        if not isinstance(agent, PPO | A2C):
+        if not isinstance(agent, PPOAgent | A2CAgent):
             raise ConfigError(f"agent.algo {settings.algo}: only ppo and a2c learn in a batch; use LearnerTeam")
         self.agent, self.count = agent, learners
         agent.learn = self.learn  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ class _Batched:
     def _passes(self, rows: int) -> list[list[list[Tensor]]]:
         """For each learner its passes, each a list of minibatches; drawn learner by learner."""
         agent = self.agent
-        if isinstance(agent, PPO):
+        if isinstance(agent, PPOAgent):
             return [[agent.minibatches(rows) for _ in range(agent.settings.update_epochs)] for _ in range(self.count)]
         return [[[torch.arange(rows, device=agent.device)]]] * self.count
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def home_of(folder: Path, number: int, replica: int) -> Path:
 
 def write_round(folder: Path, number: int, fused: State, totals: Sequence[TrainResult]) -> None:
     """Store a round that is over: what was fused, and what each replica's part of it came to."""
-    header = {"format": FORMAT, "totals": [asdict(one) for one in totals]}
+    header = {"format": FORMAT, "totals": [one.to_json() for one in totals]}
     write_tensors(folder / f"fused-{number}.safetensors", fused, header)
 
 

@@ -153,7 +153,7 @@ class Rank:
         fused = average([replicas[replica] for replica in range(self.spec.replicas)])
         if self.exchange.rank == 0:
             fused = {**{name: tensor.cpu().contiguous() for name, tensor in states[0].items()}, **fused}
-        words = [json.dumps([vars(one) for one in totals]).encode()]
+        words = [json.dumps([one.to_json() for one in totals]).encode()]
         said = [json.loads(data) for data in self.exchange.gather(words[0])]
         everyone = [TrainResult(**said[replica % world][replica // world]) for replica in range(self.spec.replicas)]
         return dict(sorted(fused.items())), everyone
