@@ -92,7 +92,7 @@ def read_settings(
         settings = what if isinstance(what, DataSettings) else what.data
         if not changes:
             return settings
-        values, where = settings.model_dump(mode="json", exclude_unset=True), "settings"
+        values, where = settings.model_dump(mode="json"), "settings"
     return validate(DataSettings, overlay(values, changes or {}), where)
 
 

@@ -131,7 +131,7 @@ class Backtests(Mapping[str, BacktestResult]):
         return Path(path)
 
     def __repr__(self) -> str:
-        return _printed(metrics_table(self.tables.metrics, title=self._title()))
+        return f"{self._title()}\n{_printed(metrics_table(self.tables.metrics))}"
 
     def _repr_html_(self) -> str:
         return f"<p>{self._title()}</p>{paper_table(self.tables, self.name)}"
@@ -152,13 +152,15 @@ class Honesty(dict[str, Any]):
         return str(self["verdict"])
 
     def __repr__(self) -> str:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table = Table(show_header=False)
         for question, answer, _ in luck_rows(self):
             table.add_row(question, answer.replace("\u00a0", " "))
         return f"{self.verdict}\n{_printed(table)}"
 
 
 def _printed(table: Table) -> str:
+    """A table as plain text without a frame, equal wherever it is printed."""
+    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
     text = io.StringIO()
     Console(file=text, width=WIDTH, no_color=True, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
