@@ -49,7 +49,12 @@ def train(
             f"{type(agent).__name__}: it is train(agent, env, env_steps=...)"
         )
     if isinstance(agent, Settings):
-        agent = make_agent(agent, env.layout, device=env.device, seed=seed)
+        if not hasattr(env, "layout"):
+            raise ConfigError(
+                f"{type(env).__name__} does not say what its observations hold (layout); give it one, such as "
+                "fintrader.agents.FlatLayout(width, num_actions), or make the agent: fintrader.agents.make_agent"
+            )
+        agent = make_agent(agent, env.layout, device=getattr(env, "device", "cpu"), seed=seed)
     return training.train(agent, env, budget, folder=None if folder is None else Path(folder))
 
 
@@ -61,9 +66,9 @@ def _check_environment(env: object) -> None:
             f"make one, fintrader.TradingEnv({window}, num_envs=1024), and pass that"
         )
     count = getattr(env, "num_envs", None)
-    if not isinstance(count, int) or not all(hasattr(env, name) for name in ("reset", "step", "layout", "device")):
+    if not isinstance(count, int) or not all(hasattr(env, name) for name in ("reset", "step", "state_dict")):
         raise ConfigError(
-            f"{type(env).__name__} is no vector environment of torch tensors (num_envs, layout, device, reset, step); "
+            f"{type(env).__name__} is no vector environment of torch tensors (num_envs, reset, step, state_dict); "
             "make a fintrader.TradingEnv(market, num_envs=1024), or wrap a gymnasium one: fintrader.envs.classic.WorkerEnv"
         )
 
