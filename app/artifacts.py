@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fintrader import metrics as m
-from fintrader_app.folders import DamagedFileError, Folder, NotThereError, Signature, records_in
+from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature, records_in
 
 MAX_ROWS = 30_000_000
 MAX_PODS = 20_000

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fintrader_app.folders import DamagedFileError, Folder, NotThereError, Signature, UnsafePathError
+from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature, UnsafePathError
 
 FORMAT = "fintrader-market-1"
 MAX_HEADER_BYTES = 64 << 20

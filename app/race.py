@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 import yaml
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import Folder
 from fintrader_app.charts import framed
-from fintrader_app.folders import Folder
 from fintrader_app.timeline import since_start
 from fintrader_app.wording import human, label, number
 

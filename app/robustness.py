@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError
 from fintrader_app import charts
 from fintrader_app.artifacts import Backtest
-from fintrader_app.folders import Folder, NotThereError
 from fintrader_app.wording import human, number, percent, ratio
 
 KINDS = {

@@ -12,9 +12,9 @@ from typing import Any
 import streamlit as st
 
 from fintrader.errors import FintraderError
-from fintrader_app.folders import DamagedFileError, Folder, NotThereError, RunsFolder
+from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
+from fintrader.results.summary import Summary, summaries
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
-from fintrader_app.summary import Summary, summaries
 from fintrader_app.wording import plain, when, without_secrets
 
 log = logging.getLogger("fintrader.app")

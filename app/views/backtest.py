@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.summary import Summary
 from fintrader_app import analysis, artifacts, charts, markets, metric_table
 from fintrader_app.artifacts import Backtest
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.shell import (
     choose,
     guarded,
@@ -19,7 +20,6 @@ from fintrader_app.shell import (
     remember_several,
     runs_folder,
 )
-from fintrader_app.summary import Summary
 from fintrader_app.wording import count, human, number, percent, plain, usd, window_words
 
 TABS = {

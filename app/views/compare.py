@@ -6,11 +6,11 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import NotThereError, RunsFolder
+from fintrader.results.summary import summaries
 from fintrader_app import artifacts, charts, metric_table
 from fintrader_app.artifacts import Backtest
-from fintrader_app.folders import NotThereError, RunsFolder
 from fintrader_app.shell import guarded, linked_several, page, remember_several
-from fintrader_app.summary import summaries
 from fintrader_app.wording import label, number, plain
 
 MOST = 8

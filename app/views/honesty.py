@@ -9,11 +9,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.summary import Summary
 from fintrader_app import artifacts, charts, metric_table, robustness
 from fintrader_app.artifacts import Backtest
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.shell import guarded, page, pick_run
-from fintrader_app.summary import Summary
 from fintrader_app.wording import DASH, chance, count, human, label, number, percent, plain, ratio, without_secrets
 
 NOTES = {

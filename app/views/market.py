@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader_app import analysis, charts, markets
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.markets import Market
 from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run
 from fintrader_app.wording import count, human, label, percent, plain

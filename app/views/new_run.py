@@ -12,11 +12,11 @@ from typing import Any
 import streamlit as st
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.summary import summaries
 from fintrader_app import forms, jobs
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.launch import STORE_VARIABLE
 from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, sentence
-from fintrader_app.summary import summaries
 from fintrader_app.wording import duration, plain, without_secrets
 
 REFRESH_SECONDS = 2
@@ -266,7 +266,7 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
 
 
 def done(runs: RunsFolder, name: str) -> bool:
-    from fintrader_app.summary import summary
+    from fintrader.results.summary import summary
 
     try:
         return summary(runs, name).status == "finished"

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader_app import artifacts, charts, metric_table
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.shell import choose, guarded, linked_several, page, pick_race, pick_run, remember_several
 from fintrader_app.wording import DASH, count, duration, human, plain, ratio
 

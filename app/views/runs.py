@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.summary import Summary, summaries
 from fintrader_app import artifacts, charts, metric_table
 from fintrader_app.board import board_table
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.shell import STATUS, go, guarded, linked, page, remember, sentence
-from fintrader_app.summary import Summary, summaries
 from fintrader_app.wording import duration, moment, number, plain, without_secrets
 
 COLUMNS = {

@@ -7,11 +7,11 @@ import time
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.summary import Summary, summary
 from fintrader_app import artifacts, charts, lineage, race, timeline
 from fintrader_app.board import board_table
-from fintrader_app.folders import Folder, NotThereError, RunsFolder
 from fintrader_app.shell import choose, go, guarded, page, pick_race, pick_run
-from fintrader_app.summary import Summary, summary
 from fintrader_app.wording import count, duration, human, is_secret, plain, ratio, short_count, without_secrets
 
 REFRESH_SECONDS = 2

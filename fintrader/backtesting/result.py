@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import BacktestError
-from fintrader.results.catalogue import measure
-from fintrader.results.formatting import show
+from fintrader.results.catalogue import History, measure, weights
+from fintrader.results.formatting import statistic
 
 Array = NDArray[np.float64]
 
 
-_HEADLINE = (("return", "cumulative_return", "percent"), ("Sharpe", "sharpe", "ratio"))
+HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
+"""What stands in a result's one line."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +73,7 @@ class BacktestResult:
     def __repr__(self) -> str:
         first, last = (np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D") for at in (0, -1))
         numbers = [f"{len(self.daily_returns)} sessions"]
-        numbers += [f"{word} {show(self.metrics[key], kind)}" for word, key, kind in _HEADLINE]
+        numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
         return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
 
     @property
@@ -100,14 +101,12 @@ class BacktestResult:
 
     def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:
         """`[len(bars), N]`: value of each position over equity (0 once the equity is gone)."""
-        equity = self.equity[bars][:, None]
-        value = self.shares[bars] * self.mark[bars]
-        return np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
+        return weights(self.shares[bars], self.mark[bars], self.equity[bars])
 
     @cached_property
     def metrics(self) -> dict[str, float | None]:
-        """Name -> number, None where it is undefined; `measures.CATALOGUE` says what each one is."""
-        return measure(self)
+        """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one is."""
+        return measure(History(**{name: getattr(self, name) for name in History._fields}))
 
     def trade_list_profit(self) -> float:
         """Profit recomputed from the trade list alone: cash flows, costs and interest, and what is held at the end."""

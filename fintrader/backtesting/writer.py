@@ -36,6 +36,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.files import write_bytes, write_json
 from fintrader.results.backtest_files import PRICE_COLUMNS, StoredBacktest, empty_trades
+from fintrader.results.catalogue import gross_exposure
 
 
 def tabulate(
@@ -51,16 +52,16 @@ def tabulate(
     for name, result in results.items():
         if not np.array_equal(result.minutes, first.minutes):
             raise BacktestError(f"{name} and {first.name} cover different bars; simulate them over the same window")
-    return StoredBacktest(
-        metrics={name: dict(result.metrics) for name, result in results.items()},
-        equity=pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
-        positions=pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
-        trades=_trade_rows(results),
-        context={"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
-        honesty=dict(honesty or {}),
-        prices=_price_rows(results),
-        sensitivity=[dict(row) for row in sensitivity],
-    )
+    parts = {
+        "equity": pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
+        "positions": pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
+        "trades": _trade_rows(results),
+        "prices": _price_rows(results),
+        "context": {"strategies": {name: result.note for name, result in results.items()}, **dict(context or {})},
+        "honesty": dict(honesty or {}),
+        "sensitivity": [dict(row) for row in sensitivity],
+    }
+    return StoredBacktest({name: dict(result.metrics) for name, result in results.items()}, parts)
 
 
 def _times(minutes: Any) -> pd.DatetimeIndex:
@@ -68,7 +69,6 @@ def _times(minutes: Any) -> pd.DatetimeIndex:
 
 
 def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
-    gross = np.abs(result.shares * result.mark).sum(axis=1)
     return pd.DataFrame(
         {
             "strategy": name,
@@ -79,7 +79,7 @@ def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
             "cash_usd": result.cash,
             "cost_usd": result.costs_usd,
             "turnover_usd": result.turnover_usd,
-            "exposure": np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0),
+            "exposure": gross_exposure(result.shares, result.mark, result.equity),
         }
     )
 

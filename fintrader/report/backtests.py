@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -27,15 +25,11 @@ from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
-from fintrader.report.html import luck_rows, paper_table, render_report, verdict
+from fintrader.report.html import luck_rows, render_report
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import metrics_table
+from fintrader.results.formatting import plain_text, table_html, table_text
 from fintrader.results.strategies import is_result
-
-WIDTH = 100
-"""Columns of a printed table: the same in a terminal, a notebook and a file."""
-
 
 def backtest(
     policy: Policy, market: MarketTensors, settings: EnvSettings | None = None, *, name: str = "policy"
@@ -131,10 +125,10 @@ class Backtests(Mapping[str, BacktestResult]):
         return Path(path)
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{_printed(metrics_table(self.tables.metrics))}"
+        return f"{self._title()}\n{table_text(self.tables.metrics)}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._title()}</p>{paper_table(self.tables, self.name)}"
+        return f"<p>{self._title()}</p>{table_html(self.tables.metrics)}"
 
     def _title(self) -> str:
         result = self[self.name]
@@ -155,15 +149,7 @@ class Honesty(dict[str, Any]):
         table = Table(show_header=False)
         for question, answer, _ in luck_rows(self):
             table.add_row(question, answer.replace("\u00a0", " "))
-        return f"{self.verdict}\n{_printed(table)}"
-
-
-def _printed(table: Table) -> str:
-    """A table as plain text without a frame, equal wherever it is printed."""
-    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
-    text = io.StringIO()
-    Console(file=text, width=WIDTH, no_color=True, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+        return f"{self.verdict}\n{plain_text(table)}"
 
 
 # --- what was given --------------------------------------------------------------------------------------------------

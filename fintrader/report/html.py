@@ -9,26 +9,25 @@ from typing import Any
 import pandas as pd
 
 from fintrader.backtesting.sensitivity import by_kind
-from fintrader.report.page import Page, facts, note, number, shown, side_by_side, table
+from fintrader.report.page import Page, facts, note, number, side_by_side, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
-from fintrader.results.formatting import PAPER_COLUMNS, window_words
+from fintrader.results.formatting import (
+    DASH,
+    PAPER_COLUMNS,
+    chance,
+    count,
+    interval,
+    percent,
+    ratio,
+    score,
+    statistic,
+    window_words,
+)
 from fintrader.results.strategies import is_baseline, main_strategy
 
-KINDS = {
-    "share": "percent",
-    "share a year": "percent",
-    "share of equity": "percent",
-    "share of bars": "percent",
-    "USD": "usd",
-    "count": "usd",
-    "sessions": "usd",
-    "minutes": "usd",
-}
-
-
-_EXTRA_COLUMNS = (("turnover", "Turnover a year", "ratio"), ("cost_usd", "Costs, USD", "usd"))
+_EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
 
 
 _KIND_TITLES = {
@@ -46,13 +45,6 @@ FEWEST_TO_ROLL = 15
 """Sessions below which a rolling ratio would be a handful of points, each from five days or fewer."""
 
 
-_RESAMPLED = (
-    ("sharpe", "Sharpe ratio", "ratio"),
-    ("annual_return", "Annual return", "percent"),
-    ("max_drawdown", "Max drawdown", "percent"),
-)
-
-
 _FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
 
 
@@ -68,16 +60,13 @@ def summary(stored: StoredBacktest) -> str:
     """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest baselines."""
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
-    text = f"{figures.title_of(name)} returned {_signed(own.get('cumulative_return'))}"
-    text += f" over {_sessions(stored)} sessions (Sharpe {shown(own.get('sharpe'), 'ratio')})"
+    text = f"{figures.title_of(name)} returned {percent(own.get('cumulative_return'), signed=True)}"
+    text += f" over {_sessions(stored)} sessions (Sharpe {ratio(own.get('sharpe'))})"
     for rival in ("equal_weight", "benchmark"):
         if rival in stored.metrics and rival != name:
-            text += f", {figures.title_of(rival).lower()} {_signed(stored.metrics[rival].get('cumulative_return'))}"
+            returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
+            text += f", {figures.title_of(rival).lower()} {returned}"
     return text + "."
-
-
-def _signed(value: float | None) -> str:
-    return "an undefined return" if value is None else f"{value:+.2%}".replace("%", "\u00a0%").replace("-", "−")
 
 
 def _sessions(stored: StoredBacktest) -> int:
@@ -95,7 +84,7 @@ def render_report(stored: StoredBacktest) -> str:
     about = f"{first} to {last}, {_sessions(stored)} sessions{window}{_as_traded(stored.context)}"
     page.header(run, verdict(stored), summary(stored), about, tone=tone)
     page.contents()
-    page.section("Against the baselines", paper_table(stored, main), link="Baselines")
+    page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
     _curves(page, stored, main)
     _folds(page, stored)
     _luck(page, stored, main)
@@ -123,8 +112,7 @@ def _as_traded(context: Mapping[str, Any]) -> str:
 # --- sections ----------------------------------------------------------------------------------------------
 
 
-def paper_table(stored: StoredBacktest, main: str) -> str:
-    """One row a strategy, the main one marked: the paper's columns, turnover and costs."""
+def _paper_table(stored: StoredBacktest, main: str) -> str:
     columns = [*PAPER_COLUMNS, *_EXTRA_COLUMNS]
     notes = stored.context.get("strategies", {})
     rows = []
@@ -133,13 +121,13 @@ def paper_table(stored: StoredBacktest, main: str) -> str:
         said = str(notes.get(name, "")) if isinstance(notes, Mapping) else ""
         label = html.escape(figures.title_of(name))
         label += f'<span class="note">{html.escape(said)}</span>' if said else ""
-        cells = [number(values.get(key), kind) for key, _, kind in columns]
+        cells = [number(statistic(key, values.get(key))) for key, _ in columns]
         rows.append(("main" if name == main else "", [label, *cells]))
     caption = (
         "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. An annual "
         "return of a window shorter than a year is an extrapolation."
     )
-    return table(["Strategy", *[heading for _, heading, _ in columns]], rows) + note(caption)
+    return table(["Strategy", *[heading for _, heading in columns]], rows) + note(caption)
 
 
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
@@ -184,47 +172,40 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
 
     ratios = found.get("sharpe")
     trials = found.get("trials")
-    add(
-        "Trials this result was selected from", f"{trials:,}" if trials else "unknown", "the more, the luckier the best"
-    )
+    add("Trials this result was selected from", count(trials or None), "the more, the luckier the best")
     if ratios:
-        interval = f"{ratios['low']:.2f} to {ratios['high']:.2f}".replace("-", "−")
-        add("Sharpe ratio, 95 % interval", interval, "normal approximation (Lo 2002, Mertens 2002), from this window")
-        add(
-            "Probabilistic Sharpe ratio", f"{ratios['probabilistic']:.3f}", "P(true Sharpe > 0), had nothing been tried"
-        )
+        band = interval(ratios["low"], ratios["high"])
+        add("Sharpe ratio, 95 % interval", band, "normal approximation (Lo 2002, Mertens 2002), from this window")
+        skill = chance(ratios["probabilistic"])
+        add("Probabilistic Sharpe ratio", skill, "P(true Sharpe > 0), had nothing been tried")
         if ratios.get("deflated") is not None:
-            best = f"{ratios['expected_best']:.2f}"
-            add(
-                "Best Sharpe ratio expected without skill",
-                best,
-                f"from {trials:,} trials; variance {_variance(ratios)}",
-            )
-            add("Deflated Sharpe ratio", f"{ratios['deflated']:.3f}", "P(true Sharpe > that best); 0.95 is asked for")
-            effective = f"{ratios['effective_trials']:.1f}: {ratios['deflated_effective']:.3f}"
+            spread = f"from {count(trials)} trials; variance {_variance(ratios)}"
+            add("Best Sharpe ratio expected without skill", ratio(ratios["expected_best"]), spread)
+            add("Deflated Sharpe ratio", chance(ratios["deflated"]), "P(true Sharpe > that best); 0.95 is asked for")
+            effective = f"{ratio(ratios['effective_trials'], 1)}: {chance(ratios['deflated_effective'])}"
             add("The same for the effective trials", effective, "trials alike count less than trials that differ")
         needed = ratios.get("minimum_track_record_sessions")
-        text = f"{needed:,.0f} sessions" if needed else "–"
+        text = f"{count(needed)} sessions" if needed else DASH
         add("Minimum track record", text, f"for P(Sharpe > 0) = 0.95; this window has {found['sessions']}")
-    bands = found.get("intervals", {})
-    for key, title, kind in _RESAMPLED:
-        band = bands.get(key)
-        if band and band["low"] is not None:
-            text = f"{shown(band['low'], kind)} to {shown(band['high'], kind)}"
-            blocks = f"blocks of {found['block_sessions']:.1f} sessions on average"
-            add(f"{title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
+    for key, resampled in found.get("intervals", {}).items():
+        if resampled and resampled["low"] is not None:
+            text = f"{statistic(key, resampled['low'])} to {statistic(key, resampled['high'])}"
+            blocks = f"blocks of {ratio(found['block_sessions'], 1)} sessions on average"
+            add(f"{BY_KEY[key].title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
     overfit = found.get("overfitting")
     if overfit:
-        text = f"{overfit['probability']:.2f}"
+        text = chance(overfit["probability"])
         folds = len(overfit.get("windows", ()))
         mean = f"mean of {folds} folds: " if folds > 1 else ""
-        meaning = f"{mean}the selection window's best trial falls into the lower half, {overfit['splits']:,} splits"
+        meaning = (
+            f"{mean}the selection window's best trial falls into the lower half, {count(overfit['splits'])} splits"
+        )
         add("Probability of backtest overfitting", text, meaning)
     drawn = found.get("random_portfolios")
     if drawn and drawn["share_above"]["cumulative_return"] is not None:
-        text = f"{shown(drawn['share_above']['cumulative_return'], 'percent')} did better"
+        text = f"{percent(drawn['share_above']['cumulative_return'])} did better"
         how = "sold at each fold's end" if rolling else "bought once"
-        add("Random static portfolios", text, f"{drawn['count']:,} random sets of members, {how}")
+        add("Random static portfolios", text, f"{count(drawn['count'])} random sets of members, {how}")
     for question, answer, meaning in _control_rows(found.get("control")):
         add(question, answer, meaning)
     return rows
@@ -235,9 +216,10 @@ def _rivals_table(found: Mapping[str, Any]) -> str:
     rows = []
     for name, row in found.get("excess", {}).items():
         tests = found.get("superiority", {}).get(name)
-        band = f"{number(row['low'], 'percent')} to {number(row['high'], 'percent')}"
-        cells = [number(row["excess"], "percent"), band, f"{row['p_value']:.3f}"]
-        cells += [f"{tests[key]:.3f}" for key in ("reality_check", "spa")] if tests else ["–", "–"]
+        low, excess, high = (number(percent(row[key], signed=True)) for key in ("low", "excess", "high"))
+        tests = tests or {}
+        cells = [excess, f"{low} to {high}", chance(row["p_value"]), chance(tests.get("reality_check"))]
+        cells += [chance(tests.get("spa"))]
         rows.append(("", [html.escape(figures.title_of(name)), *cells]))
     if not rows:
         return ""
@@ -256,19 +238,18 @@ def _control_rows(control: Mapping[str, Any] | None) -> list[tuple[str, str, str
     rows = []
     best, real = control.get("best_selection_score"), control.get("real_best_selection_score")
     if best is not None and real is not None:
-        text = f"{best:.3g}, with information {real:.3g}".replace("-", "−")
+        text = f"{score(best)}, with information {score(real)}"
         said = f"best selection score ({control.get('selection_metric', 'score')}); it can only be luck"
         rows.append(("The same search without information", text, said))
     metrics = control.get("metrics") or {}
     if metrics:
-        earned = shown(metrics.get("cumulative_return"), "percent")
-        text = f"{earned}, Sharpe {shown(metrics.get('sharpe'), 'ratio')}"
+        text = f"{percent(metrics.get('cumulative_return'))}, Sharpe {ratio(metrics.get('sharpe'))}"
         rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))
     return rows
 
 
 def _variance(ratios: Mapping[str, Any]) -> str:
-    return f"{ratios['trial_variance']:.2f} a year ({ratios['trial_variance_source']})"
+    return f"{ratio(ratios['trial_variance'])} a year ({ratios['trial_variance_source']})"
 
 
 def rolling_sessions(sessions: int) -> int | None:
@@ -333,9 +314,8 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     for kind, title in _KIND_TITLES.items():
         for row in groups.get(kind, []):
             label = f"{html.escape(title)}: {html.escape(str(row['setting']).replace('_', ' '))}"
-            cells = [number(row[key], "percent") for key in ("cumulative_return", "max_drawdown")]
-            css = "main" if row["chosen"] else ""
-            rows.append((css, [label, cells[0], number(row["sharpe"], "ratio"), cells[1]]))
+            cells = [number(statistic(key, row[key])) for key in ("cumulative_return", "sharpe", "max_drawdown")]
+            rows.append(("main" if row["chosen"] else "", [label, *cells]))
     if rows:
         parts.append(table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense"))
     if "without" in groups:
@@ -351,15 +331,9 @@ def _all_metrics(stored: StoredBacktest) -> str:
     for group in dict.fromkeys(metric.group for metric in CATALOGUE):
         rows = []
         for metric in (metric for metric in CATALOGUE if metric.group == group):
-            kind = KINDS.get(metric.unit, "ratio")
-            cells = [number(stored.metrics[name].get(metric.key), kind) for name in stored.strategies]
+            cells = [number(statistic(metric.key, stored.metrics[name].get(metric.key))) for name in stored.strategies]
             title = f'<span title="{html.escape(metric.formula)} ({html.escape(metric.source)})">'
-            unit = (
-                ""
-                if kind == "percent" or metric.unit in ("ratio", "number", "count")
-                else f' <span class="unit">{html.escape(metric.unit)}</span>'
-            )
-            rows.append(("", [f"{title}{html.escape(metric.title)}</span>{unit}", *cells]))
+            rows.append(("", [f"{title}{html.escape(metric.title)}</span>", *cells]))
         head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
         parts.append(table(head, rows, css="dense"))
     summary_line = f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"
@@ -375,7 +349,7 @@ def _folds(page: Page, stored: StoredBacktest) -> None:
     rows = []
     for k, (fold, (first, last)) in enumerate(zip(folds, windows, strict=True)):
         when = f'<span class="note">{html.escape(first)} to {html.escape(last)}</span>' if first else ""
-        rows.append(("", [f"Fold {k + 1}{when}", *(number(fold.get(name), "percent") for name in stored.strategies)]))
+        rows.append(("", [f"Fold {k + 1}{when}", *(number(percent(fold.get(name))) for name in stored.strategies)]))
     head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
     text = "Cumulative return of each test window; between windows the positions are sold, at costs."
     page.section("Fold by fold", table(head, rows, css="dense") + note(text), link="Folds")

@@ -18,7 +18,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fintrader.report.style import CSS, SCRIPT
-from fintrader.results.formatting import show
 
 
 @dataclass
@@ -113,15 +112,10 @@ def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], *, css
     return f'<div class="scroll"><table class="{css}">{body}</table></div>'
 
 
-def number(value: float | None, kind: str) -> str:
-    """A number as HTML: a true minus sign, losses in red."""
-    text = html.escape(shown(value, kind))
-    return f'<span class="neg">{text}</span>' if value is not None and value < 0 else text
-
-
-def shown(value: float | None, kind: str) -> str:
-    """`table.show` with a true minus sign, on one line."""
-    return show(value, kind).replace("-", "−").replace(" ", "\u00a0")
+def number(text: str) -> str:
+    """A formatted number as HTML, losses in red."""
+    shown = html.escape(text)
+    return f'<span class="neg">{shown}</span>' if text.startswith("-") else shown
 
 
 def facts(values: Mapping[str, Any]) -> str:

@@ -46,7 +46,6 @@ table.words td { overflow-wrap: break-word; }
 .neg { color: #b42318; }
 .note { color: var(--muted); font-size: 13px; }
 th .note { display: block; font-weight: 400; white-space: normal; max-width: 22em; }
-.unit { color: var(--muted); font-weight: 400; font-size: 12px; }
 span[title] { text-decoration: underline dotted #9aa5b1; text-underline-offset: 3px; }
 summary { cursor: pointer; color: var(--accent); font-weight: 600; }
 code { font: 13px/1.5 ui-monospace, "Cascadia Mono", Menlo, monospace; }

@@ -1,18 +1,29 @@
-"""A stored backtest, read back."""
+"""A stored backtest, read back: the one reader that the app, the report, notebooks and the command line share.
+
+The files are described where they are written, in `backtesting/writer.py`. Each is read when it is first asked for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import RunError
-from fintrader.files import read_json
+from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature
+from fintrader.results.formatting import table_html, table_text
+
+MAX_ROWS = 30_000_000
+
 
 EQUITY_COLUMNS = (
     "strategy",
@@ -45,6 +56,19 @@ TRADE_COLUMNS: dict[str, str] = {
     "cost_usd": "float64",
     "kind": "str",
 }
+"""One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`, `forced` (the symbol
+ended, or a margin call) or `ruin` (the account was closed)."""
+
+
+_TABLES = {
+    "equity": EQUITY_COLUMNS,
+    "positions": POSITION_COLUMNS,
+    "prices": PRICE_COLUMNS,
+    "trades": ("strategy", *TRADE_COLUMNS),
+}
+_TIMES = ("minute", "decision_time", "fill_time")
+_WORDS = ("strategy", "symbol", "kind")
+"""Columns of few words, read as categories: a million rows of text are slow and large."""
 
 
 def empty_trades() -> pd.DataFrame:
@@ -52,87 +76,242 @@ def empty_trades() -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in TRADE_COLUMNS.items()})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StoredBacktest:
-    """A backtest as tables: what the app, the notebooks and the report read."""
+    """A backtest as tables. Of one that was read back, each is read on first use.
 
-    metrics: dict[str, dict[str, float | None]]
-    equity: pd.DataFrame = field(repr=False)
-    """Columns EQUITY_COLUMNS."""
-    positions: pd.DataFrame = field(repr=False)
-    """Columns POSITION_COLUMNS."""
-    trades: pd.DataFrame = field(repr=False)
-    """`strategy` and the columns of `result.TRADE_COLUMNS`."""
-    context: dict[str, Any] = field(default_factory=dict)
-    honesty: dict[str, Any] = field(default_factory=dict)
-    """What `honesty.assess` said."""
-    prices: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(PRICE_COLUMNS)), repr=False)
-    """Columns PRICE_COLUMNS."""
-    sensitivity: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Rows of `sensitivity.sensitivity`."""
+    Any use may raise NotThereError (a table is missing) or DamagedFileError, both RunErrors.
+    """
+
+    metrics: dict[str, dict[str, Any]]
+    """Strategy -> metric -> number or None; `catalogue.CATALOGUE` says what each one is."""
+    parts: Mapping[str, Any]
+    """The tables and JSON below, by name."""
+
+    @property
+    def equity(self) -> pd.DataFrame:
+        """Long, columns EQUITY_COLUMNS: every strategy at every bar."""
+        table: pd.DataFrame = self.parts["equity"]
+        return table
+
+    @property
+    def positions(self) -> pd.DataFrame:
+        """Long, columns POSITION_COLUMNS: what was held at each session's close."""
+        table: pd.DataFrame = self.parts["positions"]
+        return table
+
+    @property
+    def prices(self) -> pd.DataFrame:
+        """Long, columns PRICE_COLUMNS."""
+        table: pd.DataFrame = self.parts["prices"]
+        return table
+
+    @property
+    def trades(self) -> pd.DataFrame:
+        """`strategy` and the columns TRADE_COLUMNS."""
+        table: pd.DataFrame = self.parts["trades"]
+        return table
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What is known of the run: window, trials, seed, hashes, command."""
+        found: dict[str, Any] = self.parts["context"]
+        return found
+
+    @property
+    def honesty(self) -> dict[str, Any]:
+        """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
+        found: dict[str, Any] = self.parts["honesty"]
+        return found
+
+    @property
+    def sensitivity(self) -> list[dict[str, Any]]:
+        """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
+        found: list[dict[str, Any]] = self.parts["sensitivity"]
+        return found
+
+    @cached_property
+    def _rows(self) -> dict[str, NDArray[np.intp]]:
+        """Row numbers of each strategy in `equity`, in the order in which they were given."""
+        codes, names = pd.factorize(self.equity["strategy"])
+        return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
 
     @cached_property
     def strategies(self) -> list[str]:
         """In the order in which they were given."""
-        return [str(name) for name in self.equity["strategy"].unique()]
+        return list(self._rows)
+
+    @cached_property
+    def _first(self) -> NDArray[np.intp]:
+        return next(iter(self._rows.values()))
+
+    @cached_property
+    def session(self) -> NDArray[np.int64]:
+        """`[T]`: session number of each bar."""
+        return np.asarray(self.equity["session"].to_numpy()[self._first])
+
+    @cached_property
+    def minutes(self) -> pd.DatetimeIndex:
+        """`[T]`: start of each bar, UTC."""
+        return pd.DatetimeIndex(self.equity["minute"].iloc[self._first], name="minute")
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """`[S]`: numbers of the sessions' last bars."""
+        return m.session_ends(self.session)
 
     def curve(self, column: str = "equity_usd") -> pd.DataFrame:
         """Wide: index `minute` (UTC), one column a strategy, at every bar."""
-        return self._wide(self.equity, column)
+        values = self.equity[column].to_numpy()
+        wide = pd.DataFrame({name: values[rows] for name, rows in self._rows.items()}, index=self.minutes)
+        return wide.rename_axis(columns="strategy")
 
     def daily(self, column: str = "equity_usd") -> pd.DataFrame:
         """Wide, the last bar of each session only."""
-        ends = self.equity.groupby(["strategy", "session"], sort=False).tail(1)
-        return self._wide(ends, column)
+        return self.curve(column).iloc[self.ends]
+
+    def daily_with_start(self) -> pd.DataFrame:
+        """Starting capital, then the last equity of each session: what the daily drawdown is measured on."""
+        wealth = self.curve()
+        return wealth.iloc[[0, *self.ends]]
 
     def daily_returns(self) -> pd.DataFrame:
         """Wide: return of each session, the first one against the starting capital."""
-        first = self.equity.groupby("strategy", sort=False)["equity_usd"].first()
-        daily = self.daily()
-        return pd.DataFrame(
-            {name: m.returns_of(daily[name].to_numpy(), start=first[name]) for name in daily.columns}, index=daily.index
-        )
+        wealth = self.curve()
+        returns = {name: m.daily_returns(wealth[name].to_numpy(), self.session) for name in wealth.columns}
+        return pd.DataFrame(returns, index=self.minutes[self.ends]).rename_axis(columns="strategy")
+
+    def __repr__(self) -> str:
+        return table_text(self.metrics)
+
+    def _repr_html_(self) -> str:
+        return table_html(self.metrics)
 
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a close; 0 where not."""
-        rows = self.positions[self.positions["strategy"] == strategy]
+        rows = self.positions[self.positions["strategy"] == strategy].astype({"symbol": str})
         wide = rows.pivot(index="minute", columns="symbol", values="weight")
-        sessions = self.daily().index
-        return wide.reindex(sessions).fillna(0.0)
-
-    def _wide(self, rows: pd.DataFrame, column: str) -> pd.DataFrame:
-        wide = rows.pivot(index="minute", columns="strategy", values=column)
-        return wide[self.strategies]
+        return wide.reindex(self.minutes[self.ends]).fillna(0.0)
 
 
-def read_backtest(folder: Path | str) -> StoredBacktest:
-    """Read what `write_backtest` wrote. Raises RunError when a file is missing or damaged, naming it."""
-    folder = Path(folder)
-    metrics = read_json(folder / "metrics.json")
-    frames = {}
-    tables = {
-        "equity": EQUITY_COLUMNS,
-        "positions": POSITION_COLUMNS,
-        "prices": PRICE_COLUMNS,
-        "trades": ("strategy", *TRADE_COLUMNS),
-    }
-    for name, columns in tables.items():
-        path = folder / f"{name}.parquet"
+def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
+    """What changes when any file of the backtest in `folder` does. Raises NotThereError before it is whole."""
+    try:
+        whole = folder.signature("metrics.json")
+    except NotThereError:
+        raise NotThereError("there is no backtest yet: it is written when the tournament has ended") from None
+    others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json"]
+    found: list[Signature | None] = [whole]
+    for name in others:
         try:
-            frames[name] = pd.read_parquet(path)
-        except FileNotFoundError:
-            raise RunError(f"{path} does not exist; run `fintrader backtest` on the run again") from None
-        except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{path} is damaged ({error}); delete it and run `fintrader backtest` again") from None
-        missing = [column for column in columns if column not in frames[name].columns]
-        if missing:
-            raise RunError(f"{path} has no column {missing[0]!r}; it was written by another version")
-    if not isinstance(metrics, dict) or not all(isinstance(value, dict) for value in metrics.values()):
-        raise RunError(f"{folder / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again")
-    return StoredBacktest(
-        metrics=metrics,
-        context=read_json(folder / "context.json"),
-        honesty=read_json(folder / "honesty.json"),
-        sensitivity=read_json(folder / "sensitivity.json"),
-        **frames,
-    )
+            found.append(folder.signature(name))
+        except RunError:  # said when it is read
+            found.append(None)
+    return tuple(found)
+
+
+def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
+    """Open what `write_backtest` wrote; tables are read on first use.
+
+    Raises NotThereError where there is no whole backtest, DamagedFileError when its metrics are damaged.
+    """
+    place = folder if isinstance(folder, Folder) else Folder(Path(folder).resolve())
+    try:
+        metrics = place.json("metrics.json")
+    except NotThereError:
+        raise NotThereError(
+            f"{place.root / 'metrics.json'} does not exist; run `fintrader backtest` on the run"
+        ) from None
+    if not metrics or not all(isinstance(row, dict) for row in metrics.values()):
+        raise DamagedFileError(
+            f"{place.root / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again"
+        )
+    return StoredBacktest(metrics, _Files(place))
+
+
+class _Files(Mapping[str, Any]):
+    """The parts of a stored backtest, each read when it is first asked for."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._read:
+            self._read[name] = _READERS[name](self._folder)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_READERS)
+
+    def __len__(self) -> int:
+        return len(_READERS)
+
+
+def _context(folder: Folder) -> dict[str, Any]:
+    return folder.json("context.json") if folder.exists("context.json") else {}
+
+
+def _honesty(folder: Folder) -> dict[str, Any]:
+    return folder.json("honesty.json") if folder.exists("honesty.json") else {}
+
+
+def _sensitivity(folder: Folder) -> list[dict[str, Any]]:
+    rows = folder.any_json("sensitivity.json") if folder.exists("sensitivity.json") else []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DamagedFileError(f"{folder.root / 'sensitivity.json'} is no list of rows; run `fintrader backtest` again")
+    return rows
+
+
+def _equity(folder: Folder) -> pd.DataFrame:
+    """The curves, checked: all strategies over the same bars, in order, every equity a number."""
+    table = _table(folder, "equity")
+    path = folder.root / "equity.parquet"
+    codes, names = pd.factorize(table["strategy"])
+    minute, session = pd.DatetimeIndex(table["minute"]).asi8, table["session"].to_numpy()
+    rows = [np.flatnonzero(codes == code) for code in range(len(names))]
+    if not rows or any(not np.array_equal(minute[row], minute[rows[0]]) for row in rows):
+        raise DamagedFileError(f"{path}: strategies cover different bars; run `fintrader backtest` again")
+    first = rows[0]
+    if len(first) < 2 or (np.diff(minute[first]) <= 0).any() or (np.diff(session[first]) < 0).any():
+        raise DamagedFileError(f"{path}: its bars are not in order; run `fintrader backtest` again")
+    if not np.isfinite(table["equity_usd"].to_numpy()).all():
+        raise DamagedFileError(f"{path} holds an equity that is no number; run `fintrader backtest` again")
+    return table
+
+
+def _table(folder: Folder, name: str) -> pd.DataFrame:
+    """A Parquet file. Raises NotThereError, DamagedFileError when it is torn, too long, or lacks a column."""
+    columns = _TABLES[name]
+    path = folder.root / f"{name}.parquet"
+    if not folder.exists(path.name):
+        raise NotThereError(f"{path} does not exist; run `fintrader backtest` on the run again")
+    with folder.open(path.name) as file:
+        try:
+            source = pq.ParquetFile(file, read_dictionary=[word for word in _WORDS if word in columns])
+            missing = [column for column in columns if column not in source.schema_arrow.names]
+            if missing:
+                raise DamagedFileError(f"{path} has no column {missing[0]!r}; it was written by another version")
+            if source.metadata.num_rows > MAX_ROWS:
+                raise DamagedFileError(f"{path} holds {source.metadata.num_rows:,} rows, more than {MAX_ROWS:,}")
+            frame: pd.DataFrame = source.read(columns=list(columns)).to_pandas()
+        except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DamagedFileError(f"{path} is damaged ({problem}); run `fintrader backtest` again") from None
+    for column in frame.columns if len(frame) else ():
+        kind = frame[column].dtype
+        fits = isinstance(kind, pd.DatetimeTZDtype) if column in _TIMES else pd.api.types.is_numeric_dtype(kind)
+        if not fits and column not in _WORDS:
+            raise DamagedFileError(f"{path}: {column} holds {kind}; run `fintrader backtest` again")
+    return frame
+
+
+_READERS: dict[str, Callable[[Folder], Any]] = {
+    "equity": _equity,
+    "positions": lambda folder: _table(folder, "positions"),
+    "prices": lambda folder: _table(folder, "prices"),
+    "trades": lambda folder: _table(folder, "trades"),
+    "context": _context,
+    "honesty": _honesty,
+    "sensitivity": _sensitivity,
+}

@@ -1,4 +1,4 @@
-"""Every number of a backtest, each with its unit, formula and source, computed from a `BacktestResult`.
+"""Every number of a backtest, each with its unit, formula and source, computed from plain arrays.
 
 Returns are daily-resampled (the last equity of each session, the first against the starting capital), 252 sessions
 a year, risk-free rate 0: the convention of the paper's table and of empyrical. What is computed from minutes says
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,6 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.metrics import performance as p
 from fintrader.metrics import relative as r
-
-if TYPE_CHECKING:
-    from fintrader.backtesting.result import BacktestResult
-
 
 Array = NDArray[np.float64]
 
@@ -40,13 +36,38 @@ CAPACITY_SHARE = 0.5
 CAPACITY_IMPACT_BPS_PER_MILLION = 10.0
 
 
-class _Sample:
-    """What the metrics read, computed once for a result."""
+class History(NamedTuple):
+    """What the numbers are computed from: one strategy over T bars and N assets."""
 
-    def __init__(self, result: BacktestResult) -> None:
-        self.result = result
-        self.daily = result.daily_returns
-        index = result.benchmark_daily_returns
+    minutes: NDArray[np.int64]
+    """`[T]`: start of each bar, nanoseconds since 1970 UTC."""
+    session: NDArray[np.int64]
+    """`[T]`: number of the trading session."""
+    equity: Array
+    """`[T]` USD at each bar's close; the first is the starting capital."""
+    benchmark: Array
+    """`[T]`: level of the index."""
+    shares: Array
+    """`[T, N]` held at each bar's close."""
+    mark: Array
+    """`[T, N]` USD: the price each position is marked at."""
+    costs_usd: Array
+    """`[T]`."""
+    turnover_usd: Array
+    """`[T]`: notional bought and sold."""
+    trades: pd.DataFrame
+    """One row a fill, columns `backtest_files.TRADE_COLUMNS`."""
+    has_positions: bool = True
+    """False for a curve that was not traded here (the index)."""
+
+
+class _Sample:
+    """What the metrics read, computed once for a history."""
+
+    def __init__(self, history: History) -> None:
+        self.of = history
+        self.daily = m.daily_returns(history.equity, history.session)
+        index = m.daily_returns(history.benchmark, history.session)
         # The index against itself: scaling it to the capital leaves rounding, which is no active return.
         self.index = self.daily if np.allclose(self.daily, index, rtol=0.0, atol=1e-13) else index
         self.sessions = len(self.daily)
@@ -54,14 +75,14 @@ class _Sample:
     @cached_property
     def monthly(self) -> Array:
         """Return of each calendar month (UTC) the window touches."""
-        ends = m.session_ends(self.result.session)
-        months = self.result.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
-        return m.daily_returns(self.result.equity[ends], np.asarray(months), start=self.result.equity[0])
+        ends = m.session_ends(self.of.session)
+        months = self.of.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
+        return m.daily_returns(self.of.equity[ends], np.asarray(months), start=self.of.equity[0])
 
     @cached_property
     def minute(self) -> Array:
         """Return of each bar."""
-        return m.returns_of(self.result.equity)
+        return m.returns_of(self.of.equity)
 
     @property
     def bars_per_year(self) -> float:
@@ -70,33 +91,31 @@ class _Sample:
     @cached_property
     def exposure(self) -> Array:
         """`[T]`: gross value of the positions over equity."""
-        result = self.result
-        gross = np.abs(result.shares * result.mark).sum(axis=1)
-        share: Array = np.divide(gross, result.equity, out=np.zeros_like(gross), where=result.equity > 0)
-        return share
+        return gross_exposure(self.of.shares, self.of.mark, self.of.equity)
 
     @cached_property
     def closing_weights(self) -> Array:
         """`[S, N]`: weights at each session's close."""
-        return self.result.weights(m.session_ends(self.result.session))
+        ends = m.session_ends(self.of.session)
+        return weights(self.of.shares[ends], self.of.mark[ends], self.of.equity[ends])
 
     @cached_property
     def traded_usd(self) -> float:
-        return float(self.result.turnover_usd.sum())
+        return float(self.of.turnover_usd.sum())
 
     @cached_property
     def cost(self) -> float:
-        return float(self.result.costs_usd.sum())
+        return float(self.of.costs_usd.sum())
 
     @cached_property
     def profit_before_costs(self) -> float:
-        equity = self.result.equity
-        return float(equity[-1] - equity[0] + self.result.costs_usd.sum())
+        equity = self.of.equity
+        return float(equity[-1] - equity[0] + self.of.costs_usd.sum())
 
     @cached_property
     def round_trips(self) -> pd.DataFrame:
         """Profit and holding time of every closed lot (first in, first out): `profit_usd`, `minutes`."""
-        return round_trips(self.result.trades)
+        return round_trips(self.of.trades)
 
 
 Compute = Callable[[_Sample], float | None]
@@ -115,9 +134,23 @@ class Metric:
     compute: Compute
 
 
-def measure(result: BacktestResult) -> dict[str, float | None]:
-    """All metrics of one result, in the catalogue's order; None where one is undefined, never NaN."""
-    sample = _Sample(result)
+def weights(shares: Array, mark: Array, equity: Array) -> Array:
+    """`[T, N]`: value of each position over equity `[T]` (0 once the equity is gone)."""
+    value = shares * mark
+    share: Array = np.divide(value, equity[:, None], out=np.zeros_like(value), where=equity[:, None] > 0)
+    return share
+
+
+def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
+    """`[T]`: gross value of the positions over equity (0 once the equity is gone)."""
+    gross = np.abs(shares * mark).sum(axis=1)
+    share: Array = np.divide(gross, equity, out=np.zeros_like(gross), where=equity > 0)
+    return share
+
+
+def measure(history: History) -> dict[str, float | None]:
+    """All metrics of one strategy, in the catalogue's order; None where one is undefined, never NaN."""
+    sample = _Sample(history)
     with np.errstate(over="ignore", invalid="ignore"):
         return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
 
@@ -172,12 +205,12 @@ def _capacity(s: _Sample) -> float | None:
 
     impact(C) = Σ κ (x C/C₀)², profit(C) = P C/C₀, so C = C₀ · P/2 / Σ κ x² with κ = 10 bps per million USD.
     """
-    if not len(s.result.trades):
+    if not len(s.of.trades):
         return None
-    profit = float(s.result.equity[-1] - s.result.equity[0])
+    profit = float(s.of.equity[-1] - s.of.equity[0])
     kappa = CAPACITY_IMPACT_BPS_PER_MILLION / 1e4 / 1e6
-    impact = kappa * float(np.square(s.result.trades["notional_usd"].to_numpy()).sum())
-    return p.ratio(s.result.initial_cash_usd * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
+    impact = kappa * float(np.square(s.of.trades["notional_usd"].to_numpy()).sum())
+    return p.ratio(s.of.equity[0] * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
 
 
 def _average(values: Array) -> float | None:
@@ -209,7 +242,7 @@ def _median_minutes(s: _Sample) -> float | None:
 
 
 def _total_turnover(s: _Sample) -> float | None:
-    return p.ratio(s.traded_usd * m.TRADING_DAYS / s.sessions, float(s.result.equity.mean()))
+    return p.ratio(s.traded_usd * m.TRADING_DAYS / s.sessions, float(s.of.equity.mean()))
 
 
 def _daily(compute: Callable[[Array], float | None]) -> Compute:
@@ -241,7 +274,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
         ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(p.cumulative_return)),
         ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(252/S) − 1", EMPYRICAL, _daily(p.annual_return)),
-        ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.result.equity[-1])),
+        ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.of.equity[-1])),
         ("mean_daily_return", "Mean daily return", _SHARE, "mean(r)", EMPYRICAL, _daily(p.mean_return)),
         ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(p.best)),
         ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(p.worst)),
@@ -325,7 +358,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("turnover", "Turnover a year", "× equity", "Σ notional/mean(V)·252/S", PYFOLIO, _total_turnover),
         ("traded_usd", "Traded notional", _USD, "Σ |shares|·price", _LEDGER, lambda s: s.traded_usd),
         ("cost_usd", "Costs paid", _USD, "Σ fees, spread, impact, interest", _LEDGER, lambda s: s.cost),
-        ("cost_share", "Costs/capital", _SHARE, "costs/V[0]", _LEDGER, lambda s: s.cost / s.result.initial_cash_usd),
+        ("cost_share", "Costs/capital", _SHARE, "costs/V[0]", _LEDGER, lambda s: s.cost / s.of.equity[0]),
         ("break_even_cost_bps", "Break-even cost", "bps", "profit before costs/notional", "algebra", _break_even_bps),
         (
             "capacity_usd",
@@ -335,7 +368,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "quadratic impact, Almgren and Chriss (2000)",
             _capacity,
         ),
-        ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.result.trades))),
+        ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.of.trades))),
         ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
         ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
         ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trip_average("profit_usd")),
@@ -371,7 +404,7 @@ _OF_POSITIONS |= {row[0] for row in _GROUPS["trading"][6:]}
 
 def _defined(key: str, compute: Compute) -> Compute:
     """None for curves that were not traded here (the index has no positions)."""
-    return (lambda s: compute(s) if s.result.has_positions else None) if key in _OF_POSITIONS else compute
+    return (lambda s: compute(s) if s.of.has_positions else None) if key in _OF_POSITIONS else compute
 
 
 CATALOGUE: tuple[Metric, ...] = tuple(

@@ -1,32 +1,155 @@
-"""The paper's table, for a terminal."""
+"""How a number is written: the same one in the report, the app, a notebook and the terminal.
+
+A missing number is a dash, never a zero.
+"""
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from numbers import Real
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-PAPER_COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("cumulative_return", "Cumulative return", "percent"),
-    ("annual_return", "Annual return", "percent"),
-    ("annual_volatility", "Annual volatility", "percent"),
-    ("max_drawdown", "Max drawdown", "percent"),
-    ("sharpe", "Sharpe", "ratio"),
-    ("calmar", "Calmar", "ratio"),
+from fintrader.results.catalogue import BY_KEY
+from fintrader.results.strategies import results_first
+
+DASH = "–"
+
+
+PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("cumulative_return", "Cumulative return"),
+    ("annual_return", "Annual return"),
+    ("annual_volatility", "Annual volatility"),
+    ("max_drawdown", "Max drawdown"),
+    ("sharpe", "Sharpe"),
+    ("calmar", "Calmar"),
 )
-"""Key, heading and kind of the columns of the paper's Table 2, in its order."""
+"""Key and heading of the columns of the paper's Table 2, in its order."""
 
 
-def show(value: float | None, kind: str) -> str:
-    """A number as people read it: `percent`, `ratio`, `usd` or `number`; an en dash where it is undefined."""
-    if value is None:
-        return "–"
-    if kind == "percent":
-        digits = 0 if abs(value) >= 100 else 2
-        return f"{value:,.{digits}%}".replace("%", " %")
-    if kind == "usd":
-        return f"{value:,.0f}"
-    return f"{value:,.2f}"
+def number(value: Any) -> float | None:
+    """`value` as a finite float, None for anything else (booleans and text included)."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def percent(value: Any, digits: int = 2, *, signed: bool = False) -> str:
+    """0.1234 as `12.34 %`; from 100 upwards (10,000 %) without decimals."""
+    found = number(value)
+    if found is None:
+        return DASH
+    digits = 0 if abs(found) >= 100 else digits
+    return f"{100 * found:{'+' if signed else ''},.{digits}f} %"
+
+
+def ratio(value: Any, digits: int = 2, *, signed: bool = False) -> str:
+    """1.2345 as `1.23`."""
+    found = number(value)
+    return DASH if found is None else f"{found:{'+' if signed else ''},.{digits}f}"
+
+
+def score(value: Any) -> str:
+    """A pod's validation score: 1.23456 as `1.235`."""
+    return ratio(value, 3)
+
+
+def chance(value: Any) -> str:
+    """A probability or p-value: 0.0123 as `0.012`, smaller ones as `< 0.001`."""
+    found = number(value)
+    return "< 0.001" if found is not None and 0 <= found < 0.0005 else ratio(value, 3)
+
+
+def interval(low: Any, high: Any) -> str:
+    """Two ratios as `-0.12 to 1.34`; a dash where either is missing."""
+    return DASH if number(low) is None or number(high) is None else f"{ratio(low)} to {ratio(high)}"
+
+
+def usd(value: Any, *, signed: bool = False) -> str:
+    """1234567.8 as `$1,234,568`; below a hundred dollars with cents."""
+    found = number(value)
+    if found is None:
+        return DASH
+    text = f"{abs(found):,.2f}" if abs(found) < 100 else f"{abs(found):,.0f}"
+    return f"{'-' if found < 0 else '+' if signed else ''}${text}"
+
+
+def count(value: Any) -> str:
+    """1234567 as `1,234,567`."""
+    found = number(value)
+    return DASH if found is None else f"{found:,.0f}"
+
+
+def short_count(value: Any) -> str:
+    """1234567 as `1.23 M`."""
+    found = number(value)
+    if found is None:
+        return DASH
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(found) >= size:
+            return f"{found / size:.3g}{unit}"
+    return f"{found:.3g}"
+
+
+def statistic(key: str, value: Any, *, signed: bool = False) -> str:
+    """A number of the catalogue in its own unit, which stands beside it unless it has none."""
+    known = BY_KEY.get(key)
+    unit = known.unit if known else ""
+    if number(value) is None:
+        return DASH
+    if unit.startswith("share"):
+        return percent(value, signed=signed)
+    if unit == "USD":
+        return usd(value, signed=signed)
+    if unit in {"sessions", "minutes"}:
+        return f"{count(value)} {unit}"
+    if unit == "bps":
+        return f"{ratio(value, signed=signed)} bps"
+    if unit == "count":
+        return count(value)
+    return ratio(value, signed=signed)
+
+
+def duration(seconds: Any) -> str:
+    """75 as `1 min 15 s`."""
+    found = number(seconds)
+    if found is None or found < 0:
+        return DASH
+    whole = round(found)
+    if whole < 60:
+        return f"{found:.1f} s" if found < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def moment(value: Any) -> datetime | None:
+    """A stored time (ISO text, or seconds since 1970) in UTC; None for anything else."""
+    try:
+        if isinstance(value, str):
+            found = datetime.fromisoformat(value)
+            return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        seconds = number(value)
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def when(value: Any) -> str:
+    """A stored time as `2026-01-02 15:04 UTC`."""
+    found = moment(value)
+    return DASH if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
 
 
 def window_words(window: str) -> str:
@@ -38,9 +161,32 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: s
     """One row a strategy, with the paper's columns."""
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     table.add_column("Strategy", no_wrap=True)
-    for _, heading, _ in PAPER_COLUMNS:
+    for _, heading in PAPER_COLUMNS:
         table.add_column(heading, justify="right")
     for strategy, values in metrics.items():
-        cells = [show(values.get(key), kind) for key, _, kind in PAPER_COLUMNS]
-        table.add_row(strategy.replace("_", " "), *cells)
+        table.add_row(strategy.replace("_", " "), *[statistic(key, values.get(key)) for key, _ in PAPER_COLUMNS])
     return table
+
+
+def plain_text(table: Table) -> str:
+    """A table without a frame, equal wherever it is printed."""
+    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
+    console = Console(width=100, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+
+def table_text(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
+    """`metrics_table` as plain text, results before baselines."""
+    return plain_text(metrics_table({name: metrics[name] for name in results_first(metrics)}))
+
+
+def table_html(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
+    """The same table for a notebook."""
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in ("Strategy", *(text for _, text in PAPER_COLUMNS)))
+    rows = ""
+    for name in results_first(metrics):
+        cells = "".join(f"<td>{statistic(key, metrics[name].get(key))}</td>" for key, _ in PAPER_COLUMNS)
+        rows += f"<tr><th>{html.escape(name.replace('_', ' '))}</th>{cells}</tr>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -1,32 +1,96 @@
-"""A stored leaderboard, read from its SQLite index."""
+"""A stored leaderboard, read from its SQLite index: the one place that knows the SQL of a reader.
+
+`tournament/leaderboard_index.py` writes it. Readers may look while it is written, and in folders that nobody may
+write to.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from fintrader.errors import TournamentError
+from fintrader.errors import RunError
 from fintrader.files import dump_json
+from fintrader.results.folders import DamagedFileError, NotThereError
 
 _WALL_CLOCK = {"seconds", "started", "finished", "device", "attempts"}
 _JSON = {"window_scores", "metrics", "hyper", "budget", "agent"}
 
+# Columns by name: a file of another shape is refused, not shown half.
+_LEADERBOARD = (
+    "SELECT rank, pod, epoch, score, window_scores, metrics, status, parent, origin, generation, algo, hyper, budget, "
+    "env_steps, lineage_env_steps, snapshot, policy, seed, data_hash, applied, seconds, finished, device, attempts "
+    "FROM leaderboard ORDER BY rank"
+)
+_RACE = (
+    "p.pod, p.idx, p.origin, p.parent, p.generation, p.state, p.reason, p.device, p.hyper, e.score, e.env_steps, "
+    "e.started, e.finished"
+)
+_RESULT = (
+    "p.pod, p.idx, p.origin, p.parent, p.parent_snapshot, p.generation, p.seen, p.seed, p.algo, p.agent, p.hyper, "
+    "p.budget, p.data_hash, p.state, p.attempts, p.reason, p.device, e.epoch, e.applied, e.status, e.score, e.window_scores, e.metrics, "
+    "e.snapshot, e.policy, e.env_steps, e.lineage_env_steps, e.updates, e.seconds, e.started, e.finished"
+)
 
-def read_leaderboard(path: Path) -> list[dict[str, Any]]:
-    """Rows of the leaderboard, best first; JSON columns parsed. Raises TournamentError when it cannot be read."""
-    return _read(path, "SELECT * FROM leaderboard ORDER BY rank")
+
+def read_leaderboard(path: Path, *, most: int | None = None) -> list[dict[str, Any]]:
+    """Rows of the leaderboard, best first, at most `most`; JSON columns parsed.
+
+    Raises NotThereError when there is none, DamagedFileError when it cannot be read or is of another version.
+    """
+    return _read(path, _LEADERBOARD, most)
 
 
-def read_pods(path: Path) -> list[dict[str, Any]]:
-    """Every pod with its state and, once it has one, its result, by number. Raises TournamentError."""
-    return _read(
-        path,
-        "SELECT p.*, e.epoch, e.applied, e.status, e.score, e.window_scores, e.metrics, e.snapshot, e.policy, "
-        "e.env_steps, e.lineage_env_steps, e.updates, e.seconds, e.started, e.finished "
-        "FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx",
-    )
+def read_pods(path: Path, *, most: int | None = None, brief: bool = False) -> list[dict[str, Any]]:
+    """Every pod with its state and, once it has one, its result, by number.
+
+    `brief`: only what the race itself shows; of ten thousand pods the rest takes longer than the page. Raises as
+    `read_leaderboard`.
+    """
+    columns = _RACE if brief else _RESULT
+    return _read(path, f"SELECT {columns} FROM pods p LEFT JOIN entries e ON e.pod = p.pod ORDER BY p.idx", most)
+
+
+def best_score(path: Path) -> float | None:
+    """The best score on a leaderboard, None where nobody has one. Raises as `read_leaderboard`."""
+    scores = [entry["score"] for entry in read_leaderboard(path)]
+    return max((score for score in scores if score is not None), default=None)
+
+
+def lineage(pods: Sequence[dict[str, Any]], pod: str) -> list[dict[str, Any]]:
+    """A pod and its ancestors, youngest first, down to the founder: origin, score, settings and their change.
+
+    `pods`: rows of `read_pods`. Raises RunError when there is no such pod.
+    """
+    by_name = {str(row["pod"]): row for row in pods}
+    if pod not in by_name:
+        raise RunError(f"there is no pod {pod!r}; there are {', '.join(list(by_name)[:5]) or 'none'} ...")
+    steps: list[dict[str, Any]] = []
+    at: str | None = pod
+    while at in by_name and len(steps) < len(by_name):
+        row = by_name[at]
+        parent = by_name.get(row["parent"])
+        steps.append(
+            {
+                **{name: row[name] for name in ("pod", "origin", "parent", "generation", "algo", "score")},
+                "status": row["status"] or "unfinished",
+                "env_steps": row["env_steps"] or 0,
+                "hyper": row["hyper"],
+                "changed": {
+                    name: [parent["hyper"].get(name), value]
+                    for name, value in row["hyper"].items()
+                    if parent is not None and parent["hyper"].get(name) != value
+                },
+                "inherited": row["parent_snapshot"],
+                "snapshot": row["snapshot"],
+            }
+        )
+        at = row["parent"]
+    return steps
 
 
 def canonical(path: Path) -> str:
@@ -38,21 +102,41 @@ def canonical(path: Path) -> str:
     return dump_json(kept)
 
 
-def _read(path: Path, query: str) -> list[dict[str, Any]]:
+def _read(path: Path, query: str, most: int | None) -> list[dict[str, Any]]:
     if not path.exists():
-        raise TournamentError(f"{path} does not exist; make it with `fintrader tournament rebuild {path.parent}`")
+        raise NotThereError(f"{path} does not exist; make it with `fintrader tournament rebuild {path.parent}`")
+    query = query if most is None else f"{query} LIMIT {most:d}"
+    place = f"file:{quote(str(path))}?mode=ro"
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
         try:
-            connection.row_factory = sqlite3.Row
-            rows = [dict(row) for row in connection.execute(query)]
-        finally:
-            connection.close()
-    except sqlite3.DatabaseError as error:
-        raise TournamentError(
-            f"{path} is damaged ({error}); make it again with `fintrader tournament rebuild {path.parent}`"
-        ) from None
-    for row in rows:
-        for name in _JSON & set(row):
-            row[name] = None if row[name] is None else json.loads(row[name])
+            rows = _select(place, query)
+        except sqlite3.OperationalError as error:
+            if "unable to open" not in str(error) and "readonly" not in str(error):
+                raise
+            # A folder that may not be written to: without a writer, the file alone is the whole truth.
+            rows = _select(f"{place}&immutable=1", query)
+    except sqlite3.Error as error:
+        raise _damaged(path, error) from None
+    try:
+        for row in rows:
+            for name in _JSON & set(row):
+                row[name] = None if row[name] is None else json.loads(row[name])
+    except (ValueError, TypeError, RecursionError):
+        raise _damaged(path, "a cell is not valid JSON") from None
     return rows
+
+
+def _damaged(path: Path, problem: object) -> DamagedFileError:
+    again = f"make it again with `fintrader tournament rebuild {path.parent}`"
+    return DamagedFileError(f"{path} is damaged ({problem}); {again}")
+
+
+def _select(uri: str, query: str) -> list[dict[str, Any]]:
+    connection = sqlite3.connect(uri, uri=True, timeout=10)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")  # a foreign file's views call nothing
+        connection.row_factory = sqlite3.Row
+        return [dict(row) for row in connection.execute(query)]
+    finally:
+        connection.close()

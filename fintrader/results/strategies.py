@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
 """Strategies that stand for comparison and were not searched for."""
@@ -25,3 +25,8 @@ def is_result(name: str) -> bool:
 def main_strategy(names: Sequence[str]) -> str:
     """The strategy a report is about: the first result, else the first of all."""
     return next((name for name in names if is_result(name)), names[0])
+
+
+def results_first(names: Iterable[str]) -> list[str]:
+    """Results before baselines and references, each in the order given."""
+    return sorted(names, key=lambda name: not is_result(name))

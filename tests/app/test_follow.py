@@ -13,12 +13,12 @@ import pytest
 
 from fintrader import pipeline
 from fintrader.errors import StorageError
+from fintrader.results.folders import RunsFolder, is_locked
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach
 from fintrader.storage.objects import Objects
 from fintrader_app import follow, launch
-from fintrader_app.folders import RunsFolder, is_locked
 from tests.tournament.chaos import race
 
 

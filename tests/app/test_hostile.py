@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import Folder, RunsFolder, component
+from fintrader.results.summary import summaries
 from fintrader_app import artifacts, jobs, launch, markets
-from fintrader_app.folders import Folder, RunsFolder, component
-from fintrader_app.summary import summaries
 from fintrader_app.wording import label, plain, without_secrets
 from tests.app.conftest import Open, healthy, said
 

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from fintrader.errors import FintraderError
+from fintrader.results.folders import RunsFolder
+from fintrader.results.summary import summary
 from fintrader.runs import RunFolder
 from fintrader_app import jobs
-from fintrader_app.folders import RunsFolder
-from fintrader_app.summary import summary
 
 SLEEPER = """
 import sys, time, signal, fintrader.cli
@@ -91,7 +91,7 @@ def test_survives_the_app(tmp_path: Path) -> None:
     starter = f"""
 import subprocess, sys, time
 from app import jobs
-from fintrader_app.folders import RunsFolder
+from fintrader.results.folders import RunsFolder
 real = subprocess.Popen
 jobs.subprocess.Popen = lambda arguments, **kw: real([sys.executable, {str(script)!r}, *arguments[2:]], **kw)
 jobs.start(RunsFolder.at({str(tmp_path / "runs")!r}), "one", "name: one")
@@ -119,7 +119,7 @@ STARTS_AND_SERVES = """
 import os, sys
 from pathlib import Path
 from app import jobs, launch
-from fintrader_app.folders import RunsFolder
+from fintrader.results.folders import RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
 served = launch.command(port, headless=True)

@@ -181,8 +181,8 @@ def test_market_numbers(open_page: Open, template: Path) -> None:
 
 
 def test_monthly_returns_multiply_to_the_total(template: Path) -> None:
+    from fintrader.results.folders import RunsFolder
     from fintrader_app import analysis, artifacts
-    from fintrader_app.folders import RunsFolder
 
     found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
     table = analysis.monthly_table(found.equity["ensemble"], found.session)
@@ -191,8 +191,8 @@ def test_monthly_returns_multiply_to_the_total(template: Path) -> None:
 
 
 def test_deepest_drawdown_row_is_the_metric(template: Path) -> None:
+    from fintrader.results.folders import RunsFolder
     from fintrader_app import analysis, artifacts
-    from fintrader_app.folders import RunsFolder
 
     found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
     for name in found.strategies:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fintrader.results.folders import Folder
 from fintrader.runs import RunFolder
 from fintrader_app import artifacts
-from fintrader_app.folders import Folder
 from tests.app import fakes
 from tests.app.conftest import PAGES, Open, healthy, said
 

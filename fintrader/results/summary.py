@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fintrader.errors import FintraderError
-from fintrader_app.folders import Folder, NotThereError, RunsFolder, Signature, is_locked
-from fintrader_app.wording import moment, number
+from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, is_locked
+from fintrader.results.formatting import moment, number
+from fintrader.runs import MANIFEST_FORMAT
 
-FORMAT = "fintrader-run-1"
 Status = Literal["running", "finished", "interrupted", "broken"]
 STAGES = ("data", "tournament", "backtest")
 
@@ -58,21 +56,17 @@ class Summary:
         return {}
 
 
-def summaries(runs: RunsFolder) -> list[Summary]:
+def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
     """All runs, the newest first."""
-    found = [summary(runs, name) for name in runs.names()]
+    found = [summary(runs.run(name), cache) for name in runs.names()]
     return sorted(found, key=lambda run: (run.created or "", run.name), reverse=True)
 
 
-def summary(runs: RunsFolder, name: str) -> Summary:
-    """One run. A damaged manifest makes it `broken`, it raises nothing but UnsafePathError and NotThereError."""
-    folder = runs.run(name)
-    return _summary(folder, name)
-
-
-def _summary(folder: Folder, name: str) -> Summary:
+def summary(folder: Folder, cache: FileCache) -> Summary:
+    """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError."""
+    name = folder.root.name
     try:
-        signature = folder.signature("manifest.json")
+        manifest = folder.signature("manifest.json")
     except NotThereError:
         if is_locked(folder):
             return Summary(name, "running")
@@ -80,32 +74,28 @@ def _summary(folder: Folder, name: str) -> Summary:
     except FintraderError as error:
         return Summary(name, "broken", str(error))
     try:
-        metrics_signature = folder.signature("backtest", "metrics.json")
+        metrics: Signature | None = folder.signature("backtest", "metrics.json")
     except FintraderError:
-        metrics_signature = None
-    found = _read(folder.root, name, signature, metrics_signature)
+        metrics = None
+    state = manifest, metrics
+    found = cache.get("summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None))
     if found.status == "interrupted" and is_locked(folder):
-        return _with_status(found, "running")
+        return replace(found, status="running")
     return found
 
 
-def _with_status(found: Summary, status: Status) -> Summary:
-    return Summary(**{**found.__dict__, "status": status})
-
-
-@lru_cache(maxsize=4096)
-def _read(root: Path, name: str, manifest: Signature, metrics: Signature | None) -> Summary:
-    """Both files' contents; cached for as long as neither changes."""
-    folder = Folder(root)
+def _read(folder: Folder, *, backtested: bool) -> Summary:
+    """Both files' contents."""
+    name = folder.root.name
     try:
         values = folder.json("manifest.json")
     except FintraderError as error:
         return Summary(name, "broken", str(error))
-    if values.get("format") != FORMAT:
+    if values.get("format") != MANIFEST_FORMAT:
         return Summary(name, "broken", "manifest.json is of another format or version")
     problem = None
     strategies: dict[str, dict[str, Any]] = {}
-    if metrics is not None:
+    if backtested:
         try:
             strategies = metric_table(folder)
         except FintraderError as error:

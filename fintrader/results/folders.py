@@ -1,4 +1,4 @@
-"""The only door to the disk: everything the app reads comes from inside the runs folder, through checks.
+"""The door to stored runs: whatever is read of one comes from inside its folder, through checks.
 
 A name from the URL, from a file's contents or from a directory listing is never trusted: it must be one plain path
 component, nothing on the way may be a symbolic link, and what is opened must be a regular file of bounded size.
@@ -10,13 +10,18 @@ import fcntl
 import json
 import os
 import stat
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from fintrader.errors import FintraderError, RunError
 from fintrader.runs import RunFolder
+
+T = TypeVar("T")
 
 MAX_JSON_BYTES = 32 << 20
 MAX_TEXT_BYTES = 1 << 20
@@ -37,6 +42,36 @@ class DamagedFileError(RunError):
 
 Signature = tuple[int, int, int]
 """Inode, size and modification time (ns): equal signatures mean an unchanged file."""
+
+
+class FileCache:
+    """Values made from files, kept while the files stay as they are; what was not asked for longest goes first."""
+
+    def __init__(self, **most: int) -> None:
+        """`most`: how many values of each kind are kept."""
+        self._most = most
+        self._kept: dict[str, OrderedDict[Hashable, tuple[Hashable, Any]]] = {kind: OrderedDict() for kind in most}
+        self._lock = threading.Lock()
+
+    def get(self, kind: str, key: Hashable, state: Hashable, make: Callable[[tuple[Any, Any] | None], T]) -> T:
+        """What was made for `key` when its files were in this `state` (their signatures), else `make(before)`.
+
+        `before` is the state and value last kept, for whoever can go on from there. Two threads may both make it.
+        """
+        kept = self._kept[kind]
+        with self._lock:
+            before = kept.get(key)
+            if before is not None and before[0] == state:
+                kept.move_to_end(key)
+                found: T = before[1]
+                return found
+        value = make(before)
+        with self._lock:
+            kept[key] = state, value
+            kept.move_to_end(key)
+            while len(kept) > self._most[kind]:
+                kept.popitem(last=False)
+        return value
 
 
 def component(name: object) -> str:
@@ -72,7 +107,7 @@ class Folder:
         for part in parts:
             path = path / component(part)
             if path.is_symlink():
-                raise UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link; the app follows none")
+                raise UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link; none is followed")
         return path
 
     def exists(self, *parts: str) -> bool:
@@ -115,7 +150,7 @@ class Folder:
         with self.open(*parts) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
-            raise DamagedFileError(f"{'/'.join(parts)} holds more than {limit >> 20} MiB; the app does not read it")
+            raise DamagedFileError(f"{'/'.join(parts)} holds more than {limit >> 20} MiB, too much to read")
         return data
 
     def tail(self, *parts: str, limit: int) -> bytes:
