@@ -21,7 +21,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fintrader import agents, backtesting, data, envs, errors, metrics, results
+    from fintrader import agents as agents
+    from fintrader import backtesting as backtesting
+    from fintrader import data as data
+    from fintrader import envs as envs
+    from fintrader import errors as errors
+    from fintrader import metrics as metrics
+    from fintrader import results as results
     from fintrader.agents.policy import load_policy
     from fintrader.data.build import load_market
     from fintrader.data.tensors import MarketTensors

@@ -126,9 +126,10 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         below = merged.get(name)
         if isinstance(change, Settings):
             change = change.model_dump(mode="json")
-        both = isinstance(change, Mapping) and isinstance(below, Mapping)
-        if both and all(change.get(key, below.get(key)) == below.get(key, change.get(key)) for key in ("kind", "algo")):
-            change = overlay(below, change)
+        if isinstance(change, Mapping) and isinstance(below, Mapping):
+            named = [key for key in ("kind", "algo") if key in change and key in below]
+            if all(change[key] == below[key] for key in named):
+                change = overlay(below, change)
         merged[name] = change
     return merged
 

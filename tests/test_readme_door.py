@@ -17,5 +17,7 @@ def test_what_the_readme_prints_is_what_is_printed(tmp_path: Path, monkeypatch: 
     example = doctest.DocTestParser().get_doctest("".join(blocks), {}, "README", str(README), 0)
     assert any("print(tests)" in one.source for one in example.examples)
     said: list[str] = []
-    outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=said.append)
+    outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example, out=said.append
+    )
     assert outcome.failed == 0, "".join(said)

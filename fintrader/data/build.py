@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fintrader.config import overlay, validate
+from fintrader.config import Settings, overlay, validate
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.cache_key import BUILD_VERSION, inputs_of, market_path, portable, seal_record
@@ -27,7 +27,7 @@ from fintrader.data.clean import REPAIRS, Placement, SymbolBars, clean, log_repa
 from fintrader.data.corporate_actions import adjust, load_actions
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.place import Place, refuse_url
-from fintrader.data.settings import DataSettings, HasData, planted_description, raw_features, read_settings
+from fintrader.data.settings import DataSettings, planted_description, raw_features, read_settings
 from fintrader.data.sources.base import Feed, open_feed, read_source, store_place
 from fintrader.data.sources.files import FilesSettings
 from fintrader.data.tensors import MarketTensors, Windows
@@ -109,7 +109,7 @@ def _shared(path: Path, markets: Markets | None) -> Path:
 
 
 def load_market(
-    what: DataSettings | HasData | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
+    what: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
     *,
     cache: Path | str = "data/tensors",
     timezone: str | None = None,
@@ -137,11 +137,13 @@ def load_market(
         raise ConfigError("timezone and label say how a DataFrame's times are read; of files, set them in `source`")
     if isinstance(what, str | Path) and Path(what).suffix == ".safetensors":
         if settings:
-            raise ConfigError(f"{what} is built already, so {', '.join(settings)} cannot be set; give its configuration")
+            raise ConfigError(
+                f"{what} is built already, so {', '.join(settings)} cannot be set; give its configuration"
+            )
         return MarketTensors.load(what)
     if (what is None or what == {}) and not settings:
         raise ConfigError("say which market: a configuration's name or path, a market file, bars, or settings")
-    if not (what is None or isinstance(what, str | Path | Mapping | DataSettings) or hasattr(what, "model_fields_set")):
+    if not (what is None or isinstance(what, str | Path | Mapping | Settings)):
         raise ConfigError(
             f"no market can be made of {type(what).__name__}: give a configuration's name or path, a market file, "
             "settings, a DataFrame, or a dictionary of DataFrames"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from fintrader.data.sources.files import FilesSettings
 from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.sources.yahoo import YahooSettings
 from fintrader.data.universe import UniverseSettings
+from fintrader.errors import ConfigError
 
 SourceSettings = Annotated[
     FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
@@ -67,17 +68,8 @@ class DataSettings(Settings):
         return self.model_copy(update={"source": source, "path": None})
 
 
-class HasData(Protocol):
-    """Anything with data settings, such as a run's configuration."""
-
-    @property
-    def data(self) -> DataSettings:
-        """The data settings."""
-        ...
-
-
 def read_settings(
-    what: DataSettings | HasData | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
+    what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
 ) -> DataSettings:
     """The data settings of a configuration (a name, a YAML file, settings or plain values) with `changes` over them.
 
@@ -89,7 +81,11 @@ def read_settings(
     elif isinstance(what, Mapping):
         values, where = dict(what), "settings"
     else:
-        settings = what if isinstance(what, DataSettings) else what.data
+        settings = getattr(what, "data", what)  # of a whole run's configuration
+        if not isinstance(settings, DataSettings):
+            raise ConfigError(
+                f"{type(what).__name__} holds no data settings; give DataSettings or a run's configuration"
+            )
         if not changes:
             return settings
         values, where = settings.model_dump(mode="json"), "settings"

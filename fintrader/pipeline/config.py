@@ -229,6 +229,8 @@ def configured(config: RunConfig | Mapping[str, Any] | Path | str, overrides: Ma
     """
     if isinstance(config, str | Path):
         values, where = _read(Path(config)), str(config)
+    elif isinstance(config, RunConfig) and not overrides:
+        return config
     elif isinstance(config, RunConfig | Mapping):
         values = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
         where = "settings"

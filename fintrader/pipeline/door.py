@@ -69,7 +69,7 @@ def _check_environment(env: object) -> None:
     if not isinstance(count, int) or not all(hasattr(env, name) for name in ("reset", "step", "state_dict")):
         raise ConfigError(
             f"{type(env).__name__} is no vector environment of torch tensors (num_envs, reset, step, state_dict); "
-            "make a fintrader.TradingEnv(market, num_envs=1024), or wrap a gymnasium one: fintrader.envs.classic.WorkerEnv"
+            "make a fintrader.TradingEnv(market, num_envs=1024), or wrap a gymnasium one in envs.classic.WorkerEnv"
         )
 
 

@@ -30,6 +30,7 @@ from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.store import RunStore
 
+
 @dataclass(frozen=True)
 class Repeat:
     """A backtest of stored policies, made again."""

@@ -31,6 +31,7 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import plain_text, table_html, table_text
 from fintrader.results.strategies import is_result
 
+
 def backtest(
     policy: Policy, market: MarketTensors, settings: EnvSettings | None = None, *, name: str = "policy"
 ) -> Backtests:
@@ -192,8 +193,8 @@ def _check_width(policy: Policy, layout: ObservationLayout, name: str) -> None:
         return
     assets = "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
     raise BacktestError(
-        f"{name} was trained on another market or lookback: it reads {own.width} columns{assets}, and this market shows "
-        f"{layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features"
+        f"{name} was trained on another market or lookback: it reads {own.width} columns{assets}, and this market "
+        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features"
     )
 
 

@@ -26,7 +26,9 @@ ZONE = "America/New_York"
 def long() -> pd.DataFrame:
     bars = generate(SOURCE, synthetic_grid(SOURCE, "XNAS", 1)).bars
     columns = {"Date": pd.to_datetime(bars.ts, utc=True), "Tic": np.array(bars.symbols)[bars.symbol]}
-    return pd.DataFrame(columns | {name.title(): getattr(bars, name) for name in ("open", "high", "low", "close", "volume")})
+    return pd.DataFrame(
+        columns | {name.title(): getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,9 @@ def test_it_is_the_market_that_the_same_bars_in_a_file_make(
     long: pd.DataFrame, expected: MarketTensors, tmp_path: Any
 ) -> None:
     path = tmp_path / "bars.parquet"
-    columns = {"symbol": "Tic", "ts": "Date"} | {name: name.title() for name in ("open", "high", "low", "close", "volume")}
+    columns = {"symbol": "Tic", "ts": "Date"} | {
+        name: name.title() for name in ("open", "high", "low", "close", "volume")
+    }
     long.to_parquet(path)
     filed = load_market(source={"kind": "files", "path": str(path), "columns": columns}, cache=tmp_path, **SETTINGS)
     for (name, values), (_, wanted) in zip(filed.arrays(), expected.arrays(), strict=True):
@@ -111,7 +115,9 @@ def test_days_are_bars_of_one_session_each(long: pd.DataFrame, zone: str | None)
 
 def test_extra_columns_become_features(long: pd.DataFrame) -> None:
     windows = SETTINGS["windows"]
-    market = load_market(long.assign(mood=1.0), windows=windows, features={"names": ["return_1"], "extra": ["mood"], "context": []})
+    market = load_market(
+        long.assign(mood=1.0), windows=windows, features={"names": ["return_1"], "extra": ["mood"], "context": []}
+    )
     assert market.feature_names == ("return_1", "mood")
     with pytest.raises(BarError, match="column 'mood' is missing"):
         load_market(long, windows=windows, features={"names": ["return_1"], "extra": ["mood"]})
@@ -120,7 +126,11 @@ def test_extra_columns_become_features(long: pd.DataFrame) -> None:
 @pytest.mark.parametrize(
     ("form", "settings", "message"),
     [
-        (lambda t: t.drop(columns="Volume"), {}, "column 'volume' is missing; found Date, Tic, Open, High, Low, Close$"),
+        (
+            lambda t: t.drop(columns="Volume"),
+            {},
+            "column 'volume' is missing; found Date, Tic, Open, High, Low, Close$",
+        ),
         (lambda t: t.drop(columns="Tic"), {}, r"column 'symbol' is missing; .* \{'AAPL': table\}"),
         (lambda t: t.drop(columns="Date"), {}, "column 'time' is missing"),
         (lambda t: _wide(t).drop(columns="Volume", level=0), {}, "of S000: column 'volume' is missing"),

@@ -225,7 +225,7 @@ def iterate(file: BarFile, settings: FilesSettings) -> Iterator[Bars]:
 
 
 def column_names(settings: FilesSettings) -> dict[str, str]:
-    """Our name -> the table's name of every column that is needed; without `symbol` where it stands in a file's name."""
+    """Our name -> the table's name of the columns that are needed; no `symbol` where it stands in a file's name."""
     names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
     if settings.symbol_from == "name":
         del names["symbol"]
@@ -233,7 +233,7 @@ def column_names(settings: FilesSettings) -> dict[str, str]:
 
 
 def table_bars(table: pa.Table, settings: FilesSettings, *, origin: str, rows: Array, symbol: str = "") -> Bars:
-    """A table's rows in the long schema; `rows` are their numbers in messages. Raises BarError naming row and column."""
+    """A table's rows in the long schema; `rows` are their numbers in messages. Raises BarError: row and column."""
     names = column_names(settings)
     if "symbol" in names:
         codes, tickers = _symbols(table[names["symbol"]], origin, names["symbol"], rows)
@@ -378,7 +378,7 @@ def _epoch(column: pa.ChunkedArray) -> Array:
 
 def _numbers(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> Array:
     _no_nulls(column, where, name, rows)
-    if pa.types.is_string(column.type) or pa.types.is_dictionary(column.type):
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
         import pandas as pd
 
         text = column.cast(pa.string()).to_pandas()

@@ -94,10 +94,12 @@ def _by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd.DataF
         raise BarError(f"{ORIGIN}: columns of {frame.columns.nlevels} levels; give two, field and symbol")
     found = [len(_roles(frame.columns.get_level_values(level).unique(), source, COLUMNS)) for level in (0, 1)]
     if not any(found):
-        raise BarError(f"{ORIGIN}: neither level of its columns holds {', '.join(COLUMNS)}; found {_some(frame.columns)}")
+        raise BarError(
+            f"{ORIGIN}: neither level of its columns holds {', '.join(COLUMNS)}; found {_some(frame.columns)}"
+        )
     other = 1 if found[0] >= found[1] else 0
     symbols = frame.columns.get_level_values(other).unique()
-    return {str(symbol): frame.xs(symbol, axis=1, level=other) for symbol in symbols}
+    return {str(symbol): pd.DataFrame(frame.xs(symbol, axis=1, level=other)) for symbol in symbols}
 
 
 def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.DataFrame:
@@ -106,7 +108,9 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
     roles = _roles(frame.columns, source, tuple(SPELLINGS))
     for role, columns in roles.items():
         if len(columns) > 1:
-            raise BarError(f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or rename some")
+            raise BarError(
+                f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or rename some"
+            )
     wanted = [*((role, _word(role)) for role in column_names(source)), *((name, name) for name in source.extra)]
     known = {role: columns[0] for role, columns in roles.items()} | {n: n for n in source.extra if n in frame.columns}
     for role, word in wanted:
