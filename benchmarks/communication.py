@@ -7,7 +7,7 @@ each with accounts of its own, for the same number of env-steps. Five ways to st
 
     gradients     every minibatch's gradient is all-reduced in one bucket before it is clipped, as
                   DistributedDataParallel does (without its broadcast of buffers, which would come on top)
-    every_update  networks, moments and normalisers are averaged after each update (`DistributedLearner`)
+    every_update  networks, moments and normalisers are averaged after each update by an all-reduce
     fusions_8     ... eight times in the whole training, as the learners of a pod are (`tournament.replicas`)
     fusions_1     ... once, at the end
     alone         never: one learner with its own share of the data
@@ -44,9 +44,8 @@ from benchmarks.common import finish
 from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import AgentSettings, Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
-from fintrader.agents.parallel.fusion import DistributedLearner, fuse_distributed, learned_state, take_learned_state
+from fintrader.agents.parallel.fusion import average
 from fintrader.seeding import derive
-from fintrader.tournament.fusion.threads import average
 from fintrader.tournament.fusion.worker import Exchange, inherited
 
 ARMS = ("gradients", "every_update", "fusions_8", "fusions_1", "alone")
@@ -111,6 +110,42 @@ class GradientAllReduce:
             gradient.copy_(part.view_as(gradient))
 
 
+def fuse_by_all_reduce(agent: BaseAgent) -> None:
+    """Average the learners of all ranks in place: one all-reduce of one flat tensor per data type."""
+    state = agent.inheritable_state()
+    variances = [name for name in state if name.endswith(".var")]
+    for name in variances:  # merged as second moments
+        state[name] = state[name] + state[name.removesuffix("var") + "mean"] ** 2
+    fused: dict[str, torch.Tensor] = {}
+    for dtype in sorted({tensor.dtype for tensor in state.values()}, key=str):
+        names = [name for name, tensor in state.items() if tensor.dtype == dtype]
+        flat = torch.cat([state[name].reshape(-1) for name in names])
+        dist.all_reduce(flat)
+        flat = flat / dist.get_world_size()
+        for name, part in zip(names, torch.split(flat, [state[name].numel() for name in names]), strict=True):
+            fused[name] = part.view_as(state[name])
+    for name in variances:
+        fused[name] = (fused[name] - fused[name.removesuffix("var") + "mean"] ** 2).clamp_min(0.0)
+    BaseAgent.inherit(agent, fused)  # not a child's `inherit`: a learner goes on with its own experience
+
+
+class FusedAfterEveryUpdate:
+    """A learner that is averaged with those of the other ranks after each of its updates."""
+
+    def __init__(self, agent: BaseAgent) -> None:
+        self.agent: Any = agent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+    def update(self) -> dict[str, float] | None:
+        """The agent's update, then the average over all ranks."""
+        metrics: dict[str, float] | None = self.agent.update()
+        if metrics is not None:
+            fuse_by_all_reduce(self.agent)
+        return metrics
+
+
 def fuse_states(agent: BaseAgent, exchange: Exchange) -> None:
     """As the ranks of a pod do: exchange the states, average them in the order of the ranks."""
     states = [load(data) for data in exchange.gather(save(inherited(agent.inheritable_state())))]
@@ -124,11 +159,12 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     settings = TypeAdapter(AgentSettings).validate_python(values)
     env = QuadraticMarket(job["num_envs"], seed=derive(seed, "rank", rank))
     agent: Any = make_agent(settings, env.layout, seed=derive(seed, "rank", rank))
-    take_learned_state(agent, learned_state(make_agent(settings, env.layout, seed=seed)))
+    first: Any = make_agent(settings, env.layout, seed=seed)
+    BaseAgent.inherit(agent, first.inheritable_state())
     meter, exchange = Meter(), Exchange(device)
     learner: Any = agent
     if name == "every_update":
-        learner = DistributedLearner(agent)
+        learner = FusedAfterEveryUpdate(agent)
     elif name == "gradients":
         GradientAllReduce(agent)
     dist.barrier()
@@ -140,7 +176,7 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
                 fuse_states(agent, exchange)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     if name == "gradients":  # the networks are one, the statistics of observations were each rank's own
-        fuse_distributed(agent)
+        fuse_by_all_reduce(agent)
     utility, _ = evaluate(agent.policy, steps=300, num_envs=32)
     return {
         "bytes_per_epoch": meter.bytes // EPOCHS,

@@ -4,9 +4,8 @@
 
 worker    accounts of one vector environment against as many steps of one account; processes of `AsyncVectorEnv`
           against one process (HalfCheetah, or Pendulum without MuJoCo)
-learner   K PPO learners in one batch against one after another (equal results); two processes fused over gloo
-          against one, in env-steps a second
-pipeline  TD3 that learns while the accounts trade against one that takes turns
+learner   K PPO learners in one batch (`agent.learners`) against one after another (equal results)
+pipeline  TD3 that learns while the accounts trade (`agent.pipeline`) against one that takes turns
 ensemble  K critics as one batched network against K networks (forward and backward)
 
 Every figure is the median over the rounds of on / off within a round: above 1, the parallel form is faster. A machine
@@ -18,17 +17,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,13 +36,12 @@ from fintrader.agents import (  # noqa: E402
     Budget,
     NetworkSettings,
     TrainProgress,
+    Transition,
     make_agent,
     train,
 )
 from fintrader.agents.networks import Critic  # noqa: E402
-from fintrader.agents.parallel.fusion import DistributedLearner, LearnerTeam  # noqa: E402
-from fintrader.agents.parallel.learners import BatchedTeam  # noqa: E402
-from fintrader.agents.parallel.pipeline import PipelinedAgent  # noqa: E402
+from fintrader.agents.parallel.fusion import average  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
 from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv  # noqa: E402
@@ -148,11 +143,46 @@ def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
 # --- learner ---------------------------------------------------------------------------------------------------
 
 
-def team_rate(kind: Any, bars: MarketTensors, options: argparse.Namespace) -> Rate:
+class OneAfterAnother:
+    """K learners, each with its share of the accounts, averaged after every update: what a batch of them replaces."""
+
+    def __init__(self, settings: PPO, layout: Any, options: argparse.Namespace) -> None:
+        self.learners: list[Any] = [
+            make_agent(settings, layout, device=options.device, seed=options.seed) for _ in range(LEARNERS)
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.learners[0], name)
+
+    def act(self, obs: torch.Tensor) -> torch.Tensor:
+        """Each learner draws for its own accounts."""
+        shares = zip(self.learners, obs.chunk(LEARNERS), strict=True)
+        return torch.cat([learner.act(share) for learner, share in shares])
+
+    def observe(self, transition: Transition) -> None:
+        """Share out one step."""
+        shares = zip(*(column.chunk(LEARNERS) for column in transition), strict=True)
+        for learner, share in zip(self.learners, shares, strict=True):
+            learner.observe(Transition(*share))
+
+    def update(self) -> dict[str, float] | None:
+        """All learners' updates, then their average."""
+        found = [learner.update() for learner in self.learners]
+        if found[0] is not None:
+            fused = average([learner.inheritable_state() for learner in self.learners])
+            for learner in self.learners:
+                learner.inherit(fused)
+        metrics: dict[str, float] | None = found[0]
+        return metrics
+
+
+def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Updates a second of K learners of PPO, 16 accounts each; only the updates are timed."""
-    settings = PPO(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
+    settings = PPO(num_steps=16, network=NetworkSettings(hidden=(64, 64)), learners=LEARNERS if together else 1)
     env = TradingEnv(bars, EnvSettings(num_envs=16 * LEARNERS), device=options.device, seed=options.seed)
-    team = kind(settings, env.layout, learners=LEARNERS, device=options.device, seed=options.seed)
+    team: Any = OneAfterAnother(settings, env.layout, options)
+    if together:
+        team = make_agent(settings, env.layout, device=options.device, seed=options.seed)
 
     def measure() -> float:
         spent, before = [0.0], team.update
@@ -176,63 +206,24 @@ def team_rate(kind: Any, bars: MarketTensors, options: argparse.Namespace) -> Ra
     return measure
 
 
-def _fused(rank: int, world: int, port: int, folder: str, options: argparse.Namespace) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-    try:
-        settings = PPO(num_steps=16, network=NetworkSettings(hidden=(64, 64)))
-        bars = market("cpu", options.seed)
-        env = TradingEnv(bars, EnvSettings(num_envs=64), seed=rank)
-        learner = DistributedLearner(make_agent(settings, env.layout, seed=rank))
-        train(learner, env, Budget(env_steps=64 * 16 * 4))
-        torch.distributed.barrier()
-        # Equal numbers of updates: every one is an all-reduce that all processes take part in.
-        env_steps, started = 64 * 16 * options.fused_updates, time.perf_counter()
-        train(learner, env, Budget(env_steps=env_steps))
-        torch.distributed.barrier()
-        if rank == 0:
-            Path(folder, "rate").write_text(str(world * env_steps / (time.perf_counter() - started)))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def processes_rate(world: int, options: argparse.Namespace) -> Rate:
-    """Env-steps a second, all processes together."""
-
-    def measure() -> float:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(_fused, args=(world, port, folder, options), nprocs=world)  # type: ignore[no-untyped-call]
-            return float(Path(folder, "rate").read_text())
-
-    return measure
-
-
 # --- pipeline --------------------------------------------------------------------------------------------------
 
 
-def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace, lags: list[float]) -> Rate:
+def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Env-steps a second of TD3, one update for each step of 256 accounts."""
-    settings = TD3(learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20)
+    settings = TD3(learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20, pipeline=on)
 
     def measure() -> float:
         env = TradingEnv(bars, EnvSettings(num_envs=256, decision_interval=5), device=options.device, seed=1)
-        agent: Any = make_agent(settings, env.layout, device=options.device, seed=1)
+        agent = make_agent(settings, env.layout, device=options.device, seed=1)
         begun: list[tuple[float, int]] = []
 
         def seen(progress: TrainProgress) -> None:
             if "critic_loss" in progress.metrics:
                 begun.append((time.perf_counter(), progress.env_steps))
-                lags.append(progress.metrics.get("pipeline_lag_mean", 0.0))
 
-        agent = PipelinedAgent(agent) if on else agent
         # The first reports are of warming up, and an update more or less: rates are from the first to the last.
         train(agent, env, Budget(env_steps=256 * 20 * options.pipeline_reports), on_progress=seen)
-        if on:
-            agent.close()
         return (begun[-1][1] - begun[0][1]) / (begun[-1][0] - begun[0][0])
 
     return measure
@@ -266,26 +257,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--fused-updates", type=int, default=60)
     parser.add_argument("--pipeline-reports", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    bars, lags = market(options.device, options.seed), []  # type: ignore[var-annotated]
+    bars = market(options.device, options.seed)
 
     pairs: dict[str, tuple[Rate, Rate]] = {
         "worker_accounts_1024_over_1": (accounts_rate(bars, 1024, options), accounts_rate(bars, 1, options)),
         "worker_processes_over_one": (copies_rate("async", options), copies_rate("sync", options)),
         "learner_batched_over_sequential": (
-            team_rate(BatchedTeam, bars, options),
-            team_rate(LearnerTeam, bars, options),
+            team_rate(True, bars, options),
+            team_rate(False, bars, options),
         ),
-        "learner_two_processes_over_one": (processes_rate(2, options), processes_rate(1, options)),
-        "pipeline_over_turns": (
-            pipeline_rate(True, bars, options, lags),
-            pipeline_rate(False, bars, options, []),
-        ),
+        "pipeline_over_turns": (pipeline_rate(True, bars, options), pipeline_rate(False, bars, options)),
         "ensemble_batched_over_separate_critics": (
             critics_rate(True, bars, options),
             critics_rate(False, bars, options),
@@ -295,7 +281,6 @@ def main() -> None:
     for name, (on, off) in pairs.items():
         figures[name] = in_turns(on, off, options.rounds)
         print(f"{name}: {figures[name]['gain']:.2f} times, rounds {figures[name]['gains']}", flush=True)
-    figures["pipeline_lag_mean"] = round(statistics.mean(lags), 2)
     figures |= {"learners": LEARNERS, "critics": MEMBERS, "rounds": options.rounds, "device": options.device}
     figures["load"] = os.getloadavg()[0]
     finish(

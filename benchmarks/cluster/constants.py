@@ -166,8 +166,9 @@ def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tu
     from fintrader.tournament.pod_training import maker
 
     agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
-    train(agent, env, Budget(env_steps=2_000))
-    training = _Training(agent, env, home)
+    budget = Budget(env_steps=2_000)
+    train(agent, env, budget)
+    training = _Training(agent, env, budget, home)
     training.obs, _ = env.reset(seed=1)
     return timed(training.save, count), training.path.stat().st_size
 

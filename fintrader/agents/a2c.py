@@ -5,8 +5,8 @@ One update: collect `num_steps` steps of all accounts, estimate advantages with 
     L = −E[log π(z|s) A] + vf_coef · E[(V − target)²] / 2 − ent_coef · H
 
 It is PPO with one pass, one minibatch and no ratio (https://arxiv.org/abs/2205.09123); rollouts are short, so that
-steps are many. Advantages are normalised over the rollout, which the original does not do: rewards of markets have no
-natural scale.
+steps are many. What differs from the paper: GAE instead of n-step returns (λ = 1 gives those), Adam instead of RMSprop,
+exploration noise as PPO's, and advantages normalised over the rollout, since rewards of markets have no natural scale.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fintrader.agents.on_policy import (
 
 
 class A2C(OnPolicySettings):
-    """Synchronous advantage actor-critic."""
+    """Settings of synchronous advantage actor-critic."""
 
     algo: Literal["a2c"] = "a2c"
 
 
 class A2CAgent(OnPolicyAgent):
-    """See the module's text."""
+    """Plain policy gradient: one step on each rollout."""
 
     settings: A2C
 

@@ -10,10 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fintrader.agents.a2c import A2C, A2CAgent
+from fintrader.agents.action_head import ActionHead
 from fintrader.agents.apg import APG, APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG, DDPGAgent
+from fintrader.agents.parallel.learners import batch_learners
+from fintrader.agents.parallel.pipeline import pipeline
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO, PPOAgent
 from fintrader.agents.redq import REDQ, REDQAgent
@@ -24,16 +27,26 @@ from fintrader.errors import ConfigError
 
 
 class Agent(Protocol):
-    """Experience in, actions out."""
+    """Experience in, actions out: everything that `train` asks of an agent."""
 
     settings: Any
     layout: Layout
     device: torch.device
     seed: int
+    head: ActionHead
+    """What turns its latents into actions."""
+    differentiable: bool
+    """Whether it differentiates through the environment, whose graph is then cut after every update."""
 
     @property
     def policy(self) -> ActorPolicy:
         """The deterministic policy learned so far; shares its weights with the agent."""
+
+    def training_env(self, env: Any) -> Any:
+        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there."""
+
+    def anneal(self, fraction: float) -> None:
+        """Move step sizes to where they stand once `fraction` of the budget is used."""
 
     def act(self, obs: Tensor) -> Tensor:
         """Exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
@@ -64,19 +77,19 @@ def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "c
     """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for unknown settings."""
     match settings:
         case PPO():
-            return PPOAgent(settings, layout, device=device, seed=seed)
+            return batch_learners(PPOAgent(settings, layout, device=device, seed=seed))
         case A2C():
-            return A2CAgent(settings, layout, device=device, seed=seed)
+            return batch_learners(A2CAgent(settings, layout, device=device, seed=seed))
         case DDPG():
-            return DDPGAgent(settings, layout, device=device, seed=seed)
+            return pipeline(DDPGAgent(settings, layout, device=device, seed=seed))
         case TD3():
-            return TD3Agent(settings, layout, device=device, seed=seed)
+            return pipeline(TD3Agent(settings, layout, device=device, seed=seed))
         case SAC():
-            return SACAgent(settings, layout, device=device, seed=seed)
+            return pipeline(SACAgent(settings, layout, device=device, seed=seed))
         case REDQ():
-            return REDQAgent(settings, layout, device=device, seed=seed)
+            return pipeline(REDQAgent(settings, layout, device=device, seed=seed))
         case APG():
             return APGAgent(settings, layout, device=device, seed=seed)
         case _:
-            known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG settings"
+            known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
             raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")

@@ -11,7 +11,9 @@ by one Adam step of the actor. A step that ends an episode adds γ^k V(final obs
 nothing when it was terminated, and starts the discount anew. The value V, fitted to TD(λ) targets, tells what lies
 beyond the horizon; `bootstrap: false` leaves it out.
 
-Whole shares have no gradient: training runs with fractions of a share, whatever the environment's settings say.
+Whole shares have no gradient: training runs with fractions of a share, whatever the environment's settings say. What
+differs from the paper: the simulator is a trading account instead of a robot, latents carry a little noise that spreads
+the accounts over the states, and there is no target network for the value.
 """
 
 from __future__ import annotations
@@ -23,33 +25,25 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
+from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import Transition, require_memory
-from fintrader.agents.networks import NetworkSettings, parameters_of
+from fintrader.agents.networks import parameters_of
 from fintrader.agents.off_policy import frozen
 from fintrader.agents.returns import gae
-from fintrader.config import Settings
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
 
 
-class APG(Settings):
-    """Analytic policy gradient."""
+class APG(BaseSettings):
+    """Settings of analytic policy gradient."""
 
     algo: Literal["apg"] = "apg"
-    network: NetworkSettings = NetworkSettings()
-    head: ActionHeadSettings = ActionHeadSettings()
     learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others never."""
     value_learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the value's Adam."""
-    anneal: bool = False
-    """Lower the step sizes linearly to zero over the budget: late updates then average more of the market's noise."""
     num_steps: int = Field(default=16, ge=1)
     """H: decisions differentiated through."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per decision."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """λ of the value's targets."""
     bootstrap: bool = True
@@ -60,14 +54,10 @@ class APG(Settings):
     """Standard deviation of the noise on the latents: spreads the accounts over the states."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics."""
-    normalise_rewards: bool = True
-    """Divide rewards by the deviation of the discounted return."""
 
 
 class APGAgent(BaseAgent):
-    """See the module's text."""
+    """An actor that climbs the exact gradient of what it earns over `num_steps` decisions."""
 
     differentiable = True
 

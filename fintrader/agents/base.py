@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHead
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import (
     below,
     load_generator,
@@ -17,9 +18,10 @@ from fintrader.agents.checkpoint import (
     optimiser_state,
     prefixed,
 )
-from fintrader.agents.networks import Actor, Critic
+from fintrader.agents.networks import Actor, Critic, NetworkSettings
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
+from fintrader.config import Settings
 from fintrader.envs.observation import Layout
 from fintrader.errors import CheckpointError
 from fintrader.seeding import derive, generator
@@ -27,14 +29,51 @@ from fintrader.seeding import derive, generator
 Metrics: TypeAlias = dict[str, float]
 
 
+class BaseSettings(Settings):
+    """Settings of every agent."""
+
+    batches_learners: ClassVar[bool] = False
+    """Whether `learners` may be more than 1."""
+    replays: ClassVar[bool] = False
+    """Whether it learns from a replay buffer, which `pipeline` needs."""
+
+    network: NetworkSettings = NetworkSettings()
+    head: ActionHeadSettings = ActionHeadSettings()
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of Adam."""
+    anneal: bool = False
+    """Lower the step size linearly to zero over the budget: late updates then average more of the market's noise."""
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount per decision."""
+    normalise_observations: bool = True
+    """Standardise observations with running statistics."""
+    normalise_rewards: bool = True
+    """Divide rewards by the deviation of the discounted return."""
+    learners: int = Field(default=1, ge=1)
+    """K learners on one device, each learning from its own share of the accounts; after every update their networks
+    and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must be a multiple of K."""
+    pipeline: bool = False
+    """Learn in a thread while the accounts trade on, with networks that are one round of updates old. For ddpg, td3,
+    sac and redq."""
+
+    @model_validator(mode="after")
+    def _parallelism_fits(self) -> Self:
+        if self.learners > 1 and not self.batches_learners:
+            raise ValueError("learners above 1 need ppo or a2c; tournament.replicas averages agents of every kind")
+        if self.pipeline and not self.replays:
+            raise ValueError("pipeline needs an agent with a replay buffer; choose ddpg, td3, sac or redq")
+        return self
+
+
 class BaseAgent:
     """State handling for agents. Subclasses fill `modules` and `optimisers` in `__init__`.
 
     Names below `modules.` and `optimisers.` are inherited from a parent; names below `extra.` (running returns,
-    replay rings, counters) and the random stream belong to one training and are only resumed.
+    replay buffers, counters) and the random stream belong to one training and are only resumed.
     """
 
     settings: Any
+    head: ActionHead
     policy: ActorPolicy
     differentiable: bool = False
     """Whether the training loop keeps the environment's graph between updates."""
@@ -48,6 +87,10 @@ class BaseAgent:
         self.generator = generator(seed, "agent", device=self.device)
         self.noise_state: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
+
+    def training_env(self, env: Any) -> Any:
+        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there."""
+        return env
 
     def build_networks(
         self,
@@ -107,7 +150,8 @@ class BaseAgent:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue bit-exactly, as flat names and tensors. Call it between updates.
 
-        All are copies but the rows of a replay ring, which may be most of the memory: store them before the next step.
+        All are copies but the rows of a replay buffer, which may be most of the memory: store them before the next
+        step.
         """
         extra = {name: tensor.detach().clone() for name, tensor in prefixed("extra", self.extra_state()).items()}
         experience = prefixed("extra", self.experience())

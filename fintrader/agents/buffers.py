@@ -1,7 +1,8 @@
-"""How much memory there is for experience, asked before it is taken: an allocator's error says not what to do.
+"""What agents learn from: the latest rollout, or replayed steps; and whether there is memory for it.
 
-On a host it is what the kernel calls available (it gives up caches for it) and what the control groups of this process
-leave: a container's limit is far below what the machine has.
+Memory is asked for before it is taken: an allocator's error says not what to do. On a host there is as much of it as
+the kernel calls available (it gives up caches for it) and as the control groups of this process leave: a container's
+limit is far below what the machine has.
 """
 
 from __future__ import annotations
@@ -18,80 +19,9 @@ from fintrader.errors import CheckpointError, ConfigError
 
 PROC = Path("/proc")
 
-
 CGROUPS = Path("/sys/fs/cgroup")
 
-
 HOST = torch.device("cpu")
-
-
-def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
-    """Raises ConfigError, naming `what` and `remedy`, when `device` has fewer than `needed` bytes to give."""
-    free = available_memory(device)
-    if free is not None and needed > free:
-        raise ConfigError(
-            f"{what} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device}; {remedy}"
-        )
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken on `device`; None where the system does not say."""
-    if device.type == "cuda":
-        # What torch holds and does not use is given to the next tensor.
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    machine = _of_machine()
-    rooms = [*([] if machine is None else [machine]), *_of_groups()]
-    return max(min(rooms), 0) if rooms else None
-
-
-def _of_machine() -> int | None:
-    """MemAvailable; all memory there is on systems without it."""
-    try:
-        lines = (PROC / "meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-
-
-def _of_groups() -> Iterator[int]:
-    """Limit less use of every control group that this process is in, cgroup v2 and v1."""
-    try:
-        lines = (PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:  # `0::/path` (v2), `4:memory:/path` (v1)
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            top, limit, used, cache = CGROUPS, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, limit, used = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache = "total_inactive_file"
-        else:
-            continue
-        # Inside a container the path may be the host's: what is not there is passed over, the top always is.
-        here = top / path.lstrip("/")
-        for group in (here, *here.parents):
-            if group != top and top not in group.parents:
-                break
-            room = _room(group, limit, used, cache)
-            if room is not None:
-                yield room
-
-
-def _room(group: Path, limit: str, used: str, cache: str) -> int | None:
-    """Bytes that a group has left, file caches that it can give up counted in; None without a limit (`max`)."""
-    try:
-        room = int((group / limit).read_text()) - int((group / used).read_text())
-        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return room + int(rows.get(cache, 0))
-    except (OSError, ValueError):
-        return None
 
 
 class Transition(NamedTuple):
@@ -178,7 +108,7 @@ class ReplayBuffer:
         needed = num_steps * num_envs * (4 * (2 * obs_width + latent_width + 1) + 2)
         what, remedy = f"agent.buffer_size of {num_steps * num_envs:,} steps", "lower agent.buffer_size"
         require_memory(needed, device, what, remedy)
-        if device != HOST:  # on its way into a file it lies on the host once; a ring on the host is written as it is
+        if device != HOST:  # on its way into a file it lies on the host once; one on the host is written as it is
             require_memory(needed, HOST, f"storing {what}", remedy)
         shape = (num_steps, num_envs)
         self.obs = torch.zeros(*shape, obs_width, device=device)
@@ -224,18 +154,90 @@ class ReplayBuffer:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The steps held, in the order of the ring's rows, as views of them, and how many were ever written."""
+        """The steps held, in the order of the buffer's rows, as views of them, and how many were ever written."""
         names = ("obs", "next_obs", "latent", "reward", "terminated", "truncated")
         state = {name: getattr(self, name)[: self.filled] for name in names}
         return {**state, "written": torch.tensor(self.written)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Raises CheckpointError when the stored ring is of another shape."""
+        """Raises CheckpointError when the stored buffer is of another shape."""
         for name, tensor in state.items():
             if name == "written":
                 continue
             own = getattr(self, name)
             if tensor.shape[1:] != own.shape[1:] or tensor.shape[0] > own.shape[0]:
-                raise CheckpointError(f"the stored replay ring's {name} does not fit; resume with equal settings")
+                raise CheckpointError(f"the stored replay buffer's {name} does not fit; resume with equal settings")
             own[: tensor.shape[0]] = tensor
         self.written = int(state["written"])
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
+    """Raises ConfigError, naming `what` and `remedy`, when `device` has fewer than `needed` bytes to give."""
+    free = available_memory(device)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{what} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device}; {remedy}"
+        )
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can still be taken on `device`; None where the system does not say."""
+    if device.type == "cuda":
+        # What torch holds and does not use is given to the next tensor.
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    machine = _of_machine()
+    rooms = [*([] if machine is None else [machine]), *_of_groups()]
+    return max(min(rooms), 0) if rooms else None
+
+
+def _of_machine() -> int | None:
+    """MemAvailable; all memory there is on systems without it."""
+    try:
+        lines = (PROC / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _of_groups() -> Iterator[int]:
+    """Limit less use of every control group that this process is in, cgroup v2 and v1."""
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:  # `0::/path` (v2), `4:memory:/path` (v1)
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            top, limit, used, cache = CGROUPS, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, limit, used = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        # Inside a container the path may be the host's: what is not there is passed over, the top always is.
+        here = top / path.lstrip("/")
+        for group in (here, *here.parents):
+            if group != top and top not in group.parents:
+                break
+            room = _room(group, limit, used, cache)
+            if room is not None:
+                yield room
+
+
+def _room(group: Path, limit: str, used: str, cache: str) -> int | None:
+    """Bytes that a group has left, file caches that it can give up counted in; None without a limit (`max`)."""
+    try:
+        room = int((group / limit).read_text()) - int((group / used).read_text())
+        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return room + int(rows.get(cache, 0))
+    except (OSError, ValueError):
+        return None

@@ -4,8 +4,12 @@
     actor:   maximise Q(s, μ(s))
     targets: θ' ← θ' + τ (θ − θ')
 
-Exploration is Gaussian: the original's Ornstein-Uhlenbeck noise brought nothing in later comparisons
-(https://arxiv.org/abs/1802.09477, section 6).
+with z = tanh(actor(s)) + noise while exploring, and sums cut at the first end of an episode: nothing is bootstrapped
+after a termination. What differs from the paper: exploration is Gaussian, since Ornstein-Uhlenbeck noise brought
+nothing in later comparisons (https://arxiv.org/abs/1802.09477, section 6), and lasts from one decision to the next on
+markets; targets may sum n steps (https://arxiv.org/abs/1804.08617); networks have LayerNorm
+(https://arxiv.org/abs/2302.02948) instead of batch normalisation; what goes into the tanh is penalised
+(`saturation_coef`).
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sampl
 
 
 class DDPG(OffPolicySettings):
-    """Deep deterministic policy gradient."""
+    """Settings of deep deterministic policy gradient."""
 
     algo: Literal["ddpg"] = "ddpg"
 
 
 class DDPGAgent(OffPolicyAgent):
-    """See the module's text."""
+    """One critic, and an actor that climbs it."""
 
     settings: DDPG
 

@@ -1,7 +1,7 @@
 """What the networks are made of: layers that hold one network's weights, or those of many networks at once.
 
-`lead` is the shape of that many: `()` for one network, `(K,)` for K critics, `(G, K)` for the K critics of each of G
-learners. Weights of many are one tensor, and applying them is one batched matmul.
+`batch_shape` is the shape of that many: `()` for one network, `(K,)` for K critics. Weights of many are one tensor, and
+applying them is one batched matmul.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class Dense(nn.Module):
     """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of 0."""
 
     def __init__(
-        self, width_in: int, width_out: int, *, lead: tuple[int, ...] = (), gain: float = math.sqrt(2)
+        self, width_in: int, width_out: int, *, batch_shape: tuple[int, ...] = (), gain: float = math.sqrt(2)
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(*lead, width_in, width_out))
-        self.bias = nn.Parameter(torch.zeros(*lead, *(1,) * bool(lead), width_out))
+        self.weight = nn.Parameter(torch.empty(*batch_shape, width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(*batch_shape, *(1,) * bool(batch_shape), width_out))
         for matrix in self.weight.view(-1, width_in, width_out).unbind(0):
             nn.init.orthogonal_(matrix, gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[(*lead,) R, in]` to `[*lead, R, out]`; an `x` without the lead is every network's input."""
+        """`[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; without the batch shape, `x` is everyone's."""
         # The fused forms save a pass over the result, which counts in networks of this size.
         if self.weight.ndim == 2 and x.ndim == 2:
             return torch.addmm(self.bias, x, self.weight)
@@ -50,8 +50,8 @@ class Hidden(nn.Module):
 
 def join(*parts: Tensor) -> Tensor:
     """Concatenate along the last dimension, the others broadcast."""
-    lead = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
-    return torch.cat([part.expand(*lead, part.shape[-1]) for part in parts], dim=-1)
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
+    return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
 
 
 class GruEncoder(nn.Module):
@@ -62,14 +62,14 @@ class GruEncoder(nn.Module):
     It starts from zero at the window's oldest bar, so that nothing is carried from one decision to the next.
     """
 
-    def __init__(self, width_in: int, width: int, bars: int, *, lead: tuple[int, ...] = ()) -> None:
+    def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.bars = bars
-        self.input = Dense(width_in, 3 * width, lead=lead, gain=1.0)
-        self.recurrent = Dense(width, 3 * width, lead=lead, gain=1.0)
+        self.input = Dense(width_in, 3 * width, batch_shape=batch_shape, gain=1.0)
+        self.recurrent = Dense(width, 3 * width, batch_shape=batch_shape, gain=1.0)
 
     def forward(self, window: Tensor) -> Tensor:
-        """`[..., S, L, P]` to `[*lead, S, E]`."""
+        """`[..., S, L, P]` to `[*batch_shape, S, E]`."""
         shape = window.shape[-3:-1]
         inputs = self.input(window.flatten(-3, -2)).unflatten(-2, shape)
         h = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
@@ -87,16 +87,16 @@ class AttentionEncoder(nn.Module):
     e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its place
     """
 
-    def __init__(self, width_in: int, width: int, bars: int, *, lead: tuple[int, ...] = ()) -> None:
+    def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.bars = bars
-        self.query = Dense(width_in, width, lead=lead, gain=1.0)
-        self.key = Dense(width_in, width, lead=lead, gain=1.0)
-        self.value = Dense(width_in, width, lead=lead, gain=1.0)
-        self.place = nn.Parameter(torch.randn(*lead, *(1,) * bool(lead), bars, width) / math.sqrt(width))
+        self.query = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.key = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.value = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.place = nn.Parameter(torch.randn(*batch_shape, *(1,) * bool(batch_shape), bars, width) / math.sqrt(width))
 
     def forward(self, window: Tensor) -> Tensor:
-        """`[..., S, L, P]` to `[*lead, S, E]`."""
+        """`[..., S, L, P]` to `[*batch_shape, S, E]`."""
         shape, flat = window.shape[-3:-1], window.flatten(-3, -2)
         query = self.query(window[..., -1, :]).unsqueeze(-2)
         key = self.key(flat).unflatten(-2, shape) + self.place

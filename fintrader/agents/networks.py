@@ -47,17 +47,17 @@ class NetworkSettings(Settings):
 
 
 class Mlp(nn.Module):
-    """`[R, in]` to `[*lead, R, out]`."""
+    """`[R, in]` to `[*batch_shape, R, out]`."""
 
     def __init__(
-        self, width_in: int, width_out: int, settings: NetworkSettings, *, lead: tuple[int, ...], out_gain: float
+        self, width_in: int, width_out: int, settings: NetworkSettings, *, batch_shape: tuple[int, ...], out_gain: float
     ) -> None:
         super().__init__()
         widths = [width_in, *settings.hidden]
         layers: list[nn.Module] = []
         for a, b in itertools.pairwise(widths):
-            layers += [Dense(a, b, lead=lead), Hidden(b, settings.activation, settings.layer_norm)]
-        self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, lead=lead, gain=out_gain))
+            layers += [Dense(a, b, batch_shape=batch_shape), Hidden(b, settings.activation, settings.layer_norm)]
+        self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, batch_shape=batch_shape, gain=out_gain))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -65,13 +65,13 @@ class Mlp(nn.Module):
 
 
 class AssetTrunk(nn.Module):
-    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to `[*lead, R, N, H]`.
+    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to `[*batch_shape, R, N, H]`.
 
     Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one sees the common columns in place of the mean.
     """
 
     def __init__(
-        self, asset_width: int, common_width: int, settings: NetworkSettings, *, lead: tuple[int, ...]
+        self, asset_width: int, common_width: int, settings: NetworkSettings, *, batch_shape: tuple[int, ...]
     ) -> None:
         super().__init__()
         self.own = nn.ModuleList()
@@ -79,8 +79,8 @@ class AssetTrunk(nn.Module):
         self.hidden = nn.ModuleList()
         width, shared = asset_width, common_width
         for size in settings.hidden:
-            self.own.append(Dense(width, size, lead=lead))
-            self.common.append(Dense(shared, size, lead=lead, gain=1.0))
+            self.own.append(Dense(width, size, batch_shape=batch_shape))
+            self.common.append(Dense(shared, size, batch_shape=batch_shape, gain=1.0))
             self.hidden.append(Hidden(size, settings.activation, settings.layer_norm))
             width = shared = size
 
@@ -104,11 +104,11 @@ def uses_assets(layout: Layout, settings: NetworkSettings) -> bool:
 class AssetInput(nn.Module):
     """Standardised `obs [R, D]` as per-asset columns `[R, N, P]` and common columns `[R, G]`."""
 
-    def __init__(self, layout: Layout, settings: NetworkSettings, *, lead: tuple[int, ...]) -> None:
+    def __init__(self, layout: Layout, settings: NetworkSettings, *, batch_shape: tuple[int, ...]) -> None:
         super().__init__()
         assert not isinstance(layout, FlatLayout)
         self.layout, self.account = layout, settings.account
-        self.encoder = make_encoder(layout, settings, layout.num_features + 1, lead=lead)
+        self.encoder = make_encoder(layout, settings, layout.num_features + 1, batch_shape=batch_shape)
         past = (layout.lookback - 1) * (layout.num_features + 1)
         self.width = layout.num_features + 2 + (past if self.encoder is None else settings.encoder_width)
         """P"""
@@ -133,11 +133,11 @@ class AssetInput(nn.Module):
 class FlatInput(nn.Module):
     """Standardised `obs [R, D]` as one row each `[R, P]`."""
 
-    def __init__(self, layout: Layout, settings: NetworkSettings, *, lead: tuple[int, ...]) -> None:
+    def __init__(self, layout: Layout, settings: NetworkSettings, *, batch_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.layout, self.width = layout, layout.width
         row = 0 if isinstance(layout, FlatLayout) else layout.row_width
-        self.encoder = make_encoder(layout, settings, row, lead=lead)
+        self.encoder = make_encoder(layout, settings, row, batch_shape=batch_shape)
         if self.encoder is not None and not isinstance(layout, FlatLayout):
             self.width += settings.encoder_width - (layout.lookback - 1) * row
 
@@ -150,7 +150,7 @@ class FlatInput(nn.Module):
 
 
 def make_encoder(
-    layout: Layout, settings: NetworkSettings, width_in: int, *, lead: tuple[int, ...]
+    layout: Layout, settings: NetworkSettings, width_in: int, *, batch_shape: tuple[int, ...]
 ) -> GruEncoder | AttentionEncoder | None:
     """The encoder that the settings ask for. Raises ConfigError when observations show but one bar."""
     if settings.encoder == "none":
@@ -162,7 +162,7 @@ def make_encoder(
             f"agent.network.encoder {settings.encoder} needs bars to read: set env.lookback to 2 or more, e.g. 30"
         )
     kind = GruEncoder if settings.encoder == "gru" else AttentionEncoder
-    return kind(width_in, settings.encoder_width, layout.lookback, lead=lead)
+    return kind(width_in, settings.encoder_width, layout.lookback, batch_shape=batch_shape)
 
 
 class Actor(nn.Module):
@@ -178,14 +178,14 @@ class Actor(nn.Module):
         self.outputs = outputs
         self.per_asset = uses_assets(layout, settings)
         if self.per_asset:
-            self.assets = AssetInput(layout, settings, lead=())
-            self.trunk = AssetTrunk(self.assets.width, self.assets.common_width, settings, lead=())
+            self.assets = AssetInput(layout, settings, batch_shape=())
+            self.trunk = AssetTrunk(self.assets.width, self.assets.common_width, settings, batch_shape=())
             self.head = Dense(settings.hidden[-1], outputs, gain=out_gain)
             self.cash_head = Dense(settings.hidden[-1], outputs, gain=out_gain) if cash else None
         else:
-            self.input = FlatInput(layout, settings, lead=())
+            self.input = FlatInput(layout, settings, batch_shape=())
             latents = num_actions(layout) + cash
-            self.mlp = Mlp(self.input.width, latents * outputs, settings, lead=(), out_gain=out_gain)
+            self.mlp = Mlp(self.input.width, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, ...]:
         if not self.per_asset:
@@ -213,17 +213,17 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.per_asset = uses_assets(layout, settings)
-        lead = () if members is None else (members,)
+        batch_shape = () if members is None else (members,)
         if self.per_asset:
             # Each asset sees its own latent; what is left over (cash) all of them see.
             extra = latents - num_actions(layout) if latents else 0
-            self.assets = AssetInput(layout, settings, lead=lead)
+            self.assets = AssetInput(layout, settings, batch_shape=batch_shape)
             own = self.assets.width + (1 if latents else 0)
-            self.trunk = AssetTrunk(own, self.assets.common_width + extra, settings, lead=lead)
-            self.head = Dense(settings.hidden[-1], 1, lead=lead, gain=out_gain)
+            self.trunk = AssetTrunk(own, self.assets.common_width + extra, settings, batch_shape=batch_shape)
+            self.head = Dense(settings.hidden[-1], 1, batch_shape=batch_shape, gain=out_gain)
         else:
-            self.input = FlatInput(layout, settings, lead=lead)
-            self.mlp = Mlp(self.input.width + latents, 1, settings, lead=lead, out_gain=out_gain)
+            self.input = FlatInput(layout, settings, batch_shape=batch_shape)
+            self.mlp = Mlp(self.input.width + latents, 1, settings, batch_shape=batch_shape, out_gain=out_gain)
 
     def forward(self, obs: Tensor, latent: Tensor | None = None) -> Tensor:
         if not self.per_asset:

@@ -39,16 +39,12 @@ class ObservationNormaliser(nn.Module):
 
     def _refresh(self) -> None:
         """Float32 copies per column: what `forward` reads, once a step."""
-        self._shift = self.mean[self.groups].float()
-        self._scale = (self.var[self.groups] + 1e-8).rsqrt().float()
+        shift, scale = shift_and_scale(self.mean, self.var)
+        self._shift, self._scale = shift[self.groups], scale[self.groups]
 
     def forward(self, obs: Tensor) -> Tensor:
         """`[..., D]` raw to `[..., D]` standardised."""
         return ((obs - self._shift) * self._scale).clamp(-_CLIP, _CLIP)
-
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """What is subtracted, and what is multiplied by, for each group of columns: `[G]` float32 each."""
-        return self.mean.float(), (self.var + 1e-8).rsqrt().float()
 
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
@@ -79,6 +75,11 @@ class ObservationNormaliser(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh()
         return self
+
+
+def shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """What is subtracted from columns of these statistics, and what they are multiplied by then; float32."""
+    return mean.float(), (var + 1e-8).rsqrt().float()
 
 
 class RewardScaler(nn.Module):

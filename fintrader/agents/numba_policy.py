@@ -1,79 +1,94 @@
 """Policies bound to one market: the same action as the networks give, a hundredth of the time for one account.
 
 A backtest asks a policy one observation at a time, and ten small networks are then three hundred tensor operations on
-a few thousand numbers. `bind(policy, rows)` lays the weights of all members out side by side and runs
-`numba_forward.forward` on them. Actions agree with the policy's own to float32 rounding.
+a few thousand numbers. `bind` takes what a policy file holds (its description and its tensors), lays the weights of all
+members out side by side and runs `numba_forward.forward` on them. Actions agree with the networks' own to float32
+rounding.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fintrader.agents.networks import Actor
-from fintrader.envs.observation import FlatLayout, market_widths
-
-if TYPE_CHECKING:
-    from fintrader.agents.policy import ActorPolicy, PolicyModule
-
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
+from fintrader.agents.checkpoint import below
+from fintrader.agents.networks import NetworkSettings, uses_assets
+from fintrader.agents.normalisation import shift_and_scale
+from fintrader.envs.observation import FlatLayout, ObservationLayout, layout_from_json, market_widths
 
 Numbers = NDArray[np.float32]
-
 
 Bound = Callable[[int, Numbers], Numbers]
 """`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by the next call."""
 
 
-def bind(policy: PolicyModule, rows: Numbers) -> Bound | None:
-    """`policy` over the market rows `[T, N*F + N + M]` of a window; None where only the networks themselves will do:
+def bind(description: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Numbers) -> Bound | None:
+    """A policy over the market rows `[T, N*F + N + M]` of a window; None where only the networks themselves will do:
     without numba, off the CPU, on a classic environment, with observations of several bars, in ensembles of ensembles,
-    or with weights that are not finite (which the networks then show)."""
-    from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
+    or with weights that are not finite (which the networks then show).
 
-    members = list(policy.members) if isinstance(policy, EnsemblePolicy) else [policy]
-    actors = [member for member in members if type(member) is ActorPolicy and _usable(member)]
-    if len(actors) < len(members) or isinstance(policy.layout, FlatLayout) or importlib.util.find_spec("numba") is None:
+    `description` and `tensors` are the policy's `describe()` and `state_dict()`.
+    """
+    if importlib.util.find_spec("numba") is None or not all(_usable(tensor) for tensor in tensors.values()):
         return None
-    if policy.layout.lookback > 1 or policy.layout.market_width != rows.shape[1]:
+    mode, shares = "mean", np.ones(1, np.float32)
+    described, states = [description], [tensors]
+    if description["kind"] == "ensemble":
+        mode, shares = description["mode"], tensors["weights"].numpy().astype(np.float32)
+        described = description["members"]
+        states = [below(f"members.{number}", tensors) for number in range(len(described))]
+    if any(member["kind"] != "actor" for member in described):
         return None
-    mode, shares = "mean", np.ones(1)
-    if isinstance(policy, EnsemblePolicy):
-        mode, shares = policy.mode, policy.weights.numpy()
-    return _Bound(actors, rows, mode, shares.astype(np.float32))
+    layout = layout_from_json(described[0]["layout"])
+    if isinstance(layout, FlatLayout) or layout.lookback > 1 or layout.market_width != rows.shape[1]:
+        return None
+    actors = [_Actor(layout, member, state) for member, state in zip(described, states, strict=True)]
+    return _Bound(layout, actors, rows, mode, shares)
 
 
-def _usable(policy: ActorPolicy) -> bool:
-    tensors = list(policy.state_dict().values())
-    return all(tensor.device.type == "cpu" and bool(tensor.isfinite().all()) for tensor in tensors)
+def _usable(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and bool(tensor.isfinite().all())
+
+
+class _Actor:
+    """One member: its settings, and its weights by name."""
+
+    def __init__(
+        self, layout: ObservationLayout, description: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> None:
+        self.network = NetworkSettings.model_validate(description["network"])
+        self.head = ActionHead(layout, ActionHeadSettings.model_validate(description["head"]))
+        self.outputs, self.squash = int(description["outputs"]), bool(description["squash"])
+        self.per_asset = uses_assets(layout, self.network)
+        self.weights = below("actor", tensors)
+        self.statistics = torch.cat(shift_and_scale(tensors["normaliser.mean"], tensors["normaliser.var"]))
 
 
 class _Bound:
     """K actors over the rows of one market."""
 
-    def __init__(self, actors: list[ActorPolicy], rows: Numbers, mode: str, shares: Numbers) -> None:
+    def __init__(
+        self, layout: ObservationLayout, actors: list[_Actor], rows: Numbers, mode: str, shares: Numbers
+    ) -> None:
         from fintrader.agents import numba_forward
 
-        layout = actors[0].layout
-        assert not isinstance(layout, FlatLayout)
         account, assets, *_, context = market_widths(layout)
-        pack = _Pack(len(actors), 1 + max(len(actor.network.hidden) for actor in actors))
+        pack = _Pack(layout, len(actors), 1 + max(len(actor.network.hidden) for actor in actors))
         for k, actor in enumerate(actors):
             pack.add(k, actor)
         # The widest anything gets: inputs or hidden units of the per-asset network, logits of a flat one.
         wide = max(pack.widest, -(-(layout.num_features + 2) // 4) * 4)
         plain = max(layout.width, wide, account + context, 1)
-        self._forward, self._rows, self._mode, self._shares = (
-            numba_forward.forward,
-            np.ascontiguousarray(rows),
-            mode,
-            shares,
-        )
+        self._forward, self._rows = numba_forward.forward, np.ascontiguousarray(rows)
+        self._mode, self._shares = mode, shares
         self._sizes = (account, assets, layout.num_features, context)
         self._tables = (pack.plan, pack.layers, pack.numbers, np.concatenate(pack.weights))
         lengths = (wide, plain, assets + 1, assets)
@@ -100,10 +115,10 @@ class _Bound:
 class _Pack:
     """Weights of several actors in one vector, and the tables that say where what lies (see `forward`)."""
 
-    def __init__(self, count: int, depth: int) -> None:
+    def __init__(self, layout: ObservationLayout, count: int, depth: int) -> None:
         from fintrader.agents import numba_forward
 
-        self.table = numba_forward
+        self.layout, self.table = layout, numba_forward
         self.plan = np.zeros((count, numba_forward.PLAN), np.int64)
         self.layers = np.zeros((count, depth, numba_forward.LAYER), np.int64)
         self.numbers = np.zeros((count, numba_forward.NUMBERS), np.float32)
@@ -111,50 +126,49 @@ class _Pack:
         self.widest = 0
         self._length = 0
 
-    def add(self, k: int, policy: ActorPolicy) -> None:
+    def add(self, k: int, actor: _Actor) -> None:
         """Lay out actor number `k`."""
-        t, plan, settings = self.table, self.plan[k], policy.network
+        t, plan, settings = self.table, self.plan[k], actor.network
         activations = {"relu": t.RELU, "tanh": t.TANH, "silu": t.SILU, "elu": t.ELU}
         plan[[t.ACTIVATION, t.NORM]] = activations[settings.activation], settings.layer_norm
-        plan[[t.SQUASH, t.AIMS]] = policy.squash, policy.head.targets_weights
+        plan[[t.SQUASH, t.AIMS]] = actor.squash, actor.head.targets_weights
         plan[[t.ACCOUNT, t.DEPTH]] = settings.account, len(settings.hidden)
-        plan[t.STATISTICS] = self._place(torch.cat(policy.normaliser.statistics()))
-        layout, head = policy.layout, policy.head.settings
-        assert not isinstance(layout, FlatLayout)
-        logit = math.log(layout.num_assets) + head.cash_logit
-        self.numbers[k] = head.scale, logit, head.rate, head.band / layout.num_assets
-        plan[t.KIND] = t.PER_ASSET if policy.actor.per_asset else t.MLP
+        plan[t.STATISTICS] = self._place(actor.statistics)
+        head, assets = actor.head.settings, self.layout.num_assets
+        logit = math.log(assets) + head.cash_logit
+        self.numbers[k] = head.scale, logit, head.rate, head.band / assets
+        plan[t.KIND] = t.PER_ASSET if actor.per_asset else t.MLP
         plan[[t.CASH, t.CASH_BIAS]] = -1
-        (self._add_per_asset if policy.actor.per_asset else self._add_mlp)(k, policy.actor)
+        (self._add_per_asset if actor.per_asset else self._add_mlp)(k, actor)
 
-    def _add_per_asset(self, k: int, actor: Actor) -> None:
-        t, plan, trunk = self.table, self.plan[k], actor.trunk
+    def _add_per_asset(self, k: int, actor: _Actor) -> None:
+        t, plan, weights = self.table, self.plan[k], actor.weights
         wide = 0
-        pairs: list[tuple[Any, Any]] = list(zip(trunk.own, trunk.common, strict=True))  # Dense, both
-        for depth, (own, common) in enumerate(pairs):
-            width = own.weight.shape[1]
+        for depth in range(len(actor.network.hidden)):
+            own, common = (weights[f"trunk.{part}.{depth}.weight"] for part in ("own", "common"))
+            bias = weights[f"trunk.own.{depth}.bias"] + weights[f"trunk.common.{depth}.bias"]
+            width = own.shape[1]
             wide = -(-width // 4) * 4
             self.layers[k, depth, [t.WIDTH, t.OWN_OUT]] = width, wide
-            rows = -(-own.weight.shape[0] // 4) * 4
-            self.layers[k, depth, [t.OWN, t.OWN_IN]] = self._place(_padded(own.weight, rows, wide)), rows
+            rows = -(-own.shape[0] // 4) * 4
+            self.layers[k, depth, [t.OWN, t.OWN_IN]] = self._place(_padded(own, rows, wide)), rows
             # From the second layer on the shared columns are the padded hidden units' means.
-            columns = common.weight.shape[0] if depth == 0 else rows
-            self.layers[k, depth, t.COMMON] = self._place(_padded(common.weight, columns, wide))
+            columns = common.shape[0] if depth == 0 else rows
+            self.layers[k, depth, t.COMMON] = self._place(_padded(common, columns, wide))
             self.layers[k, depth, t.COMMON_IN] = columns
-            self.layers[k, depth, t.BIAS] = self._place(_padded((own.bias + common.bias)[None], 1, wide))
+            self.layers[k, depth, t.BIAS] = self._place(_padded(bias[None], 1, wide))
             self.widest = max(self.widest, wide)
-        plan[t.HEAD] = self._place(_padded(actor.head.weight[:, :1], wide, 1))
-        plan[t.HEAD_BIAS] = self._place(actor.head.bias[:1])
-        if actor.cash_head is not None:
-            plan[t.CASH] = self._place(_padded(actor.cash_head.weight[:, :1], wide, 1))
-            plan[t.CASH_BIAS] = self._place(actor.cash_head.bias[:1])
+        plan[t.HEAD] = self._place(_padded(weights["head.weight"][:, :1], wide, 1))
+        plan[t.HEAD_BIAS] = self._place(weights["head.bias"][:1])
+        if actor.head.targets_weights:
+            plan[t.CASH] = self._place(_padded(weights["cash_head.weight"][:, :1], wide, 1))
+            plan[t.CASH_BIAS] = self._place(weights["cash_head.bias"][:1])
 
-    def _add_mlp(self, k: int, actor: Actor) -> None:
-        t = self.table
-        dense: list[Any] = list(actor.mlp.layers)[::2]
-        for depth, layer in enumerate(dense):
-            weight, bias = layer.weight, layer.bias
-            if depth == len(dense) - 1:  # the first of `outputs` blocks of columns
+    def _add_mlp(self, k: int, actor: _Actor) -> None:
+        t, last = self.table, len(actor.network.hidden)
+        for depth in range(last + 1):  # every second layer of the Mlp is dense
+            weight, bias = (actor.weights[f"mlp.layers.{2 * depth}.{part}"] for part in ("weight", "bias"))
+            if depth == last:  # the first of `outputs` blocks of columns
                 count = weight.shape[1] // actor.outputs
                 weight, bias = weight[:, :count], bias[:count]
             rows, width = weight.shape

@@ -1,4 +1,4 @@
-"""What DDPG, TD3, SAC and REDQ share: exploring, the replay ring, and when to learn.
+"""What DDPG, TD3, SAC and REDQ share: exploring, the replay buffer, and when to learn.
 
 These agents know latents in [-1, 1] only: the actor's output goes through tanh, exploration is clipped to the same
 range, and critics judge latents, not the actions a head makes of them (the head is a fixed function of both).
@@ -9,34 +9,31 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.base import BaseAgent, Metrics, to_metrics
+from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, to_metrics
 from fintrader.agents.buffers import ReplayBuffer, Transition
 from fintrader.agents.checkpoint import below, prefixed
 from fintrader.agents.networks import NetworkSettings, parameters_of
 from fintrader.agents.returns import n_step
-from fintrader.config import Settings
 from fintrader.envs.observation import Layout
 
 
-class OffPolicySettings(Settings):
+class OffPolicySettings(BaseSettings):
     """Settings of every agent that learns from replayed steps."""
+
+    replays: ClassVar[bool] = True
 
     network: NetworkSettings = NetworkSettings(layer_norm=True)
     """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
-    head: ActionHeadSettings = ActionHeadSettings()
     learning_rate: float = Field(default=1e-3, gt=0)
     """Step size of Adam, of the actor and of the critics."""
-    anneal: bool = False
-    """Lower the step size linearly to zero over the budget: late updates then average more of the market's noise."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per decision."""
+    normalise_observations: bool = True
+    """Standardise observations with running statistics, which freeze when learning begins."""
     n_steps: int = Field(default=1, ge=1)
     """Steps summed before a critic's value is used."""
     tau: float = Field(default=0.01, gt=0, le=1)
@@ -54,18 +51,14 @@ class OffPolicySettings(Settings):
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
-    """Correlation of the noise from one decision to the next, also while warming up: under trading costs a whim that
-    lasts is cheaper and tells more. None: 0.9 with the `aim` head, 0 elsewhere."""
+    """Correlation of the noise from one decision to the next, also while warming up: under trading costs a deviation
+    that lasts is cheaper and tells more. None: 0.9 with the `aim` head, 0 elsewhere."""
     max_grad_norm: float = Field(default=10.0, gt=0)
     """Gradients longer than this are shortened to it."""
     saturation_coef: float = Field(default=5e-3, ge=0)
     """Weight of the mean square of what goes into the tanh: without it actors drift to ±1 and stop learning."""
     report_every: int = Field(default=50, ge=1)
     """Steps of the vector environment between two lines of metrics."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics, which freeze when learning begins."""
-    normalise_rewards: bool = True
-    """Divide rewards by the deviation of the discounted return."""
 
 
 class Sample(NamedTuple):
@@ -84,7 +77,7 @@ class Sample(NamedTuple):
 
 
 class OffPolicyAgent(BaseAgent):
-    """`act` explores, `observe` stores, `update` learns from the ring. Subclasses write `learn`."""
+    """`act` explores, `observe` stores, `update` learns from the replay buffer. Subclasses write `learn`."""
 
     settings: OffPolicySettings
     members: int = 1
@@ -105,7 +98,7 @@ class OffPolicyAgent(BaseAgent):
         self.optimisers["critic"] = torch.optim.Adam(
             parameters_of([self.critic]), lr=settings.learning_rate, fused=True
         )
-        self.ring: ReplayBuffer | None = None
+        self.replay: ReplayBuffer | None = None
         self.latent: Tensor | None = None
         self.has_parent = False
         self.learned = 0
@@ -117,78 +110,89 @@ class OffPolicyAgent(BaseAgent):
     @property
     def warming_up(self) -> bool:
         """True while latents are drawn at random."""
-        ring = self.ring
-        return ring is None or ring.written * ring.num_envs < self.settings.learning_starts
+        replay = self.replay
+        return replay is None or replay.written * replay.num_envs < self.settings.learning_starts
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Exploring actions `[B, N]`."""
         if self.warming_up and not self.has_parent:
             # erf turns a normal draw into a uniform one
-            self.latent = torch.erf(self.whims(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
+            self.latent = torch.erf(self.exploration_noise(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
         else:
             self.latent = self.explore(self.normaliser(obs))
         return self.head.decode(obs, self.latent)
 
-    def whims(self, shape: torch.Size) -> Tensor:
-        """Standard normal exploration noise."""
+    def exploration_noise(self, shape: torch.Size) -> Tensor:
+        """Standard normal noise, correlated in time as the settings say."""
         return self.draw_noise(shape, self.head.persistence(self.settings.noise_persistence))
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents `[B, L]` for standardised observations: the actor's, plus Gaussian noise."""
         latent = torch.tanh(self.actor(obs)[0])
-        noise = self.whims(latent.shape)
+        noise = self.exploration_noise(latent.shape)
         return (latent + self.settings.noise * noise).clamp(-1.0, 1.0)
 
     @torch.no_grad()
     def observe(self, transition: Transition) -> None:
         """Store one step and, while warming up, its statistics."""
-        if self.ring is None:
+        if self.replay is None:
             accounts = transition.obs.shape[0]
             steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.ring = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.replay = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
         assert self.latent is not None
         if self.warming_up and self.settings.normalise_observations:
             self.normaliser.update(transition.obs)
         if self.settings.normalise_rewards:
             done = transition.terminated | transition.truncated
             self.rewards.update(transition.reward.unsqueeze(0), done.unsqueeze(0))
-        self.ring.add(transition, self.latent)
+        self.replay.add(transition, self.latent)
 
     # --- learning --------------------------------------------------------------------------------------
 
     def update(self) -> Metrics | None:
         """Learn as often as `updates_per_step` says; metrics every `report_every` steps, else None."""
-        ring = self.ring
-        if ring is None:
-            return None
-        if not self.warming_up and ring.filled >= self.settings.n_steps:
-            warm = -(-self.settings.learning_starts // ring.num_envs)
-            due = int((ring.written - warm + 1) * self.settings.updates_per_step)
-            while self.learned < due:
-                self.learn_once()
-        if ring.written % self.settings.report_every:
-            return None
-        metrics = {name: torch.stack(values).mean() for name, values in self.since_report.items()}
-        self.since_report = {}
-        return to_metrics(metrics) if metrics else {}
+        while self.learned < self.updates_due():
+            self.learn_once()
+        return self.report()
 
     def learn_once(self) -> None:
         """One update from one batch."""
-        assert self.ring is not None
-        self.note(self.learn(self.draw(self.ring)))
+        assert self.replay is not None
+        self.count(self.learn(self.draw(self.replay)))
 
-    def note(self, step: dict[str, Tensor]) -> None:
+    def updates_due(self) -> int:
+        """Updates that should have been made by now, ever since the first step; 0 while warming up."""
+        replay, settings = self.replay, self.settings
+        if replay is None or self.warming_up or replay.filled < settings.n_steps:
+            return 0
+        warm = -(-settings.learning_starts // replay.num_envs)
+        return int((replay.written - warm + 1) * settings.updates_per_step)
+
+    def count(self, step: dict[str, Tensor]) -> None:
         """Count an update and keep its metrics for the next report."""
         self.learned += 1
         for name, value in step.items():
             self.since_report.setdefault(name, []).append(value)
 
+    @property
+    def report_due(self) -> bool:
+        """Whether this step is one of those after which metrics are given."""
+        return self.replay is not None and self.replay.written % self.settings.report_every == 0
+
+    def report(self) -> Metrics | None:
+        """Means of the metrics since the last report when one is due, else None."""
+        if not self.report_due:
+            return None
+        metrics = {name: torch.stack(values).mean() for name, values in self.since_report.items()}
+        self.since_report = {}
+        return to_metrics(metrics) if metrics else {}
+
     @torch.no_grad()
-    def draw(self, ring: ReplayBuffer) -> Sample:
-        """A batch from the ring."""
+    def draw(self, replay: ReplayBuffer) -> Sample:
+        """A batch from the replay buffer."""
         settings = self.settings
-        batch = ring.sample(settings.batch_size, settings.n_steps, self.generator)
+        batch = replay.sample(settings.batch_size, settings.n_steps, self.generator)
         rewards = self.rewards(batch.reward) if settings.normalise_rewards else batch.reward
         reward, discount, last = n_step(rewards, batch.terminated, batch.truncated, settings.gamma)
         rows = torch.arange(settings.batch_size, device=self.device)
@@ -238,18 +242,18 @@ class OffPolicyAgent(BaseAgent):
         return state | self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
 
     def experience(self) -> dict[str, Tensor]:
-        return {} if self.ring is None else prefixed("ring", self.ring.state_dict())
+        return {} if self.replay is None else prefixed("replay", self.replay.state_dict())
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
         self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
-        rows = below("ring", state)
-        self.ring = None
+        rows = below("replay", state)
+        self.replay = None
         if rows:
             accounts = rows["reward"].shape[1]
             steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.ring = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
-            self.ring.load_state_dict(rows)
+            self.replay = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.replay.load_state_dict(rows)
 
 
 @contextlib.contextmanager

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
+from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition
-from fintrader.agents.networks import NetworkSettings, parameters_of
+from fintrader.agents.networks import parameters_of
 from fintrader.agents.returns import gae
-from fintrader.config import Settings
 from fintrader.envs.observation import Layout
+from fintrader.errors import ConfigError
 
 
-class OnPolicySettings(Settings):
+class OnPolicySettings(BaseSettings):
     """Settings of every agent that learns from its latest rollout only."""
 
-    network: NetworkSettings = NetworkSettings()
-    head: ActionHeadSettings = ActionHeadSettings()
-    learning_rate: float = Field(default=3e-3, gt=0)
-    """Step size of Adam."""
-    anneal: bool = False
-    """Lower the step size linearly to zero over the budget: late updates then average more of the market's noise."""
+    batches_learners: ClassVar[bool] = True
+
     num_steps: int = Field(default=16, ge=1)
     """Steps of every account between updates."""
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per decision."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Bias (0) against variance (1) of the advantages."""
     ent_coef: float = Field(default=0.0, ge=0)
@@ -43,15 +36,11 @@ class OnPolicySettings(Settings):
     noise: float = Field(default=0.5, gt=0)
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
-    """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091). Under trading costs a
-    whim that lasts is cheaper and tells more than one that is taken back at the next decision; without it the first
-    thing learned is not to trade. None: 0.9 with the `aim` head, 0 elsewhere."""
+    """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091). Under trading costs
+    a deviation that lasts is cheaper and tells more than one that is taken back at the next decision; without it the
+    first thing learned is not to trade. None: 0.9 with the `aim` head, 0 elsewhere."""
     learn_noise: bool = False
     """Adapt the noise by gradient. Under market noise a fixed one learns better; classic environments gain from it."""
-    normalise_observations: bool = True
-    """Standardise observations with running statistics."""
-    normalise_rewards: bool = True
-    """Divide rewards by the deviation of the discounted return."""
 
 
 class Rollout(NamedTuple):
@@ -103,6 +92,16 @@ class OnPolicyAgent(BaseAgent):
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
         self.seen_any = False
+        self.learner: Callable[[Rollout], dict[str, Tensor]] = self.learn
+        """What learns from a rollout: the agent, or several learners of it side by side (`parallel/learners.py`)."""
+
+    def training_env(self, env: Any) -> Any:
+        """`env`. Raises ConfigError when its accounts cannot be shared out evenly among the learners."""
+        if env.num_envs % self.settings.learners:
+            raise ConfigError(
+                f"env.num_envs is {env.num_envs}; make it a multiple of agent.learners, {self.settings.learners}"
+            )
+        return env
 
     # --- collecting ------------------------------------------------------------------------------------
 
@@ -124,7 +123,7 @@ class OnPolicyAgent(BaseAgent):
         """Store one step."""
         if self.buffer is None or self.buffer.num_envs != transition.obs.shape[0]:
             accounts, width = transition.obs.shape
-            self.check_rollout(accounts)
+            self.check_rollout(accounts // self.settings.learners)
             self.buffer = RolloutBuffer(self.settings.num_steps, accounts, width, self.head.latents, self.device)
         assert self.latent is not None
         final_value = None
@@ -135,7 +134,7 @@ class OnPolicyAgent(BaseAgent):
         self.last_obs = transition.next_obs
 
     def check_rollout(self, num_envs: int) -> None:
-        """Raises ConfigError when `num_envs` accounts make no usable rollout."""
+        """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
     # --- learning --------------------------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class OnPolicyAgent(BaseAgent):
             )
 
         rows = obs.flatten(0, 1), buffer.latent.flatten(0, 1), old_log_prob, advantage.flatten(), target.flatten()
-        metrics = self.learn(Rollout(*rows))
+        metrics = self.learner(Rollout(*rows))
         metrics["explained_variance"] = explained_variance(value, target)
         metrics["reward_mean"] = buffer.reward.mean()
         # Statistics move only between rollouts, so that the ratios above compare like with like.

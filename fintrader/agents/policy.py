@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,11 +21,9 @@ from fintrader.agents.networks import Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.numba_policy import Bound, bind
 from fintrader.config import validate
+from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from fintrader.data.tensors import MarketTensors
 
 FORMAT = "fintrader-policy-1"
 EnsembleMode = Literal["mean", "weighted", "vote"]
@@ -43,8 +41,14 @@ class PolicyModule(nn.Module):
         raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
 
     def bind(self, rows: NDArray[np.float32]) -> Bound | None:
-        """The policy over the market rows `[T, N*F + N + M]` of one window, compiled (see `compiled.bind`)."""
-        return bind(self, rows)
+        """The policy over the market rows `[T, N*F + N + M]` of one window, for one account at a time.
+
+        None where only the networks themselves will do (see `numba_policy.bind`), a module of one's own among them.
+        """
+        members = list(self.members) if isinstance(self, EnsemblePolicy) else [self]
+        if not all(type(member) is ActorPolicy for member in members):
+            return None
+        return bind(self.describe(), self.state_dict(), rows)
 
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy was trained on the symbols and columns of `market`."""
@@ -86,7 +90,7 @@ class ActorPolicy(PolicyModule):
 
     @property
     def rewards(self) -> RewardScaler | None:
-        """How its training scaled rewards; None in files of older versions. Acting does not use it."""
+        """How its training scaled rewards; None for one that no agent trained. Acting does not use it."""
         return self._rewards[0]
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -214,7 +218,7 @@ def _build(description: Mapping[str, Any]) -> PolicyModule:
                 validate(ActionHeadSettings, description["head"], "policy"),
                 outputs=int(description["outputs"]),
                 squash=bool(description["squash"]),
-                rewards=RewardScaler.from_json(rewards) if (rewards := description.get("rewards")) else None,
+                rewards=RewardScaler.from_json(rewards) if (rewards := description["rewards"]) else None,
             )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None

@@ -5,10 +5,12 @@ passes of `num_minibatches` Adam steps on
 
     L = −E[min(ρ A, clip(ρ, 1 ± ε) A)] + vf_coef · E[(V − target)²] / 2 − ent_coef · H,    ρ = π(z|s) / π_old(z|s)
 
-The Gaussian policy draws a *latent* z, which a head turns into an action (`heads.py`); ratios are those of z.
+The Gaussian policy draws a *latent* z, which a head turns into an action (`action_head.py`); ratios are those of z.
 Details follow "The 37 implementation details of PPO" (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/):
 orthogonal initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
-clipping, observation and reward normalisation. Value clipping is left out: it did not help there.
+clipping, observation and reward normalisation. What differs from the paper: exploration noise has a fixed deviation
+unless `learn_noise`, and lasts from one decision to the next on markets (`noise_persistence`); the value is not
+clipped, which did not help there.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from fintrader.errors import ConfigError
 
 
 class PPO(OnPolicySettings):
-    """Proximal policy optimisation."""
+    """Settings of proximal policy optimisation."""
 
     algo: Literal["ppo"] = "ppo"
     update_epochs: int = Field(default=2, ge=1)
@@ -49,7 +51,7 @@ def ppo_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
 
 
 class PPOAgent(OnPolicyAgent):
-    """See the module's text."""
+    """Clipped policy gradient: several passes of minibatches over each rollout."""
 
     settings: PPO
 

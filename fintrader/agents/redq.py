@@ -1,8 +1,12 @@
 """Randomised ensembled double Q-learning (https://arxiv.org/abs/2101.05982): SAC with K critics and many updates.
 
-Every update draws M of the K critics at random and takes their minimum as the target's value; the actor climbs the
-mean of all K and moves once per `policy_delay` updates. `target = "mean"` and `"min"` use all K instead (the critic
-ensembles of the ElegantRL papers). The K critics are one network with batched matmuls.
+    critics:  y = Σ γ^k r_k + γ^n (min_{j in M} Q'_j(s', z') − α log π(z'|s')),  M drawn anew from the K critics
+    actor:    minimise α log π(z|s) − mean_j Q_j(s, z)
+
+`target = "mean"` and `"min"` use all K instead (the critic ensembles of the ElegantRL papers,
+https://arxiv.org/abs/2112.05923). What differs from the paper: 5 critics and 2 updates a step instead of 10 and 20,
+since many accounts step at once; the actor moves once in `policy_delay` updates instead of once a step. The K critics
+are one network with batched matmuls.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from fintrader.envs.observation import Layout
 
 
 class REDQ(SACBase):
-    """Randomised ensembled double Q-learning."""
+    """Settings of randomised ensembled double Q-learning."""
 
     algo: Literal["redq"] = "redq"
     num_critics: int = Field(default=5, ge=1)
@@ -41,7 +45,7 @@ class REDQ(SACBase):
 
 
 class REDQAgent(SACAgent):
-    """See the module's text."""
+    """SAC with `num_critics` critics, a random few of which make each target."""
 
     settings: REDQ
 

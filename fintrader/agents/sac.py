@@ -6,7 +6,10 @@ The actor gives a mean and a deviation for each latent; a latent is z = tanh(u),
     actor:        minimise α log π(z|s) − min_k Q_k(s, z),  z by reparametrisation
     temperature:  minimise −α (log π(z|s) + target entropy)
 
-with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C.
+with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C. What differs from the paper: the target entropy is −1.5
+nats a latent instead of −1, which is too much noise where every change costs money; log deviations are bounded to
+[−5, 1] by a sigmoid; noise lasts from one decision to the next while acting, not while learning; replay and networks as
+in `ddpg.py`.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ class SACBase(OffPolicySettings):
 
 
 class SAC(SACBase):
-    """Soft actor-critic."""
+    """Settings of soft actor-critic."""
 
     algo: Literal["sac"] = "sac"
 
 
 class SACAgent(OffPolicyAgent):
-    """See the module's text."""
+    """Two critics and a stochastic actor that is paid for its entropy."""
 
     settings: SACBase
     members = 2
@@ -62,7 +65,7 @@ class SACAgent(OffPolicyAgent):
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents drawn from the policy."""
-        return self.draw_latent(obs, self.whims)[0]
+        return self.draw_latent(obs, self.exploration_noise)[0]
 
     def draw_latent(
         self, obs: Tensor, noise: Callable[[torch.Size], Tensor] | None = None

@@ -3,7 +3,10 @@
 DDPG with three changes: two critics, of which the smaller one makes the target; noise on the target's latent, so that
 a critic's narrow peaks are not exploited; and an actor (with all targets) that moves every `policy_delay` updates.
 
-    y = Σ γ^k r_k + γ^n min_k Q'_k(s', clip(μ'(s') + clip(ε, ±c), ±1)),   ε ~ N(0, target_noise)
+    y = Σ γ^k r_k + γ^n min_k Q'_k(s', clip(μ'(s') + clip(ε, ±c), ±1)),   ε ~ N(0, target_noise²)
+
+The actor climbs the first critic. What differs from the paper: noise is that of latents, not of actions; all else as in
+`ddpg.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sampl
 
 
 class TD3(OffPolicySettings):
-    """Twin delayed deep deterministic policy gradient."""
+    """Settings of twin delayed deep deterministic policy gradient."""
 
     algo: Literal["td3"] = "td3"
     policy_delay: int = Field(default=2, ge=1)
@@ -30,7 +33,7 @@ class TD3(OffPolicySettings):
 
 
 class TD3Agent(OffPolicyAgent):
-    """See the module's text."""
+    """Two critics, smoothed targets, and an actor that moves at every `policy_delay`-th update."""
 
     settings: TD3
     members = 2

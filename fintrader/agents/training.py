@@ -1,76 +1,36 @@
-"""What must agree between a stored training and the call that continues it."""
+"""The training loop of every agent, and the state that it stores: killed anywhere, a training resumes bit-exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
-
-from fintrader.agents.agent import Agent
-from fintrader.agents.budget import Budget, TrainProgress, TrainResult
-from fintrader.agents.policy import market_identity
-from fintrader.config import Settings
-from fintrader.envs.observation import layout_to_json
-
-if TYPE_CHECKING:
-    from fintrader.data.tensors import MarketTensors
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
+from fintrader.agents.budget import Budget, TrainProgress, TrainResult
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
+from fintrader.agents.policy import market_identity
+from fintrader.config import Settings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
 
-_ASIDE = {"num_envs", "workers", "evaluation_episodes"}
-"""Settings of environments that say how a problem is played, not which; the number of accounts stands by itself."""
-
-
-_hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
-
-
-def identity_of(agent: Agent, env: Any) -> dict[str, Any]:
-    """Plain JSON: the agent's settings, its layout, the accounts, and the market (every bar of it) and its rules."""
-    market, settings = getattr(env, "market", None), getattr(env, "settings", None)
-    return {
-        "agent": agent.settings.model_dump(mode="json"),
-        "layout": layout_to_json(agent.layout),
-        "num_envs": env.num_envs,
-        "market": None if market is None else _market(market),
-        "env": settings.model_dump(mode="json", exclude=_ASIDE) if isinstance(settings, Settings) else None,
-    }
-
-
-def differences(stored: Any, own: Any, name: str = "") -> Iterator[str]:
-    """Dotted names of what differs. What an older version did not store is not compared."""
-    if isinstance(stored, dict) and isinstance(own, dict):
-        for key in stored.keys() & own.keys():
-            yield from differences(stored[key], own[key], f"{name}.{key}" if name else key)
-    elif stored != own:
-        yield name
-
-
-def _market(market: MarketTensors) -> dict[str, Any]:
-    # Replicas and rounds of one pod share a market: its bytes are read once.
-    if market not in _hashes:
-        _hashes[market] = market.content_hash()
-    return {**market_identity(market), "num_bars": market.num_bars, "content_hash": _hashes[market]}
-
-
 FORMAT = "fintrader-training-1"
 
-
 SAVING_SHARE = 10
+"""Saving may take one part in this many of the time."""
 
 
 class TrainingEnvironment(Protocol):
@@ -91,26 +51,6 @@ class TrainingEnvironment(Protocol):
         """Continue from a `state_dict()`."""
 
 
-class _Clock:
-    """Seconds by part of the loop; on a GPU they measure launches, since waiting for results would slow it down."""
-
-    def __init__(self) -> None:
-        self.parts = {"env": 0.0, "inference": 0.0, "learning": 0.0}
-        self.mark = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self.parts[part] += now - self.mark
-        self.mark = now
-
-    def rates(self, steps: int) -> Metrics:
-        """Env-steps a second through each part since the last call."""
-        rates = {f"steps_per_second_{part}": steps / max(seconds, 1e-9) for part, seconds in self.parts.items()}
-        rates["steps_per_second"] = steps / max(sum(self.parts.values()), 1e-9)
-        self.parts = dict.fromkeys(self.parts, 0.0)
-        return rates
-
-
 def train(
     agent: Agent,
     env: Any,
@@ -129,91 +69,173 @@ def train(
     The state is stored every `checkpoint_seconds`, or every ten times as long as storing it takes, whichever is longer;
     after every update if 0.
     """
-    _check(agent, env)
-    if hasattr(agent, "training_env"):
-        env = agent.training_env(env)
-    run = _Training(agent, env, folder)
+    check_environment(agent, env)
+    run = _Training(agent, agent.training_env(env), budget, folder, on_progress, checkpoint_seconds)
     run.begin()
-    anneal = getattr(agent, "anneal", None)
-    if anneal is not None:
-        anneal(budget.fraction(run.env_steps, run.seconds))
-    clock = _Clock()
-    started = time.perf_counter() - run.seconds
-    saved = time.perf_counter()
-    metrics: Metrics = {}
-    steps_before = run.env_steps
-    # Only an update can be the end: between two, an agent holds half a rollout that belongs to no result.
-    learned: Metrics | None = {}
-    while learned is None or budget.fraction(run.env_steps, run.seconds) < 1.0:
+    while not run.over:
         action = agent.act(run.obs)
-        if not run.look_at(action):
-            raise run.failure(["actions"])
-        clock.lap("inference")
-        next_obs, reward, terminated, truncated, info = env.step(action)
-        transition = Transition(
-            run.obs, action, reward.float(), terminated, truncated, true_next_obs(next_obs, info, terminated, truncated)
-        )
-        clock.lap("env")
+        run.watch(action)
+        run.clock.lap("inference")
+        transition = run.step(action)
+        run.clock.lap("env")
         agent.observe(transition)
-        clock.lap("inference")
-        run.obs = next_obs
-        run.env_steps += env.num_envs
-        learned = agent.update()
-        clock.lap("learning")
-        if learned is None:
-            continue
-        if getattr(agent, "differentiable", False):
-            run.cut_graph()
-        run.updates += 1
-        run.seconds = time.perf_counter() - started
-        if broken := run.broken(learned):
-            raise run.failure(broken)
-        metrics = {**learned, **clock.rates(run.env_steps - steps_before)}
-        steps_before = run.env_steps
-        run.log(metrics)
-        fraction = budget.fraction(run.env_steps, run.seconds)
-        if anneal is not None:
-            anneal(fraction)
-        if time.perf_counter() - saved >= pause_between(checkpoint_seconds, run.saving) or fraction >= 1.0:
-            run.keep()
-            saved = time.perf_counter()
-        if on_progress is not None:
-            on_progress(
-                TrainProgress(fraction, run.env_steps, run.updates, run.seconds, metrics["steps_per_second"], metrics)
-            )
-        clock.mark = time.perf_counter()
-    if run.fresh_since_save:
-        run.keep()
-    return TrainResult(run.env_steps, run.updates, run.seconds, metrics or run.last_metrics(), agent.policy)
+        run.clock.lap("inference")
+        metrics = agent.update()
+        run.clock.lap("learning")
+        if metrics is not None:
+            run.record(metrics)
+    return TrainResult(run.env_steps, run.updates, run.seconds, run.metrics or run.last_logged(), agent.policy)
 
 
-def pause_between(wanted: float, saving: float) -> float:
-    """Seconds between two saves: `wanted`, but so many that a save of `saving` seconds costs a tenth of the time."""
-    return max(wanted, SAVING_SHARE * saving) if wanted else 0.0
+class _Clock:
+    """Seconds by part of the loop; on a GPU they measure launches, since waiting for results would slow it down."""
 
+    def __init__(self) -> None:
+        self.parts = {"env": 0.0, "inference": 0.0, "learning": 0.0}
+        self.mark = time.perf_counter()
 
-def true_next_obs(obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor) -> Tensor:
-    """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs` where it ended."""
-    final = info.get("final_obs")
-    if final is None:
-        return obs
-    return torch.where((terminated | truncated).unsqueeze(-1), final, obs)
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap to `part`."""
+        now = time.perf_counter()
+        self.parts[part] += now - self.mark
+        self.mark = now
+
+    def skip(self) -> None:
+        """Count the time since the last lap to no part."""
+        self.mark = time.perf_counter()
+
+    def rates(self, steps: int) -> Metrics:
+        """Env-steps a second through each part since the last call."""
+        rates = {f"steps_per_second_{part}": steps / max(seconds, 1e-9) for part, seconds in self.parts.items()}
+        rates["steps_per_second"] = steps / max(sum(self.parts.values()), 1e-9)
+        self.parts = dict.fromkeys(self.parts, 0.0)
+        return rates
 
 
 class _Training:
-    """The state of one training, in memory and on disk."""
+    """One training: where it stands, its log, its watch for numbers that are not finite, and its state on disk."""
 
-    def __init__(self, agent: Agent, env: Any, folder: Path | None) -> None:
-        self.agent, self.env, self.folder = agent, env, Path(folder) if folder is not None else None
+    def __init__(
+        self,
+        agent: Agent,
+        env: Any,
+        budget: Budget,
+        folder: Path | None = None,
+        on_progress: Callable[[TrainProgress], None] | None = None,
+        checkpoint_seconds: float = 10.0,
+    ) -> None:
+        self.agent, self.env, self.budget = agent, env, budget
+        self.folder = Path(folder) if folder is not None else None
+        self.on_progress, self.checkpoint_seconds = on_progress, checkpoint_seconds
+        self.clock = _Clock()
         self.obs = torch.empty(0)
-        self.env_steps = self.updates = 0
+        self.env_steps = self.updates = self.steps_logged = 0
         self.seconds = 0.0
-        self.fresh_since_save = False
+        self.metrics: Metrics = {}
+        self.over = False
+        """Whether the budget is used up. Only an update can end a training: between two, an agent holds half a
+        rollout that belongs to no result."""
         self.saving = 0.0
         """Seconds that the last save took."""
         # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
         self.on_host = agent.device.type == "cpu" or getattr(env, "on_host", False)
         self.finite: Tensor | None = None
+
+    # --- the loop --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Continue from the folder's state, or start."""
+        if self.folder is not None and self.path.exists():
+            self._resume()
+        else:
+            self.obs, _ = self.env.reset(seed=self.agent.seed)
+        self._trim_log()
+        self._advance()
+        self.steps_logged = self.env_steps
+        self.clock = _Clock()
+        self.started = time.perf_counter() - self.seconds
+        self.saved = time.perf_counter()
+
+    def watch(self, action: Tensor) -> None:
+        """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there until `record`."""
+        finite = action.detach().sum().isfinite()  # one pass: a sum is finite only if everything in it is
+        if not self.on_host:
+            self.finite = finite if self.finite is None else self.finite & finite
+        elif not bool(finite):
+            raise self.failure(["actions"])
+
+    def step(self, action: Tensor) -> Transition:
+        """One step of every account."""
+        obs = self.obs
+        self.obs, reward, terminated, truncated, info = self.env.step(action)
+        self.env_steps += self.env.num_envs
+        after = true_next_obs(self.obs, info, terminated, truncated)
+        return Transition(obs, action, reward.float(), terminated, truncated, after)
+
+    def record(self, metrics: Metrics) -> None:
+        """An update is done: check it, log it, tell how far training is, and store the state when it is time to.
+
+        Raises TrainingError when a metric, an action since the last update or a weight is not finite.
+        """
+        if self.agent.differentiable:
+            self._cut_graph()
+        self.updates += 1
+        self.seconds = time.perf_counter() - self.started
+        if broken := self._not_finite(metrics):
+            raise self.failure(broken)
+        self.metrics = {**metrics, **self.clock.rates(self.env_steps - self.steps_logged)}
+        self.steps_logged = self.env_steps
+        self._log()
+        fraction = self._advance()
+        if self.over or time.perf_counter() - self.saved >= pause_between(self.checkpoint_seconds, self.saving):
+            self._keep()
+        if self.on_progress is not None:
+            rate = self.metrics["steps_per_second"]
+            self.on_progress(TrainProgress(fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics))
+        self.clock.skip()
+
+    def _advance(self) -> float:
+        """The share of the budget that is used up; step sizes move to where they stand then."""
+        fraction = self.budget.fraction(self.env_steps, self.seconds)
+        self.agent.anneal(fraction)
+        self.over = fraction >= 1.0
+        return fraction
+
+    def _not_finite(self, metrics: Metrics) -> list[str]:
+        """Names of the metrics that are not finite, and `actions` if one since the last call was not."""
+        names = [name for name, value in metrics.items() if not math.isfinite(value)]
+        finite, self.finite = self.finite, None
+        return names if finite is None or bool(finite) else ["actions", *names]
+
+    def _cut_graph(self) -> None:
+        """Forget how the accounts came to be where they are: the next update differentiates from here."""
+        self.obs = self.obs.detach()
+        self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
+
+    # --- the log ---------------------------------------------------------------------------------------
+
+    def _log(self) -> None:
+        """Append the last update's metrics."""
+        if self.folder is not None:
+            counters = {"update": self.updates, "env_steps": self.env_steps, "seconds": round(self.seconds, 3)}
+            record = {**counters, **self.metrics, **_memory(self.agent.device)}
+            append_jsonl(self.folder / "metrics.jsonl", record)
+
+    def _trim_log(self) -> None:
+        """Drop what was logged after the stored state: those updates happen again."""
+        if self.folder is None:
+            return
+        records = [record for record in read_jsonl(self.folder / "metrics.jsonl") if record["update"] <= self.updates]
+        lines = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
+        write_text(self.folder / "metrics.jsonl", lines)
+
+    def last_logged(self) -> Metrics:
+        """The last metrics of a training that had already ended."""
+        records = read_jsonl(self.folder / "metrics.jsonl") if self.folder is not None else []
+        last = records[-1] if records else {}
+        return {name: value for name, value in last.items() if name not in ("update", "env_steps", "seconds")}
+
+    # --- the state on disk -----------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -224,32 +246,7 @@ class _Training:
     def identity(self) -> dict[str, Any]:
         return identity_of(self.agent, self.env)
 
-    def look_at(self, action: Tensor) -> bool:
-        """Whether `action [B, N]` is finite. On a GPU the answer is kept there, and given by `broken`."""
-        finite = action.detach().sum().isfinite()  # one pass: a sum is finite only if everything in it is
-        if self.on_host:
-            return bool(finite)
-        self.finite = finite if self.finite is None else self.finite & finite
-        return True
-
-    def broken(self, metrics: Metrics) -> list[str]:
-        """Names of the metrics that are not finite, and `actions` if one since the last call was not."""
-        names = [name for name, value in metrics.items() if not math.isfinite(value)]
-        finite, self.finite = self.finite, None
-        return names if finite is None or bool(finite) else ["actions", *names]
-
-    def cut_graph(self) -> None:
-        """Forget how the accounts came to be where they are: the next update differentiates from here."""
-        self.obs = self.obs.detach()
-        self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
-
-    def begin(self) -> None:
-        """Continue from the folder's state, or start."""
-        if self.folder is None or not self.path.exists():
-            self.obs, _ = self.env.reset(seed=self.agent.seed)
-            if self.folder is not None:
-                self._trim_log()
-            return
+    def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
         if odd := sorted(differences(header["identity"], self.identity)):
             raise CheckpointError(
@@ -264,40 +261,18 @@ class _Training:
         self.obs = tensors["obs"].to(device) if getattr(self.env, "resumable", True) else fresh
         self.env_steps, self.updates = int(header["env_steps"]), int(header["updates"])
         self.seconds = float(header["seconds"])
-        self._trim_log()
 
-    def _trim_log(self) -> None:
-        """Drop what was logged after the stored state: those updates happen again."""
-        assert self.folder is not None
-        records = [record for record in read_jsonl(self.folder / "metrics.jsonl") if record["update"] <= self.updates]
-        lines = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
-        write_text(self.folder / "metrics.jsonl", lines)
-
-    def log(self, metrics: Metrics) -> None:
-        """Append one update's metrics."""
-        self.fresh_since_save = True
-        if self.folder is None:
-            return
-        counters = {"update": self.updates, "env_steps": self.env_steps, "seconds": round(self.seconds, 3)}
-        append_jsonl(self.folder / "metrics.jsonl", {**counters, **metrics, **_memory(self.agent.device)})
-
-    def last_metrics(self) -> Metrics:
-        """Those of a training that had already ended."""
-        records = read_jsonl(self.folder / "metrics.jsonl") if self.folder is not None else []
-        last = records[-1] if records else {}
-        return {name: value for name, value in last.items() if name not in ("update", "env_steps", "seconds")}
-
-    def keep(self) -> None:
+    def _keep(self) -> None:
         """Save, unless the last update broke the policy: the last good state is then worth more than this one."""
         if not all(bool(weights.isfinite().all()) for weights in self.agent.policy.parameters()):
             raise self.failure(["weights"])
         began = time.perf_counter()
         self.save()
-        self.saving = time.perf_counter() - began
+        self.saved = time.perf_counter()
+        self.saving = self.saved - began
 
     def save(self, name: str = "state.safetensors") -> None:
         """Write the state atomically."""
-        self.fresh_since_save = False
         if self.folder is None:
             return
         tensors = {
@@ -326,6 +301,53 @@ class _Training:
         )
 
 
+def pause_between(wanted: float, saving: float) -> float:
+    """Seconds between two saves: `wanted`, but so many that a save of `saving` seconds costs a tenth of the time."""
+    return max(wanted, SAVING_SHARE * saving) if wanted else 0.0
+
+
+def true_next_obs(obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor) -> Tensor:
+    """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs` where it ended."""
+    final = info.get("final_obs")
+    if final is None:
+        return obs
+    return torch.where((terminated | truncated).unsqueeze(-1), final, obs)
+
+
+_NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
+"""Settings of environments that say how a problem is played, not which; the number of accounts stands by itself."""
+
+_hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
+"""Of markets in use. Replicas and rounds of one pod share a market: its bytes are read once."""
+
+
+def identity_of(agent: Agent, env: Any) -> dict[str, Any]:
+    """Plain JSON: the agent's settings, its layout, the accounts, and the market (every bar of it) and its rules."""
+    market, settings = getattr(env, "market", None), getattr(env, "settings", None)
+    return {
+        "agent": agent.settings.model_dump(mode="json"),
+        "layout": layout_to_json(agent.layout),
+        "num_envs": env.num_envs,
+        "market": None if market is None else _market(market),
+        "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
+    }
+
+
+def differences(stored: Any, own: Any, name: str = "") -> Iterator[str]:
+    """Dotted names of what differs, missing names included."""
+    if isinstance(stored, dict) and isinstance(own, dict):
+        for key in stored.keys() | own.keys():
+            yield from differences(stored.get(key), own.get(key), f"{name}.{key}" if name else key)
+    elif stored != own:
+        yield name
+
+
+def _market(market: MarketTensors) -> dict[str, Any]:
+    if market not in _hashes:
+        _hashes[market] = market.content_hash()
+    return {**market_identity(market), "num_bars": market.num_bars, "content_hash": _hashes[market]}
+
+
 def _memory(device: torch.device) -> Metrics:
     """Peak memory: of the device on a GPU, of the process elsewhere, in MiB."""
     if device.type == "cuda":
@@ -341,7 +363,7 @@ def read_agent_state(folder: Path) -> dict[str, Tensor]:
     return below("agent", tensors)
 
 
-def _check(agent: Agent, env: Any) -> None:
+def check_environment(agent: Agent, env: Any) -> None:
     """Raises ConfigError when `agent` would learn wrongly in `env`, or not at all."""
     settings = getattr(env, "settings", None)
     if (shown := getattr(settings, "observation", "flat")) != "flat":
@@ -353,8 +375,7 @@ def _check(agent: Agent, env: Any) -> None:
     if mode is not None and mode is not AutoresetMode.SAME_STEP:
         # The other modes show a last observation as if the episode went on, or step on after its end.
         raise ConfigError(f"the environment resets by {mode}; make it with autoreset_mode=AutoresetMode.SAME_STEP")
-    head = getattr(agent, "head", None)
-    if getattr(settings, "action", None) == "trade" and getattr(head, "targets_weights", False):
+    if getattr(settings, "action", None) == "trade" and agent.head.targets_weights:
         raise ConfigError(
             "agent.head.kind `aim` makes target weights, but env.action is `trade`; "
             "set env.action to target or agent.head.kind to direct"

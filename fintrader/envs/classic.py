@@ -168,8 +168,3 @@ def episode_returns(env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes
             ended[copy].append(float(running[copy]))
             running[copy] = 0.0
     return [value for own, count in zip(ended, wanted, strict=True) for value in own[:count]]
-
-
-def mean_episode_return(env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int) -> float:
-    """Mean of `episode_returns`."""
-    return float(np.mean(episode_returns(env, policy, episodes, seed=seed)))

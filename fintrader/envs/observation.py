@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fintrader.data.tensors import MarketTensors
 from fintrader.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from fintrader.data.tensors import MarketTensors
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,6 @@ class Columns(NamedTuple):
     """`[B, N]`"""
     context: Tensor
     """`[B, M]`"""
-
-
-def is_market(layout: Layout) -> bool:
-    """True for an `ObservationLayout`."""
-    return not isinstance(layout, FlatLayout)
 
 
 def num_actions(layout: Layout) -> int:
@@ -197,17 +190,13 @@ class ObservationLayout:
 
     def to_json(self) -> dict[str, int]:
         """Plain JSON that `from_json` reads back."""
-        plain = asdict(self)
-        if self.lookback == 1:  # files made before there was a lookback say nothing about it
-            del plain["lookback"]
-        return plain
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ObservationLayout:
         """Raises CheckpointError when `value` is no layout."""
         try:
-            given = {"lookback": 1, **value}
-            return cls(**{name: int(given[name]) for name in cls.__dataclass_fields__})
+            return cls(**{name: int(value[name]) for name in cls.__dataclass_fields__})
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"not an observation layout ({error!r}); the file belongs to something else"

@@ -243,7 +243,7 @@ def test_apg_gradient_is_that_of_finite_differences() -> None:
     assert abs(numeric) > 1e-5
 
 
-def test_a_ring_larger_than_memory_is_refused() -> None:
+def test_a_replay_buffer_larger_than_memory_is_refused() -> None:
     env = Identity()
     agent = make_agent(agent_settings("sac", {"buffer_size": 10**12}), env.layout)
     with pytest.raises(ConfigError, match="buffer_size"):

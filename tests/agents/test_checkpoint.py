@@ -45,17 +45,17 @@ from fintrader.envs.observation import FlatLayout
 from fintrader.agents.buffers import ReplayBuffer
 
 agent = make_agent(SAC(), FlatLayout(128, 1))
-agent.ring = ReplayBuffer(1000, 128, 128, 1, torch.device("cpu"))
-agent.ring.written = 1000
+agent.replay = ReplayBuffer(1000, 128, 128, 1, torch.device("cpu"))
+agent.replay.written = 1000
 for name in ("obs", "next_obs"):
-    getattr(agent.ring, name).fill_(1.0)
+    getattr(agent.replay, name).fill_(1.0)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 write_tensors(Path(sys.argv[1]), agent.state_dict(), {"format": "test"})
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-def test_a_ring_is_stored_without_a_copy(tmp_path: Path) -> None:
+def test_a_replay_buffer_is_stored_without_a_copy(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE, str(tmp_path / "state")]
     risen = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert (tmp_path / "state").stat().st_size > 120 * 2**20

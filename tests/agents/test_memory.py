@@ -66,7 +66,7 @@ def test_groups_of_the_first_version(machine: Path) -> None:
     assert available_memory(HOST) == 30 * MIB
 
 
-def test_a_ring_fits_a_container_or_not(machine: Path) -> None:
+def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
     write(machine / "proc" / "self" / "cgroup", "0::/\n")
     group(machine / "cgroup", str(100 * MIB), 90 * MIB, 0)
     ReplayBuffer(1000, 10, 100, 1, HOST)  # 7.7 MiB
@@ -85,7 +85,7 @@ def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
         train(agent, env, Budget(env_steps=64))
 
 
-def test_a_ring_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
     real = buffers.available_memory
     monkeypatch.setattr(buffers, "available_memory", lambda device: 2**40 if device != HOST else real(device))

@@ -22,7 +22,6 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPOAgent
@@ -73,21 +72,6 @@ def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
         assert not torch.equal(loaded.rewards(given), given)
         assert torch.equal(loaded.normaliser.mean, agent.normaliser.mean)
         assert not [name for name, _ in loaded.named_buffers() if "rewards" in name]  # it acts without them
-
-
-def test_a_policy_of_an_older_version_has_no_reward_statistics(tmp_path: Path) -> None:
-    original = policy(1)
-    save_policy(tmp_path / "new", original)
-    tensors, header = read_tensors(tmp_path / "new", "fintrader-policy-1")
-    del header["policy"]["rewards"]
-    write_tensors(tmp_path / "old", tensors, header)
-    loaded = load_policy(tmp_path / "old")
-    assert isinstance(loaded, ActorPolicy)
-    assert loaded.rewards is None
-    obs = observations()
-    assert torch.equal(loaded(obs), original(obs))
-    save_policy(tmp_path / "again", loaded)
-    assert torch.equal(load_policy(tmp_path / "again")(obs), original(obs))
 
 
 @pytest.mark.parametrize("kind", ["per_asset", "mlp"])

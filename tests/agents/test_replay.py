@@ -1,4 +1,4 @@
-"""The ring, with values that tell where they come from."""
+"""The replay buffer, with values that tell where they come from."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def step(t: int, envs: int = 2) -> Transition:
     )
 
 
-def ring_after(steps: int, size: int = 5) -> ReplayBuffer:
-    ring = ReplayBuffer(size, 2, 3, 1, torch.device("cpu"))
+def buffer_after(steps: int, size: int = 5) -> ReplayBuffer:
+    buffer = ReplayBuffer(size, 2, 3, 1, torch.device("cpu"))
     for t in range(steps):
         transition = step(t)
-        ring.add(transition, transition.action)
-    return ring
+        buffer.add(transition, transition.action)
+    return buffer
 
 
 @pytest.mark.parametrize("steps", [3, 5, 13])
 @pytest.mark.parametrize("n", [1, 3])
 def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: int, n: int) -> None:
-    batch = ring_after(steps).sample(400, n, torch.Generator().manual_seed(0))
+    batch = buffer_after(steps).sample(400, n, torch.Generator().manual_seed(0))
     first, account = (batch.reward[0] / 100).floor(), batch.reward[0] % 100
     for k in range(n):
         torch.testing.assert_close(batch.reward[k], 100 * (first + k) + account)
@@ -48,20 +48,20 @@ def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: in
 
 
 @pytest.mark.parametrize("steps", [3, 13])
-def test_a_stored_ring_samples_and_continues_alike(steps: int) -> None:
-    ring, copy = ring_after(steps), ring_after(0)
-    copy.load_state_dict({name: tensor.clone() for name, tensor in ring.state_dict().items()})
+def test_a_stored_buffer_samples_and_continues_alike(steps: int) -> None:
+    buffer, copy = buffer_after(steps), buffer_after(0)
+    copy.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
     for t in range(steps, steps + 4):
-        for each in (ring, copy):
+        for each in (buffer, copy):
             each.add(step(t), step(t).action)
-        a, b = (each.sample(50, 2, torch.Generator().manual_seed(t)) for each in (ring, copy))
+        a, b = (each.sample(50, 2, torch.Generator().manual_seed(t)) for each in (buffer, copy))
         for name, tensor in a._asdict().items():
             assert torch.equal(tensor, getattr(b, name)), name
 
 
-def test_a_ring_of_another_shape_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="replay ring"):
-        ring_after(0, size=3).load_state_dict(ring_after(5).state_dict())
+def test_a_buffer_of_another_shape_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="replay buffer"):
+        buffer_after(0, size=3).load_state_dict(buffer_after(5).state_dict())
 
 
 def test_a_rollout_keeps_time_first() -> None:

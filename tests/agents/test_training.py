@@ -23,7 +23,7 @@ from fintrader.agents import (
     read_agent_state,
     train,
 )
-from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -251,15 +251,6 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Pa
     go_on(replace(MARKET), settings, steps=128)  # equal content in another object
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
     assert header["env_steps"] == 128
-
-
-def test_a_state_of_an_older_version_goes_on(tmp_path: Path) -> None:
-    env = market_env()
-    train(make_agent(SMALL, env.layout), env, Budget(env_steps=64), folder=tmp_path)
-    tensors, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
-    del header["identity"]["env"], header["identity"]["market"]["content_hash"]
-    write_tensors(tmp_path / "state.safetensors", tensors, header)
-    assert train(make_agent(SMALL, env.layout), env, Budget(env_steps=128), folder=tmp_path).updates == 2
 
 
 def test_a_training_in_one_classic_environment_does_not_go_on_in_another(tmp_path: Path) -> None:

@@ -1,101 +1,28 @@
-"""K learners of one on-policy agent on one device, in one batch.
+"""K learners of one on-policy agent on one device, in one batch (`agent.learners`).
 
-As `fusion.LearnerTeam`, each learner learns from the experience of its own share of the accounts, and after every
-update parameters and optimiser moments are averaged. Here the K copies of each weight are one tensor, and every
-gradient step is taken for all of them at once (`torch.func`, batched matmuls): what K learners cost on one device is
-then hardly more than what one costs on K times the data. Between updates the learners are one, so one network acts for
-all accounts, and the statistics of observations and rewards are those of everybody's experience.
+Each learner learns from the experience of its own share of the accounts, and after every update networks and optimiser
+moments are averaged (ElegantRL-Podracer, section 4). The K copies of each weight are one tensor, and every gradient
+step is taken for all of them at once (`torch.func`, batched matmuls): what K learners cost on one device is then hardly
+more than what one costs on K times the data. Between updates the learners are one, so one network acts for all
+accounts, and the statistics of observations and rewards are those of everybody's experience.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fintrader.agents.a2c import A2CAgent
-from fintrader.agents.agent import make_agent
-from fintrader.agents.base import Metrics
-from fintrader.agents.buffers import Transition
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
-from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.parallel.fusion import average
 from fintrader.agents.ppo import PPOAgent
-from fintrader.envs.observation import Layout
-from fintrader.errors import ConfigError
 
 
-class BatchedTeam:
-    """K learners of PPO or A2C; an agent for an environment of `K · B` accounts, of which each learner has B."""
-
-    differentiable = False
-
-    def __init__(
-        self, settings: Any, layout: Layout, *, learners: int, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
-        """Raises ConfigError for an agent that is not on-policy: its learners differ between updates."""
-        if learners < 1:
-            raise ConfigError(f"learners must be at least 1, got {learners}")
-        agent = make_agent(settings, layout, device=device, seed=seed)
-        if not isinstance(agent, PPOAgent | A2CAgent):
-            raise ConfigError(f"agent.algo {settings.algo}: only ppo and a2c learn in a batch; use LearnerTeam")
-        self.agent, self.count = agent, learners
-        agent.learn = self.learn  # type: ignore[method-assign]
-        self.settings, self.layout, self.seed, self.device = settings, layout, seed, agent.device
-        self.head = agent.head
-        self._batched = _Batched(agent, learners)
-
-    @property
-    def policy(self) -> ActorPolicy:
-        """The fused policy."""
-        return self.agent.policy
-
-    def act(self, obs: Tensor) -> Tensor:
-        """Actions for everybody. Raises ConfigError when the accounts cannot be shared out evenly."""
-        if obs.shape[0] % self.count:
-            raise ConfigError(f"env.num_envs is {obs.shape[0]}; make it a multiple of the {self.count} learners")
-        return self.agent.act(obs)
-
-    def observe(self, transition: Transition) -> None:
-        """Store one step."""
-        self.agent.observe(transition)
-
-    def anneal(self, fraction: float) -> None:
-        """As the agent's."""
-        self.agent.anneal(fraction)
-
-    def update(self) -> Metrics | None:
-        """Learn from a full rollout, and fuse; metrics are means over the learners."""
-        return self.agent.update()
-
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """All learners' gradient steps on their accounts' rows of one rollout, then the average."""
-        agent, count = self.agent, self.count
-        # Rows lie time first, then account; learner k has the k-th block of accounts.
-        steps = agent.settings.num_steps
-
-        def own(rows: Tensor) -> Tensor:
-            """`[R, ...]` to `[K, R / K, ...]`."""
-            return rows.reshape(steps, count, -1, *rows.shape[1:]).transpose(0, 1).flatten(1, 2)
-
-        shares = Rollout(*(own(column) for column in rollout))
-        metrics = self._batched.learn(shares)
-        self._batched.fuse()
-        return metrics
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The agent's: after an update all learners are one."""
-        return self.agent.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state_dict()`. Raises CheckpointError."""
-        self.agent.load_state_dict(state)
-
-    def inherit(self, state: Mapping[str, Tensor]) -> None:
-        """Every learner inherits from a parent. Raises CheckpointError."""
-        self.agent.inherit(state)
+def batch_learners(agent: OnPolicyAgent) -> OnPolicyAgent:
+    """`agent`, whose updates are those of `settings.learners` learners from now on."""
+    if agent.settings.learners > 1:
+        agent.learner = BatchedLearners(agent, agent.settings.learners).learn
+    return agent
 
 
 class _Loss(nn.Module):
@@ -110,19 +37,35 @@ class _Loss(nn.Module):
         return self._agent.loss(batch)
 
 
-class _Batched:
-    """K copies of an agent's weights and moments."""
+class BatchedLearners:
+    """K copies of an agent's weights and moments, for as long as one update takes."""
 
     def __init__(self, agent: OnPolicyAgent, count: int) -> None:
         self.agent, self.count = agent, count
         self.loss = _Loss(agent)
         self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
 
+    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        """All learners' gradient steps on their accounts' rows of one rollout, then the average.
+
+        Rows lie time first, then account; learner k has the k-th block of accounts. Metrics are means over the
+        learners.
+        """
+
+        def own(rows: Tensor) -> Tensor:
+            """`[R, ...]` to `[K, R / K, ...]`."""
+            shares = rows.reshape(self.agent.settings.num_steps, self.count, -1, *rows.shape[1:])
+            return shares.transpose(0, 1).flatten(1, 2)
+
+        metrics = self._descend(Rollout(*(own(column) for column in rollout)))
+        self._fuse()
+        return metrics
+
     def _value(self, weights: dict[str, Tensor], batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         found: tuple[Tensor, dict[str, Tensor]] = functional_call(self.loss, weights, (batch,))
         return found
 
-    def learn(self, shares: Rollout) -> dict[str, Tensor]:
+    def _descend(self, shares: Rollout) -> dict[str, Tensor]:
         """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
         agent, settings = self.agent, self.agent.settings
         own = agent.optimisers["adam"]
@@ -175,12 +118,20 @@ class _Batched:
         return {name: value.detach().mean() for name, value in {**step, "grad_norm": norm}.items()}
 
     @torch.no_grad()
-    def fuse(self) -> None:
+    def _fuse(self) -> None:
         """The mean of the K copies becomes the agent's."""
         own, single = self.agent.optimisers["adam"], dict(self.loss.named_parameters())
-        for name, parameter in self.weights.items():
-            single[name].copy_(parameter.mean(0))
-            own.state[single[name]] = {
-                key: value.clone() if value.ndim == 0 else value.mean(0)
-                for key, value in self.adam.state[parameter].items()
+        moments = {name: self.adam.state[parameter] for name, parameter in self.weights.items()}
+        copies = [
+            {f"modules.{name}": parameter[k] for name, parameter in self.weights.items()}
+            | {
+                f"optimisers.{name}.{key}": value if value.ndim == 0 else value[k]
+                for name, values in moments.items()
+                for key, value in values.items()
             }
+            for k in range(self.count)
+        ]
+        fused = average(copies)
+        for name, values in moments.items():
+            single[name].copy_(fused[f"modules.{name}"])
+            own.state[single[name]] = {key: fused[f"optimisers.{name}.{key}"] for key in values}

@@ -21,11 +21,8 @@ from torch import Tensor
 
 from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.parallel.fusion import average
 from fintrader.errors import CheckpointError
-
-INHERITED = ("modules.", "optimisers.")
-"""What an agent's `inherit` takes, hence what is averaged; random streams stay each replica's own."""
-
 
 FORMAT = "fintrader-fusion-1"
 
@@ -35,26 +32,6 @@ Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
 
 
 State = Mapping[str, Tensor]
-
-
-def average(states: Sequence[State]) -> dict[str, Tensor]:
-    """The mean of every floating tensor that is inherited; counters and the rest are the first replica's.
-
-    Sums run in float64 in the order of the replicas, so equal states give equal bytes wherever they come from.
-    Variances of normalisers are merged as second moments: replicas whose means differ have seen more than either.
-    """
-    fused = {}
-    for name, first in states[0].items():
-        if not (name.startswith(INHERITED) and first.is_floating_point()):
-            fused[name] = first.cpu().contiguous()
-            continue
-        rows = torch.stack([state[name].cpu().to(torch.float64) for state in states])
-        centre = name.removesuffix("var") + "mean"
-        if name.endswith(".var") and centre in states[0]:
-            means = torch.stack([state[centre].cpu().to(torch.float64) for state in states])
-            rows = rows + (means - means.mean(dim=0)) ** 2
-        fused[name] = rows.mean(dim=0).to(first.dtype).contiguous()
-    return fused
 
 
 def part_of_round(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:

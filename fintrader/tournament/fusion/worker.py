@@ -27,13 +27,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
+from fintrader.agents.parallel.fusion import INHERITED, average
 from fintrader.runs import RunFolder
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.threads import (
-    INHERITED,
     Make,
     State,
-    average,
     home_of,
     part_of_round,
     read_round,
