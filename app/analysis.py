@@ -9,7 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader import metrics as m
-from fintrader_app.artifacts import Backtest
 from fintrader_app.charts import DIVERGING, figures, framed, lines
 from fintrader_app.wording import label
 
@@ -134,16 +133,6 @@ def distribution_figure(returns: pd.DataFrame, main: str, var: float | None) -> 
     framed(figure, y_title="sessions", hover="closest", height=300)
     figure.update_xaxes(tickformat=".1%")
     return figure
-
-
-def stored_weights(positions: pd.DataFrame, backtest: Backtest, strategy: str) -> pd.DataFrame:
-    """Weights at each session's close: index minute, one column a symbol ever held; 0 where not held."""
-    rows = positions[positions["strategy"] == strategy]
-    sessions = backtest.daily().index
-    wide = rows.pivot_table(index="minute", columns="symbol", values="weight", observed=True)
-    wide.index = pd.DatetimeIndex(wide.index)
-    wide.columns = [str(symbol) for symbol in wide.columns]
-    return wide.reindex(sessions).fillna(0.0)
 
 
 def drawdown_rows(daily: pd.Series[float], top: int = 5) -> pd.DataFrame:

@@ -20,7 +20,7 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         "rank": st.column_config.NumberColumn("#", width=50),
         "pod": st.column_config.TextColumn("Pod", pinned=True),
         "score": st.column_config.NumberColumn("Score", format="%.3f"),
-        "env_steps": st.column_config.NumberColumn("Env-steps", format="compact"),
+        "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
         "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
         "algo": "Algorithm",
         "origin": "Origin",

@@ -12,7 +12,8 @@ import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
-from fintrader_app.wording import count, label, number
+from fintrader.results.formatting import count, number
+from fintrader_app.wording import label
 
 CONFIG = {
     "displaylogo": False,

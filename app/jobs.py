@@ -20,8 +20,8 @@ from pathlib import Path
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.results.folders import NotThereError, RunsFolder, component, is_locked
+from fintrader.results.formatting import number
 from fintrader.runs import RunFolder
-from fintrader_app.wording import number
 
 PLACE = ".launched"
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}

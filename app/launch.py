@@ -6,13 +6,14 @@ serve(runs_dir=Path("runs"), port=8501)
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, FintraderError
 from fintrader.storage.urls import is_url
 from fintrader_app.follow import follow
 
@@ -69,6 +70,21 @@ def environment(
     return values
 
 
+def main() -> None:
+    """`python -m fintrader_app.launch`, which `fintrader app` starts; a mistake is one line and exit status 2."""
+    parser = argparse.ArgumentParser(prog="fintrader app")
+    parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument("--port", type=int, default=8501)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--headless", action="store_true")
+    asked = parser.parse_args()
+    try:
+        serve(asked.runs_dir, asked.port, host=asked.host, headless=asked.headless or None)
+    except FintraderError as error:
+        print(f"fintrader: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def serve(
     runs_dir: Path | str = "runs",
     port: int = 8501,
@@ -88,3 +104,7 @@ def serve(
         variables = environment(runs_dir, cache)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)
+
+
+if __name__ == "__main__":
+    main()

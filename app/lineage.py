@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from fintrader.results.formatting import count, number
 from fintrader_app.charts import framed
-from fintrader_app.wording import count, label, number
+from fintrader_app.wording import label
 
 MOST_PODS = 1_200
 GREY = "#a0a8b0"

@@ -9,7 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.catalogue import BY_KEY
-from fintrader_app.wording import DASH, count, human, number, percent, ratio, usd
+from fintrader.results.formatting import number, statistic
+from fintrader_app.wording import human
 
 HEADLINE = (
     ("cumulative_return", "Return"),
@@ -20,25 +21,6 @@ HEADLINE = (
     ("calmar", "Calmar"),
 )
 FEW_SESSIONS = 63
-
-
-def shown(key: str, value: Any, *, signed: bool = False) -> str:
-    """A metric's value in its own unit; a dash where it is undefined."""
-    known = BY_KEY.get(key)
-    unit = known.unit if known else ""
-    if number(value) is None:
-        return DASH
-    if unit.startswith(("share", "R²")) and key != "stability":
-        return percent(value, signed=signed)
-    if unit == "USD":
-        return usd(value, signed=signed)
-    if unit in {"sessions", "minutes"}:
-        return f"{count(value)} {unit}"
-    if unit == "bps":
-        return f"{ratio(value)} bps"
-    if key in {"trades", "round_trips"}:
-        return count(value)
-    return ratio(value, signed=signed)
 
 
 def title_of(key: str) -> str:
@@ -54,7 +36,7 @@ def cards(metrics: Mapping[str, Any], versus: Mapping[str, Any] | None = None, *
             difference = _difference(key, metrics, versus)
             st.metric(
                 title,
-                shown(key, metrics.get(key)),
+                statistic(key, metrics.get(key)),
                 difference,
                 delta_color="inverse" if key == "annual_volatility" else "normal",
                 help=_help(key, versus_name if difference else ""),
@@ -68,7 +50,7 @@ def _difference(key: str, metrics: Mapping[str, Any], versus: Mapping[str, Any] 
     if versus is None:
         return None
     mine, other = number(metrics.get(key)), number(versus.get(key))
-    return None if mine is None or other is None else shown(key, mine - other, signed=True)
+    return None if mine is None or other is None else statistic(key, mine - other, signed=True)
 
 
 def _help(key: str, versus_name: str) -> str:
@@ -88,7 +70,7 @@ def short_window(sessions: int) -> None:
 def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     """One row a strategy, the paper's columns."""
     rows = [
-        {"Strategy": human(name), **{title: shown(metric, values.get(metric)) for metric, title in HEADLINE}}
+        {"Strategy": human(name), **{title: statistic(metric, values.get(metric)) for metric, title in HEADLINE}}
         for name, values in metrics.items()
     ]
     st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, column_config=right(HEADLINE))
@@ -110,7 +92,7 @@ def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     for name in keys:
         known = catalogue.get(name)
         row = {"Metric": title_of(name)}
-        row |= {human(strategy): shown(name, values.get(name)) for strategy, values in metrics.items()}
+        row |= {human(strategy): statistic(name, values.get(name)) for strategy, values in metrics.items()}
         rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
     config = {human(name): st.column_config.TextColumn(alignment="right") for name in metrics}
     config["Metric"] = st.column_config.TextColumn(pinned=True)

@@ -12,9 +12,10 @@ import yaml
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder
+from fintrader.results.formatting import number
 from fintrader_app.charts import framed
 from fintrader_app.timeline import since_start
-from fintrader_app.wording import human, label, number
+from fintrader_app.wording import human, label
 
 MANY = 500
 """Beyond so many pods their marks are small."""

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from fintrader.results.folders import Folder, NotThereError
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.formatting import number, percent, ratio
 from fintrader_app import charts
-from fintrader_app.artifacts import Backtest
-from fintrader_app.wording import human, number, percent, ratio
+from fintrader_app.wording import human
 
 KINDS = {
     "fill": "Where orders fill",
@@ -21,13 +21,9 @@ KINDS = {
 }
 
 
-def sensitivity(folder: Folder, stored: Backtest) -> None:
+def sensitivity(stored: StoredBacktest) -> None:
     """What the result survives: whole simulations with one choice changed, where they were run."""
-    try:
-        rows = folder.any_json("backtest", "sensitivity.json")
-    except NotThereError:
-        rows = []
-    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    rows = stored.sensitivity
     swept = [(cost_of(row), number(row.get("cumulative_return"))) for row in rows if row.get("kind") == "cost_bps"]
     points = sorted((x, y) for x, y in swept if x is not None and y is not None)
     if len(points) < 2:
@@ -65,18 +61,18 @@ def cost_of(row: dict[str, Any]) -> float | None:
         return None
 
 
-def costs(stored: Backtest) -> None:
+def costs(stored: StoredBacktest) -> None:
     """How the result falls with costs, from the stored notional and costs."""
     st.subheader("Costs", anchor=False)
-    names = [name for name in stored.strategies if (stored.curves["turnover_usd"][name] > 0).any()]
+    names = [name for name in stored.strategies if (stored.curve("turnover_usd")[name] > 0).any()]
     if not names:
         st.info("Nothing was traded.", icon=":material/inbox:")
         return
     steps = np.linspace(0, 50, 26)
     lines = {}
     for name in names:
-        equity = stored.equity[name].to_numpy()
-        paid, traded = float(stored.curves["cost_usd"][name].sum()), float(stored.curves["turnover_usd"][name].sum())
+        equity = stored.curve()[name].to_numpy()
+        paid, traded = float(stored.curve("cost_usd")[name].sum()), float(stored.curve("turnover_usd")[name].sum())
         profit = equity[-1] - equity[0] + paid
         lines[human(name)] = (steps, (profit - traded * steps / 1e4) / equity[0])
     room = 18 * max(0, len(lines) - 3)  # on a narrow screen the legend takes a line for each

@@ -13,9 +13,11 @@ import streamlit as st
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
-from fintrader.results.summary import Summary, summaries
+from fintrader.results.formatting import when
+from fintrader.results.summary import Summary
+from fintrader_app.artifacts import summaries
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
-from fintrader_app.wording import plain, when, without_secrets
+from fintrader_app.wording import plain, without_secrets
 
 log = logging.getLogger("fintrader.app")
 

@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from fintrader.results.formatting import count, number
 from fintrader_app.charts import GAIN, LOSS, framed
-from fintrader_app.wording import count, human, label, number, without_secrets
+from fintrader_app.wording import human, label, without_secrets
 
 STATES = {
     "done": GAIN,

@@ -157,8 +157,8 @@ def live(site: Path, pods: int | None) -> dict[str, Any]:
     import yaml
 
     from fintrader.errors import FintraderError
-    from fintrader_app import artifacts, jobs
     from fintrader.results.folders import RunsFolder
+    from fintrader_app import artifacts, jobs
     from fintrader_app.race import at_work
 
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())

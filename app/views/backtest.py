@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.formatting import count, number, percent, usd, window_words
 from fintrader.results.summary import Summary
 from fintrader_app import analysis, artifacts, charts, markets, metric_table
-from fintrader_app.artifacts import Backtest
 from fintrader_app.shell import (
     choose,
     guarded,
@@ -20,7 +21,7 @@ from fintrader_app.shell import (
     remember_several,
     runs_folder,
 )
-from fintrader_app.wording import count, human, number, percent, plain, usd, window_words
+from fintrader_app.wording import human, plain
 
 TABS = {
     "curves": "Curves",
@@ -57,15 +58,15 @@ def render(runs: RunsFolder) -> None:
             case "calendar":
                 calendar(stored, main)
             case "weights":
-                weights(stored, folder, main)
+                weights(stored, main)
             case "trades":
-                trades(stored, folder, run, main)
+                trades(stored, run, main)
             case "metrics":
                 table = {name: stored.metrics.get(name, {}) for name in shown}
                 metric_table.full_table(table, "backtest_metrics")
 
 
-def pick_strategies(stored: Backtest) -> tuple[str, list[str]]:
+def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
     """The strategy the page is about, and those beside it."""
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
@@ -79,14 +80,14 @@ def pick_strategies(stored: Backtest) -> tuple[str, list[str]]:
     return main, others
 
 
-def context_line(stored: Backtest, folder: Folder) -> None:
+def context_line(stored: StoredBacktest, folder: Folder) -> None:
     """What window this is, what it was chosen from, and the report to take away."""
     context = stored.context
-    times = stored.equity.index
+    times = stored.minutes
     bps = number(context.get("cost_bps"))
     costs = "costs" if bps is None else f"{bps:g} bps a trade"
     facts = [
-        window_words(context.get("window")),
+        plain(window_words(context["window"])) if isinstance(context.get("window"), str) else None,
         f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
         f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
         f"chosen from {count(context['trials'])} trials" if number(context.get("trials")) is not None else None,
@@ -124,7 +125,7 @@ def looked_at(looks: object) -> str | None:
     return "first look at this window" if times <= 1 else f"look {count(times)} at this window"
 
 
-def curves(stored: Backtest, shown: list[str]) -> None:
+def curves(stored: StoredBacktest, shown: list[str]) -> None:
     left, middle, _ = st.columns([2, 2, 3])
     with left:
         scale = st.segmented_control("Scale", ["USD", "Relative", "Log"], default="USD", key="curves_scale")
@@ -132,20 +133,20 @@ def curves(stored: Backtest, shown: list[str]) -> None:
         grain = st.segmented_control(
             "Drawdown from", ["session closes", "every bar"], default="session closes", key="curves_grain"
         )
-    figure = charts.equity(stored.equity[shown], relative=scale == "Relative")
+    figure = charts.equity(stored.curve()[shown], relative=scale == "Relative")
     if scale == "Log":
         figure.update_yaxes(type="log", tickformat="~s")
     st.subheader("Equity", anchor=False)
     charts.show(figure, "backtest_equity", height=420)
     by_bar = grain == "every bar"
-    base = stored.equity if by_bar else stored.daily_equity_with_start()
+    base = stored.curve() if by_bar else stored.daily_with_start()
     st.subheader("Drawdown", anchor=False)
     charts.show(charts.underwater(base[shown]), "backtest_drawdown", height=300)
     key = "minute_max_drawdown" if by_bar else "max_drawdown"
     deepest = ", ".join(f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown)
     st.caption(f"Deepest: {deepest}. As stored in metrics.json ({'every bar' if by_bar else 'session closes'}).")
     st.subheader(f"Deepest drawdowns: {human(shown[0])}", anchor=False)
-    rows = analysis.drawdown_rows(stored.daily_equity_with_start()[shown[0]])
+    rows = analysis.drawdown_rows(stored.daily_with_start()[shown[0]])
     if rows.empty:
         st.info("No session closed below an earlier one.", icon=":material/check_circle:")
         return
@@ -156,7 +157,7 @@ def curves(stored: Backtest, shown: list[str]) -> None:
     st.dataframe(rows, hide_index=True, width="stretch", key="backtest_depths", column_config=config)
 
 
-def rolling(stored: Backtest, shown: list[str]) -> None:
+def rolling(stored: StoredBacktest, shown: list[str]) -> None:
     returns = stored.daily_returns()
     sessions = len(returns)
     if sessions < 6:
@@ -176,8 +177,8 @@ def rolling(stored: Backtest, shown: list[str]) -> None:
     st.caption(f"Each point looks back over {window} sessions; there is none before the first full window.")
 
 
-def calendar(stored: Backtest, main: str) -> None:
-    equity = stored.equity[main]
+def calendar(stored: StoredBacktest, main: str) -> None:
+    equity = stored.curve()[main]
     st.subheader("Return of each month", anchor=False)
     charts.show(analysis.monthly_figure(analysis.monthly_table(equity, stored.session)), "calendar_months")
     st.caption("In per cent, by calendar month (UTC); the first and the last may be partial.")
@@ -191,8 +192,8 @@ def calendar(stored: Backtest, main: str) -> None:
     charts.show(analysis.distribution_figure(stored.daily_returns(), main, var), "calendar_distribution")
 
 
-def weights(stored: Backtest, folder: Folder, main: str) -> None:
-    wide = analysis.stored_weights(artifacts.table_of(folder, "positions"), stored, main)
+def weights(stored: StoredBacktest, main: str) -> None:
+    wide = stored.weights(main)
     if not len(wide.columns):
         st.info(f"{human(main)} held nothing at any session's close.", icon=":material/inbox:")
     else:
@@ -205,14 +206,14 @@ def weights(stored: Backtest, folder: Folder, main: str) -> None:
             figure.update_yaxes(range=[0, max(1.0, highest)])
         charts.show(figure, "weights", height=400)
     st.subheader("Exposure", anchor=False)
-    exposure = stored.curves["exposure"][[main]]
+    exposure = stored.curve("exposure")[[main]]
     figure = charts.equity(exposure)
     figure.update_traces(hovertemplate="%{y:.1%}  %{customdata}<extra></extra>")
     figure.update_yaxes(title={"text": "share of equity"}, tickformat=".0%", rangemode="tozero")
     charts.show(figure, "exposure", height=240)
     st.subheader("Turnover and costs, session by session", anchor=False)
     daily = pd.DataFrame(
-        {name: stored.curves[name][main].groupby(stored.session).sum() for name in ("turnover_usd", "cost_usd")}
+        {name: stored.curve(name)[main].groupby(stored.session).sum() for name in ("turnover_usd", "cost_usd")}
     )
     daily.index = stored.daily().index
     stamps = daily.index.strftime("%Y-%m-%d")
@@ -225,9 +226,8 @@ def weights(stored: Backtest, folder: Folder, main: str) -> None:
         charts.show(charts.lines(total, y_title="USD", height=240), "costs")
 
 
-def trades(stored: Backtest, folder: Folder, run: Summary, main: str) -> None:
-    table = artifacts.table_of(folder, "trades")
-    mine = table[table["strategy"] == main]
+def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
+    mine = stored.trades[stored.trades["strategy"] == main]
     if mine.empty:
         st.info(f"{human(main)} made no trade.", icon=":material/inbox:")
         return
@@ -258,7 +258,7 @@ def trades(stored: Backtest, folder: Folder, run: Summary, main: str) -> None:
 
 
 def price_chart(
-    stored: Backtest, run: Summary, symbol: str, day: str, every: int, fills: pd.DataFrame, local: pd.Series
+    stored: StoredBacktest, run: Summary, symbol: str, day: str, every: int, fills: pd.DataFrame, local: pd.Series
 ) -> None:
     """Candles of the market file with the fills on them."""
     try:
@@ -271,7 +271,7 @@ def price_chart(
         return
     times = market.times
     if day == WHOLE:
-        begin, end = times.searchsorted(stored.equity.index[[0, -1]])
+        begin, end = times.searchsorted(stored.minutes[[0, -1]])
         rows = slice(int(begin), int(end) + 1)
         fills_shown = fills
     else:

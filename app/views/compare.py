@@ -6,12 +6,13 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.errors import FintraderError
+from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.summary import summaries
+from fintrader.results.formatting import number, statistic
 from fintrader_app import artifacts, charts, metric_table
-from fintrader_app.artifacts import Backtest
+from fintrader_app.artifacts import summaries
 from fintrader_app.shell import guarded, linked_several, page, remember_several
-from fintrader_app.wording import label, number, plain
+from fintrader_app.wording import label, plain
 
 MOST = 8
 KEYS = (
@@ -64,7 +65,7 @@ def pick(options: list[str], key: str, title: str, default: list[str]) -> list[s
     return value
 
 
-def load(runs: RunsFolder, names: list[str]) -> dict[str, Backtest]:
+def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
     """The backtests that can be read; a message for each that cannot."""
     found = {}
     for name in names:
@@ -79,11 +80,11 @@ def strategy_of(line: str) -> str:
     return line.partition(" / ")[2]
 
 
-def overlay(shown: dict[str, Backtest]) -> None:
+def overlay(shown: dict[str, StoredBacktest]) -> None:
     """Equity in multiples of the start, and drawdown, over time."""
     first = next(iter(shown.values()))
-    if all(backtest.equity.index.equals(first.equity.index) for backtest in shown.values()):
-        curves = {label(line): backtest.equity[strategy_of(line)] for line, backtest in shown.items()}
+    if all(backtest.minutes.equals(first.minutes) for backtest in shown.values()):
+        curves = {label(line): backtest.curve()[strategy_of(line)] for line, backtest in shown.items()}
         wide = pd.DataFrame(curves)
         closes = wide.iloc[[0, *first.ends]]
         st.subheader("Wealth, multiples of the start", anchor=False)
@@ -95,9 +96,9 @@ def overlay(shown: dict[str, Backtest]) -> None:
     wealth, below = {}, {}
     for line, backtest in shown.items():
         strategy = strategy_of(line)
-        curve = backtest.equity[strategy]
+        curve = backtest.curve()[strategy]
         wealth[line] = (curve.index.tz_localize(None).to_numpy(), (curve / curve.iloc[0]).to_numpy())
-        daily = backtest.daily_equity_with_start()[strategy]
+        daily = backtest.daily_with_start()[strategy]
         below[line] = (daily.index.tz_localize(None).to_numpy(), (daily / daily.cummax() - 1).to_numpy())
     st.subheader("Wealth, multiples of the start", anchor=False)
     charts.show(charts.lines(wealth, height=400), "compare_equity")
@@ -105,7 +106,7 @@ def overlay(shown: dict[str, Backtest]) -> None:
     charts.show(charts.lines(below, percent=True, height=280), "compare_drawdown")
 
 
-def differences(shown: dict[str, Backtest]) -> None:
+def differences(shown: dict[str, StoredBacktest]) -> None:
     """Metrics side by side, and their differences from the first."""
     st.subheader("Metrics", anchor=False)
     lines = list(shown)
@@ -117,9 +118,9 @@ def differences(shown: dict[str, Backtest]) -> None:
         zero = number(values[base].get(key))
         for line in lines:
             own = number(values[line].get(key))
-            told = metric_table.shown(key, own)
+            told = statistic(key, own)
             if line != base and own is not None and zero is not None:
-                told += f"  ({metric_table.shown(key, own - zero, signed=True)})"
+                told += f"  ({statistic(key, own - zero, signed=True)})"
             row[line] = told
         rows.append(row)
     config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}

@@ -9,12 +9,13 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.formatting import DASH, chance, count, interval, number, percent, ratio, score, statistic
 from fintrader.results.summary import Summary
 from fintrader_app import artifacts, charts, metric_table, robustness
-from fintrader_app.artifacts import Backtest
 from fintrader_app.shell import guarded, page, pick_run
-from fintrader_app.wording import DASH, chance, count, human, label, number, percent, plain, ratio, without_secrets
+from fintrader_app.wording import human, label, plain, without_secrets
 
 NOTES = {
     "trials": "Strategies that were tried to get this one",
@@ -24,16 +25,12 @@ NOTES = {
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
 MOST_BARS, BINS = 300, 60
-LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
 
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    try:
-        report = folder.json("backtest", "honesty.json")
-    except NotThereError:
-        report = {}
+    report = stored.honesty
     verdict(report, stored)
     if report:
         numbers(report)
@@ -52,7 +49,7 @@ def render(runs: RunsFolder) -> None:
         with guarded():
             control(report, stored)
     with guarded():
-        robustness.sensitivity(folder, stored)
+        robustness.sensitivity(stored)
     with guarded():
         lookahead(folder)
     with guarded():
@@ -60,7 +57,7 @@ def render(runs: RunsFolder) -> None:
     provenance(run, stored)
 
 
-def verdict(report: dict[str, Any], stored: Backtest) -> None:
+def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
     """The one sentence."""
     sentence = report.get("verdict")
     if not isinstance(sentence, str):
@@ -84,7 +81,6 @@ def part(report: dict[str, Any], key: str) -> dict[str, Any]:
 def numbers(report: dict[str, Any]) -> None:
     """The figures behind the sentence."""
     sharpe = part(report, "sharpe")
-    low, high = sharpe.get("low"), sharpe.get("high")
     track = count(sharpe.get("minimum_track_record_sessions"))
     overfit = part(report, "overfitting").get("probability")
     cells = [
@@ -92,12 +88,12 @@ def numbers(report: dict[str, Any]) -> None:
         ("Sharpe", ratio(sharpe.get("sharpe")), "Of the test window, annualised"),
         (
             f"{percent(sharpe.get('level'), 0)} interval",
-            DASH if number(low) is None else f"{ratio(low)} to {ratio(high)}",
+            interval(sharpe.get("low"), sharpe.get("high")),
             "Of the Sharpe ratio, by its sampling error (Mertens 2002)",
         ),
         ("Best by luck", ratio(sharpe.get("expected_best")), NOTES["expected_best"]),
-        ("Deflated Sharpe", ratio(sharpe.get("deflated")), NOTES["deflated"]),
-        ("Overfitting", percent(overfit, 0), NOTES["overfitting"]),
+        ("Deflated Sharpe", chance(sharpe.get("deflated")), NOTES["deflated"]),
+        ("Overfitting", chance(overfit), NOTES["overfitting"]),
         ("Sessions", count(report.get("sessions")), f"Of the test window; minimum track record: {track} sessions"),
     ]
     with st.container(horizontal=True, gap="small"):
@@ -113,10 +109,10 @@ def intervals(report: dict[str, Any]) -> None:
     for key, band in bands.items():
         rows.append(
             {
-                "Metric": LABELS.get(key, human(key)),
-                "Low": metric_table.shown(key, band.get("low")),
-                "Estimate": metric_table.shown(key, band.get("estimate")),
-                "High": metric_table.shown(key, band.get("high")),
+                "Metric": metric_table.title_of(key),
+                "Low": statistic(key, band.get("low")),
+                "Estimate": statistic(key, band.get("estimate")),
+                "High": statistic(key, band.get("high")),
                 "Level": percent(band.get("level"), 0),
             }
         )
@@ -222,7 +218,7 @@ def overfitting(report: dict[str, Any]) -> None:
     told = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
     trials = folds[0].get("trials") if folds else found.get("trials")
     st.caption(
-        f"{told}{percent(found.get('probability'), 0)} of {count(found.get('splits'))} splits lie left of zero: there "
+        f"{told}{chance(found.get('probability'))} of {count(found.get('splits'))} splits lie left of zero: there "
         f"the best of {count(trials)} trials in-sample was below the median out of sample."
     )
     if len(folds) > 1:
@@ -245,13 +241,13 @@ def random_portfolios(report: dict[str, Any]) -> None:
         charts.show(figure, "honesty_random")
     above = found.get("share_above")
     if isinstance(above, dict):
-        told = ", ".join(f"{human(key).lower()} {percent(value, 1)}" for key, value in above.items())
+        told = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
         st.caption(f"Share of random portfolios that did better: {told}.")
     elif number(above) is not None:
-        st.caption(f"Share of random portfolios that did better: {percent(above, 1)}.")
+        st.caption(f"Share of random portfolios that did better: {percent(above)}.")
 
 
-def control(report: dict[str, Any], stored: Backtest) -> None:
+def control(report: dict[str, Any], stored: StoredBacktest) -> None:
     """What the same search finds where there is nothing to find."""
     found = part(report, "control")
     st.subheader("The same search on features without information", anchor=False)
@@ -311,12 +307,12 @@ def selection(folder: Folder) -> None:
         figure.update_yaxes(title={"text": "trials"})
         figure.add_vline(x=scores.iloc[0], line={"width": 2, "color": "#0b4f9e"})
         best = label(pods.loc[scores.index[0], "pod"])
-        told += f" Put together in {BINS} bins; the line marks the best, {best} with {ratio(scores.iloc[0], 3)}."
+        told += f" Put together in {BINS} bins; the line marks the best, {best} with {score(scores.iloc[0])}."
     charts.show(figure, "honesty_trials")
     st.caption(told)
 
 
-def provenance(run: Summary, stored: Backtest) -> None:
+def provenance(run: Summary, stored: StoredBacktest) -> None:
     """Everything needed to get the numbers again."""
     st.subheader("To get these numbers again", anchor=False)
     command = stored.context.get("command") or run.command  # a backtest made again has one of its own

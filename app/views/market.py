@@ -10,10 +10,11 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.formatting import count, percent
 from fintrader_app import analysis, charts, markets
 from fintrader_app.markets import Market
 from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run
-from fintrader_app.wording import count, human, label, percent, plain
+from fintrader_app.wording import human, label, plain
 
 TABS = {"bars": "Bars", "features": "Features", "coverage": "Coverage", "quality": "Quality", "ties": "Correlations"}
 WINDOWS = ("train", "validation", "test")

@@ -13,11 +13,12 @@ import streamlit as st
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.summary import summaries
+from fintrader.results.formatting import duration
 from fintrader_app import forms, jobs
+from fintrader_app.artifacts import summaries
 from fintrader_app.launch import STORE_VARIABLE
 from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, sentence
-from fintrader_app.wording import duration, plain, without_secrets
+from fintrader_app.wording import plain, without_secrets
 
 REFRESH_SECONDS = 2
 SECTIONS = {
@@ -266,7 +267,7 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
 
 
 def done(runs: RunsFolder, name: str) -> bool:
-    from fintrader.results.summary import summary
+    from fintrader_app.artifacts import summary
 
     try:
         return summary(runs, name).status == "finished"

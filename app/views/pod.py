@@ -9,9 +9,10 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.results.formatting import DASH, count, duration, score, statistic
 from fintrader_app import artifacts, charts, metric_table
 from fintrader_app.shell import choose, guarded, linked_several, page, pick_race, pick_run, remember_several
-from fintrader_app.wording import DASH, count, duration, human, plain, ratio
+from fintrader_app.wording import human, plain
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
 FIRST = ("value_loss", "policy_loss", "entropy", "steps_per_second")
@@ -56,7 +57,7 @@ def render(runs: RunsFolder) -> None:
 
 
 def titled(pod: pd.Series[Any]) -> str:
-    return f"{pod['pod']} · {ratio(pod['score'], 3) if pd.notna(pod['score']) else pod['state']}"
+    return f"{pod['pod']} · {score(pod['score']) if pd.notna(pod['score']) else pod['state']}"
 
 
 def cards(pod: pd.Series[Any]) -> None:
@@ -64,7 +65,7 @@ def cards(pod: pd.Series[Any]) -> None:
     parent = pod["parent"] if isinstance(pod["parent"], str) else None
     state = str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")
     cells = [
-        ("Score", ratio(pod["score"], 3)),
+        ("Score", score(pod["score"])),
         ("State", plain(state)),
         ("Origin", plain(f"{pod['origin']} of {parent}" if parent else pod["origin"])),
         ("Generation", count(int(pod["generation"]))),
@@ -174,7 +175,7 @@ def validation(rows: pd.DataFrame) -> None:
     keys = list(dict.fromkeys(key for values in columns.values() for key in values))
     rows = []
     for key in keys:
-        told = {pod: metric_table.shown(key, values.get(key)) for pod, values in columns.items()}
+        told = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
         rows.append({"Metric": metric_table.title_of(key), **told})
     frame = pd.DataFrame(rows)
     config = {pod: st.column_config.TextColumn(alignment="right") for pod in columns}

@@ -6,11 +6,13 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.summary import Summary, summaries
+from fintrader.results.formatting import duration, moment, number
+from fintrader.results.summary import Summary
 from fintrader_app import artifacts, charts, metric_table
+from fintrader_app.artifacts import summaries
 from fintrader_app.board import board_table
 from fintrader_app.shell import STATUS, go, guarded, linked, page, remember, sentence
-from fintrader_app.wording import duration, moment, number, plain, without_secrets
+from fintrader_app.wording import plain, without_secrets
 
 COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
@@ -154,10 +156,10 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")
-            charts.show(charts.equity(stored.equity[drawn]), "preview_equity", height=300)
+            charts.show(charts.equity(stored.curve()[drawn]), "preview_equity", height=300)
         with right:
             st.caption("Drawdown, from session closes")
-            charts.show(charts.underwater(stored.daily_equity_with_start()[drawn]), "preview_drawdown", height=300)
+            charts.show(charts.underwater(stored.daily_with_start()[drawn]), "preview_drawdown", height=300)
         metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
     with guarded():
         leaders(folder)

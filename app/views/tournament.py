@@ -8,11 +8,13 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.summary import Summary, summary
+from fintrader.results.formatting import count, duration, score, short_count
+from fintrader.results.summary import Summary
 from fintrader_app import artifacts, charts, lineage, race, timeline
+from fintrader_app.artifacts import summary
 from fintrader_app.board import board_table
 from fintrader_app.shell import choose, go, guarded, page, pick_race, pick_run
-from fintrader_app.wording import count, duration, human, is_secret, plain, ratio, short_count, without_secrets
+from fintrader_app.wording import human, is_secret, plain, without_secrets
 
 REFRESH_SECONDS = 2
 MOST_EVENTS = 200
@@ -89,7 +91,7 @@ def numbers(pace: race.Pace, alive: bool) -> None:
         ("Pods done", f"{count(pace.done)}{planned}", None),
         ("At work", count(pace.running), None),
         ("Failed", count(pace.failed), "Lost more often than retried; the time line says why"),
-        ("Best score", ratio(pace.best, 3), "On the validation window, by the tournament's metric"),
+        ("Best score", score(pace.best), "On the validation window, by the tournament's metric"),
         ("Env-steps", rate, "Of all finished pods, over the time from the first start to the last end"),
         ("Elapsed", duration(pace.elapsed_seconds), None),
     ]

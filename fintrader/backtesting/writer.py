@@ -10,10 +10,10 @@
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
     sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
-    report.html        the same, to read
+    report.html        the same, to read; whoever is above writes it afterwards (`report.html.write_report`)
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
-metrics.json is a whole backtest.
+metrics.json is a whole backtest, and one with a report.html has its report.
 """
 
 from __future__ import annotations
@@ -145,14 +145,12 @@ def write_backtest(
     sensitivity: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
 ) -> StoredBacktest:
-    """Write all files of a backtest below `folder`; returns what was written.
+    """Write the data files of a backtest below `folder`; returns what was written.
 
-    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and the report shows
+    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and a report shows
     the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and `control`
     make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover different bars.
     """
-    from fintrader.report.html import render_report
-
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials = context.get("trials")
@@ -167,14 +165,13 @@ def write_backtest(
     )
     stored = tabulate(results, context, honesty, sensitivity)
     folder = Path(folder)
-    report = render_report(stored).encode()
-    (folder / "metrics.json").unlink(missing_ok=True)  # an earlier backtest's, of which the rest goes now
+    for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
+        (folder / name).unlink(missing_ok=True)
     for name in ("equity", "positions", "prices", "trades"):
         write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
-    write_bytes(folder / "report.html", report)
     write_json(folder / "metrics.json", stored.metrics)
     return stored
 

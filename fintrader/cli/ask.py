@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ class ExportOptions(Settings):
 
 def status(argv: list[str]) -> None:
     """RUN [--json]: pods by state, time left, leaderboard, what is at work, losses and their reasons."""
+    from fintrader.results.formatting import count, duration
     from fintrader.tournament.status import status as ask
 
     as_json = "--json" in argv
@@ -54,13 +54,15 @@ def status(argv: list[str]) -> None:
         return
     console = Console()
     state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(answer["states"].items()))
-    console.print(f"{answer['run']}: {state}; {counts}; {answer['trials']} trials, {answer['env_steps']:,} env-steps")
+    counts = ", ".join(f"{pods} {name}" for name, pods in sorted(answer["states"].items()))
+    console.print(
+        f"{answer['run']}: {state}; {counts}; {count(answer['trials'])} trials, {count(answer['env_steps'])} env-steps"
+    )
     if answer["eta_seconds"] is not None:
-        left = timedelta(seconds=round(answer["eta_seconds"]))
+        left = duration(answer["eta_seconds"])
         console.print(f"{answer['applied']} of {answer['wanted_results']} results; about {left} left")
     if answer["losses"]:
-        lost = ", ".join(f"{count} x {name}" for name, count in sorted(answer["losses"].items()))
+        lost = ", ".join(f"{times} x {name}" for name, times in sorted(answer["losses"].items()))
         console.print(f"lost attempts: {lost}")
     console.print(_table(answer["leaderboard"], ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")))
     for pod in answer["at_work"]:
@@ -69,10 +71,10 @@ def status(argv: list[str]) -> None:
 
 def lineage(argv: list[str]) -> None:
     """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
-    from fintrader.tournament.status import lineage as ask
-
     if len(argv) == 2 and not argv[0].startswith("-"):
-        rows = ask(_folder(argv[0]), argv[1])
+        from fintrader.results.run import Run
+
+        rows = Run(_folder(argv[0])).lineage(argv[1]).to_dict("records")
         Console().print(_table(rows, ("pod", "origin", "score", "algo", "changed")))
         return
     if argv and argv[0] in {"-h", "--help"}:
@@ -159,20 +161,24 @@ def run_path(name: str) -> Path:
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
+    from fintrader.results.formatting import score
+
     table = Table(pad_edge=False)
     present = [column for column in columns if any(column in row for row in rows)]
     for column in present:
         table.add_column(column)
     for row in rows:
-        table.add_row(*[_show(row.get(column)) for column in present])
+        table.add_row(*[score(row[column]) if column == "score" else _show(row.get(column)) for column in present])
     return table
 
 
 def _show(value: Any) -> str:
+    from fintrader.results.formatting import DASH, count
+
     if value is None:
-        return "–"
+        return DASH
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_show(below)}" for key, below in value.items())
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

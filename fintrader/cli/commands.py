@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import Field
 
+from fintrader.cli.ask import run_path
 from fintrader.cli.options import help_config, parse, parse_config, positional
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
@@ -108,7 +111,6 @@ def walkforward(argv: list[str]) -> None:
 
 def compare(argv: list[str]) -> None:
     """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of another window."""
-    from fintrader.backtesting import read_backtest
     from fintrader.report.compare import labels, write_comparison
 
     words, out = list(argv), Path("comparison.html")
@@ -119,11 +121,11 @@ def compare(argv: list[str]) -> None:
     if not words or any(word.startswith("-") for word in words):
         print("usage: fintrader compare RUN_DIR RUN_DIR ... [--out FILE]")
         return
-    from fintrader.pipeline import open_run
+    from fintrader.results.backtest_files import read_backtest
 
     found = {}
     for label, word in zip(labels(words), words, strict=True):
-        home = open_run(word)
+        home = run_path(word)
         found[label] = read_backtest(home if (home / "metrics.json").is_file() else home / "backtest")
     print(write_comparison(out, found))
 
@@ -131,11 +133,16 @@ def compare(argv: list[str]) -> None:
 def app(argv: list[str]) -> None:
     """[--runs-dir DIR_OR_URL] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
     settings = parse(AppSettings, AppSettings(), argv, "app")
-    try:
-        from fintrader_app.launch import serve
-    except ImportError:
-        raise ConfigError("the app is not part of this installation; install fintrader from its source tree") from None
-    serve(settings.runs_dir, settings.port, host=settings.host, headless=settings.headless or None)
+    found = find_spec("fintrader_app")
+    if found is None or found.origin is None:
+        raise ConfigError("the app is not part of this installation; install fintrader from its source tree")
+    root = str(Path(found.origin).parents[1])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    # -P: a folder called `fintrader_app` where the reader happens to stand must not take this package's place
+    words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--runs-dir", settings.runs_dir]
+    words += ["--port", str(settings.port), "--host", settings.host, *["--headless"][: settings.headless]]
+    sys.stdout.flush()
+    os.execve(sys.executable, words, variables)
 
 
 def bench(argv: list[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.agents.policy import load_policy
-from fintrader.backtesting import BacktestResult, StoredBacktest, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting import BacktestResult, simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
@@ -25,8 +25,10 @@ from fintrader.errors import BacktestError
 from fintrader.files import dump_json, read_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import Progress, reporter
+from fintrader.report.html import write_report
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
-from fintrader.results.leaderboard import read_leaderboard
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.leaderboard import best_score
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.store import RunStore
 
@@ -70,7 +72,7 @@ def evaluate_chosen(
         seed=config.seed,
     )
     count_look(manifest, window)
-    draw_tear_sheet(config, stored, home)
+    draw(config, stored, home)
 
 
 def window_folder(folder: RunFolder, window: str) -> Path:
@@ -93,9 +95,9 @@ def settings_hash(config: RunConfig, window: str) -> str:
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Whether a window's backtest lies there whole, and as these settings make it."""
+    """Whether a window's backtest lies there whole, its report too, and as these settings make it."""
     home = window_folder(config.folder, window)
-    if not (home / "metrics.json").is_file():
+    if not (home / "metrics.json").is_file() or not (home / "report.html").is_file():
         return False
     expected = settings_hash(config, window)
     return bool(read_json(home / "context.json").get("settings_hash", expected) == expected)
@@ -188,11 +190,12 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
     return found
 
 
-def draw_tear_sheet(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
-    """pyfolio's tear sheet beside the report, and none of an earlier backtest.
+def draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
+    """The report of a backtest that has been written, with pyfolio's tear sheet beside it; none of an earlier one.
 
     `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line that says so.
     """
+    write_report(home / "report.html", stored)
     wanted = config.backtest.tear_sheet
     for ending in FORMATS:
         (home / f"tear_sheet{ending}").unlink(missing_ok=True)
@@ -235,12 +238,6 @@ def _control(config: RunConfig, path: Path, window: str, env: EnvSettings, progr
         "best_selection_score": best_score(folder.leaderboard),
         "real_best_selection_score": best_score(config.folder.leaderboard),
     }
-
-
-def best_score(leaderboard: Path) -> float | None:
-    """The best score on a leaderboard, None where nobody has one."""
-    scores = [entry["score"] for entry in read_leaderboard(leaderboard)]
-    return max((score for score in scores if score is not None), default=None)
 
 
 def _planted(

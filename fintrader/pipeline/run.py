@@ -13,17 +13,18 @@ from typing import Any
 
 from rich.console import Console
 
-from fintrader.backtesting import metrics_table
 from fintrader.config import dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError, RunError
-from fintrader.files import read_json, write_text
+from fintrader.files import write_text
 from fintrader.pipeline.config import RunConfig, differences, load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.evaluation import Repeat, as_configured, evaluate_chosen, information_free_market, window_folder
 from fintrader.pipeline.session import observing, watching, workplace
 from fintrader.progress import reporter
-from fintrader.results.formatting import window_words
+from fintrader.results.backtest_files import StoredBacktest, read_backtest
+from fintrader.results.formatting import metrics_table, percent, window_words
+from fintrader.results.strategies import in_order
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror
 from fintrader.tournament.run import CHANGEABLE, TournamentResult
@@ -163,31 +164,23 @@ def conclude(config: RunConfig, manifest: Manifest) -> RunOutcome:
     """Print what a finished run found in every window, and return it."""
     found = []
     for window in config.backtest.window:
-        stored = read_json(window_folder(config.folder, window) / "metrics.json")
-        found.append({name: stored[name] for name in sorted(stored, key=_rank)})
-        _print_outcome(config, manifest, window, found[-1])
+        stored = read_backtest(window_folder(config.folder, window))
+        found.append({name: stored.metrics[name] for name in in_order(stored.metrics)})
+        _print_outcome(config, manifest, window, stored)
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)
     return RunOutcome(config.folder.root, found[0], int(manifest.values["trials"]))
 
 
-STRATEGIES = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
-"""The order of tables: ours, then what anybody could have had."""
-
-
-def _rank(strategy: str) -> int:
-    return STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
-
-
-def _print_outcome(config: RunConfig, manifest: Manifest, window: str, metrics: dict[str, dict[str, Any]]) -> None:
+def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
     folder, console = window_folder(config.folder, window), Console()
     if not console.is_terminal:
         console = Console(width=120)  # a log file has room; a table cut to 80 columns hides its figures
-    context = read_json(folder / "context.json")
+    context = stored.context
     title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
-    console.print(metrics_table(metrics, title=title))
+    console.print(metrics_table({name: stored.metrics[name] for name in in_order(stored.metrics)}, title=title))
     for name, said in context.get("changed", {}).items():
         console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
@@ -195,10 +188,10 @@ def _print_outcome(config: RunConfig, manifest: Manifest, window: str, metrics: 
         expected = planted["share_of_expected"]["ensemble"]
         oracle = planted["share_of_oracle"].get("ensemble")
         console.print(
-            f"Planted signal: the ensemble reached {expected:.0%} of the best expected log growth"
-            + (f", {oracle:.0%} of what the oracle made of this window." if oracle is not None else ".")
+            f"Planted signal: the ensemble reached {percent(expected, 0)} of the best expected log growth"
+            + (f", {percent(oracle, 0)} of what the oracle made of this window." if oracle is not None else ".")
         )
-    console.print(read_json(folder / "honesty.json")["verdict"])
+    console.print(stored.honesty["verdict"])
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
         if (folder / name).exists():
             console.print(f"  {folder / name}", highlight=False)

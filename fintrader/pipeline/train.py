@@ -18,7 +18,7 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.backtesting import metrics_table, simulate, simulate_baselines
+from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
@@ -29,6 +29,7 @@ from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run import claim
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
+from fintrader.results.formatting import metrics_table
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
 

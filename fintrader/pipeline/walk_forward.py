@@ -19,10 +19,9 @@ from fintrader.pipeline.evaluation import (
     Repeat,
     as_configured,
     backtest_settings,
-    best_score,
     count_look,
     data_summary,
-    draw_tear_sheet,
+    draw,
     provenance,
     simulate_chosen,
     trial_returns,
@@ -30,6 +29,7 @@ from fintrader.pipeline.evaluation import (
 from fintrader.pipeline.run import RunOutcome, claim, conclude, search
 from fintrader.pipeline.session import observing, workplace
 from fintrader.progress import reporter
+from fintrader.results.leaderboard import best_score
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.store import RunStore
 
@@ -125,7 +125,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         seed=config.seed,
     )
     count_look(manifest, "test")
-    draw_tear_sheet(config, stored, config.folder.backtest)
+    draw(config, stored, config.folder.backtest)
 
 
 def _days(window: MarketTensors) -> list[str]:

@@ -24,8 +24,7 @@ from fintrader.envs.observation import ObservationLayout, num_actions
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
-from fintrader.files import write_text
-from fintrader.report.html import luck_rows, render_report
+from fintrader.report.html import luck_rows, write_report
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import plain_text, table_html, table_text
@@ -122,8 +121,7 @@ class Backtests(Mapping[str, BacktestResult]):
         """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its path."""
         context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
         context |= {} if trials is None else {"trials": trials}
-        write_text(Path(path), render_report(tabulate(self._results, context, self.honesty(trials))))
-        return Path(path)
+        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
 
     def __repr__(self) -> str:
         return f"{self._title()}\n{table_text(self.tables.metrics)}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fintrader.backtesting.sensitivity import by_kind
+from fintrader.files import write_text
 from fintrader.report.page import Page, facts, note, number, side_by_side, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
@@ -95,6 +97,12 @@ def render_report(stored: StoredBacktest) -> str:
     _data(page, stored.context)
     page.section("How to get this again", _provenance(stored.context), link="Provenance")
     return page.render()
+
+
+def write_report(path: Path, stored: StoredBacktest) -> Path:
+    """Write the page as one self-contained HTML file, atomically."""
+    write_text(Path(path), render_report(stored))
+    return Path(path)
 
 
 def _as_traded(context: Mapping[str, Any]) -> str:

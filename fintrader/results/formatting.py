@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.strategies import results_first
+from fintrader.results.strategies import in_order
 
 DASH = "–"
 
@@ -178,15 +178,15 @@ def plain_text(table: Table) -> str:
 
 
 def table_text(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
-    """`metrics_table` as plain text, results before baselines."""
-    return plain_text(metrics_table({name: metrics[name] for name in results_first(metrics)}))
+    """`metrics_table` as plain text, ours before the baselines."""
+    return plain_text(metrics_table({name: metrics[name] for name in in_order(metrics)}))
 
 
 def table_html(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
     """The same table for a notebook."""
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in ("Strategy", *(text for _, text in PAPER_COLUMNS)))
     rows = ""
-    for name in results_first(metrics):
+    for name in in_order(metrics):
         cells = "".join(f"<td>{statistic(key, metrics[name].get(key))}</td>" for key, _ in PAPER_COLUMNS)
         rows += f"<tr><th>{html.escape(name.replace('_', ' '))}</th>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

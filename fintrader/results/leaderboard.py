@@ -32,8 +32,9 @@ _RACE = (
 )
 _RESULT = (
     "p.pod, p.idx, p.origin, p.parent, p.parent_snapshot, p.generation, p.seen, p.seed, p.algo, p.agent, p.hyper, "
-    "p.budget, p.data_hash, p.state, p.attempts, p.reason, p.device, e.epoch, e.applied, e.status, e.score, e.window_scores, e.metrics, "
-    "e.snapshot, e.policy, e.env_steps, e.lineage_env_steps, e.updates, e.seconds, e.started, e.finished"
+    "p.budget, p.data_hash, p.state, p.attempts, p.reason, p.device, e.epoch, e.applied, e.status, e.score, "
+    "e.window_scores, e.metrics, e.snapshot, e.policy, e.env_steps, e.lineage_env_steps, e.updates, e.seconds, "
+    "e.started, e.finished"
 )
 
 

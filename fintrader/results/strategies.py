@@ -12,6 +12,9 @@ REFERENCES = ("oracle",)
 """Strategies that know more than anybody could: shown, never a result and never a rival."""
 
 
+_ORDER = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
+
+
 def is_baseline(name: str) -> bool:
     """Whether a strategy stands beside the results for comparison."""
     return name in BASELINES
@@ -27,6 +30,7 @@ def main_strategy(names: Sequence[str]) -> str:
     return next((name for name in names if is_result(name)), names[0])
 
 
-def results_first(names: Iterable[str]) -> list[str]:
-    """Results before baselines and references, each in the order given."""
-    return sorted(names, key=lambda name: not is_result(name))
+def in_order(names: Iterable[str]) -> list[str]:
+    """The order of tables: what was searched for, then what anybody could have had, then the rest as given."""
+    rank = {name: place for place, name in enumerate(_ORDER)}
+    return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))

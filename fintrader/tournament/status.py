@@ -1,4 +1,4 @@
-"""What can be asked about a run from outside, while it races or afterwards: status, lineage, rebuild, replay."""
+"""What can be asked about a run from outside, while it races or afterwards: status and rebuild."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     `eta_seconds` is what remains at the rate of results since the orchestrator last started; None while there is no
     such rate, and for a run that is finished or that nobody races.
 
-    Raises TournamentError when the folder holds no tournament or its database is damaged.
+    Raises TournamentError when the folder holds no tournament, RunError when its database is missing or damaged.
     """
     _require(run)
     pods = read_pods(run.leaderboard)
@@ -94,45 +94,6 @@ def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
         "share": min(1.0, steps / wanted) if wanted else None,
         "steps_per_second": last.get("steps_per_second"),
     }
-
-
-def lineage(run: RunFolder, pod: str) -> list[dict[str, Any]]:
-    """A pod and its ancestors, youngest first, down to the founder: origin, score, hyper-parameters and their change.
-
-    Raises TournamentError when there is no such pod.
-    """
-    _require(run)
-    store = RunStore(run)
-    specs, results = store.specs(), store.results()
-    if pod not in specs:
-        raise TournamentError(f"{run.root} has no pod {pod!r}; it has {', '.join(list(specs)[:5]) or 'none'} ...")
-    steps = []
-    at: str | None = pod
-    while at is not None:
-        spec, result = specs[at], results.get(at)
-        parent = specs.get(spec.parent) if spec.parent else None
-        steps.append(
-            {
-                "pod": at,
-                "origin": spec.origin,
-                "parent": spec.parent,
-                "generation": spec.generation,
-                "algo": spec.agent.get("algo"),
-                "score": result.score if result else None,
-                "status": result.status if result else "unfinished",
-                "env_steps": result.env_steps if result else 0,
-                "hyper": spec.hyper,
-                "changed": {
-                    name: [parent.hyper.get(name), value]
-                    for name, value in spec.hyper.items()
-                    if parent is not None and parent.hyper.get(name) != value
-                },
-                "inherited": spec.snapshot,
-                "snapshot": result.snapshot if result else None,
-            }
-        )
-        at = spec.parent
-    return steps
 
 
 def rebuild(run: RunFolder) -> int:

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from fintrader.results.catalogue import BY_KEY
+from fintrader.results.formatting import chance, count, duration, percent, ratio, statistic
 from fintrader_app import metric_table
-from fintrader_app.wording import chance, count, duration, human, percent, ratio
+from fintrader_app.wording import human
 from tests.app.conftest import Open, healthy, said
 from tests.app.test_numbers import chart, numbers
 
@@ -63,10 +64,10 @@ def test_every_row_of_compare(open_page: Open, template: Path) -> None:
     assert len(table) == 13
     for title, row in table.iterrows():
         key = keys[str(title)]
-        assert row[lines[0]] == metric_table.shown(key, one.get(key)), key
-        told = metric_table.shown(key, two.get(key))
+        assert row[lines[0]] == statistic(key, one.get(key)), key
+        told = statistic(key, two.get(key))
         if one.get(key) is not None and two.get(key) is not None:
-            told += f"  ({metric_table.shown(key, two[key] - one[key], signed=True)})"
+            told += f"  ({statistic(key, two[key] - one[key], signed=True)})"
         assert row[lines[1]] == told, key
 
 
@@ -92,7 +93,7 @@ def test_honesty_tables(open_page: Open, template: Path) -> None:
     bands = table_with(test, "Estimate")
     assert len(bands) == len(report["intervals"])
     for row, (key, band) in zip(bands.to_dict("records"), report["intervals"].items(), strict=True):
-        expected = [metric_table.shown(key, band[name]) for name in ("low", "estimate", "high")]
+        expected = [statistic(key, band[name]) for name in ("low", "estimate", "high")]
         assert [row["Low"], row["Estimate"], row["High"]] == expected, key
     rivals = table_with(test, "Against").set_index("Against")
     assert len(rivals) == len(report["excess"])
@@ -105,7 +106,7 @@ def test_honesty_tables(open_page: Open, template: Path) -> None:
         assert row["p, SPA"] == chance(report["superiority"][name]["spa"])
     control = table_with(test, "Strategy").set_index("Strategy").loc["Control"]
     for key, title in metric_table.HEADLINE:
-        assert control[title] == metric_table.shown(key, report["control"]["metrics"].get(key)), key
+        assert control[title] == statistic(key, report["control"]["metrics"].get(key)), key
 
 
 def test_honesty_panels_are_drawn(open_page: Open, template: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder, RunsFolder, component
-from fintrader.results.summary import summaries
 from fintrader_app import artifacts, jobs, launch, markets
+from fintrader_app.artifacts import summaries
 from fintrader_app.wording import label, plain, without_secrets
 from tests.app.conftest import Open, healthy, said
 

@@ -18,9 +18,9 @@ import yaml
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import RunsFolder
-from fintrader.results.summary import summary
 from fintrader.runs import RunFolder
 from fintrader_app import jobs
+from fintrader_app.artifacts import summary
 
 SLEEPER = """
 import sys, time, signal, fintrader.cli

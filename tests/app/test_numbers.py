@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader_app.wording import count, duration, percent, ratio
+from fintrader.results.formatting import count, duration, percent, ratio
 from tests.app.conftest import Open
 
 
@@ -185,7 +185,7 @@ def test_monthly_returns_multiply_to_the_total(template: Path) -> None:
     from fintrader_app import analysis, artifacts
 
     found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
-    table = analysis.monthly_table(found.equity["ensemble"], found.session)
+    table = analysis.monthly_table(found.curve()["ensemble"], found.session)
     total = float(np.nanprod(1 + table.to_numpy())) - 1
     assert total == pytest.approx(stored(template, "demo", "ensemble")["Return"], abs=1e-12)
 
@@ -196,6 +196,6 @@ def test_deepest_drawdown_row_is_the_metric(template: Path) -> None:
 
     found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
     for name in found.strategies:
-        rows = analysis.drawdown_rows(found.daily_equity_with_start()[name])
+        rows = analysis.drawdown_rows(found.daily_with_start()[name])
         deepest = rows["Depth"].iloc[0] if len(rows) else 0.0
         assert deepest == pytest.approx(stored(template, "demo", name)["Max drawdown"], abs=1e-15)

@@ -8,8 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from fintrader.results.formatting import chance, count, duration, moment, percent, ratio, short_count, usd, when
 from fintrader_app import charts, lineage, race, timeline
-from fintrader_app.wording import chance, count, duration, human, moment, percent, ratio, short_count, usd, when
+from fintrader_app.wording import human
 
 
 def table(*rows: dict[str, object]) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
 from fintrader.results import figures
+from fintrader.results.folders import DamagedFileError, NotThereError
 from tests.backtest.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -41,7 +42,8 @@ def results() -> dict[str, BacktestResult]:
 
 def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        write_backtest(tmp_path / folder, results, context=CONTEXT)
+        stored = write_backtest(tmp_path / folder, results, context=CONTEXT)
+        report.write_report(tmp_path / folder / "report.html", stored)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
         *("context.json", "equity.parquet", "honesty.json", "metrics.json"),
@@ -82,14 +84,20 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
     write_backtest(tmp_path, results)
     whole = (tmp_path / "equity.parquet").read_bytes()
     (tmp_path / "equity.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunError, match=r"equity\.parquet is damaged"):
-        read_backtest(tmp_path)
+    stored = read_backtest(tmp_path)
+    with pytest.raises(DamagedFileError, match=r"equity\.parquet is damaged"):
+        stored.curve()
     (tmp_path / "equity.parquet").unlink()
-    with pytest.raises(RunError, match=r"equity\.parquet does not exist"):
-        read_backtest(tmp_path)
+    with pytest.raises(NotThereError, match=r"equity\.parquet does not exist"):
+        stored.curve()
     (tmp_path / "equity.parquet").write_bytes((tmp_path / "trades.parquet").read_bytes())
-    with pytest.raises(RunError, match="column"):
-        read_backtest(tmp_path)
+    with pytest.raises(DamagedFileError, match="column"):
+        stored.curve()
+    (tmp_path / "equity.parquet").write_bytes(whole)
+    assert stored.curve().notna().all(axis=None)  # read again, once it can be
+    (tmp_path / "sensitivity.json").write_text('{"kind": 1}')
+    with pytest.raises(DamagedFileError, match="no list of rows"):
+        assert stored.sensitivity
     (tmp_path / "metrics.json").write_text("[1, 2]")
     with pytest.raises(RunError):
         read_backtest(tmp_path)
@@ -113,12 +121,13 @@ def test_metrics_json_is_plain_and_has_no_clock(results: dict[str, BacktestResul
 
 def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, BacktestResult], tmp_path: Path) -> None:
     stored = write_backtest(tmp_path, results, context=CONTEXT)
-    page = (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "report.html").exists()
+    page = report.write_report(tmp_path / "report.html", stored).read_text()
     assert len(page) < 3 * 2**20
     heading = page[page.index("<h1") : page.index("</h1>")]
     assert "80 trials" in heading
     assert report.verdict(stored) == stored.honesty["verdict"]
-    assert "Not assessed" in report.verdict(replace(stored, honesty={}))
+    assert "Not assessed" in report.verdict(replace(stored, parts={**stored.parts, "honesty": {}}))
     assert "Best returned" in report.summary(stored)
     assert 'src="http' not in page
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))

@@ -9,6 +9,7 @@ from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.folds import WalkForwardSettings, fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.report.html import write_report
 from tests.backtest.policies import noisy_policy
 from tests.factories import make_market
 
@@ -76,8 +77,8 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tm
     assert rivals["benchmark"].equity == pytest.approx(
         1e6 * rivals["benchmark"].benchmark / rivals["benchmark"].benchmark[0]
     )
-    write_backtest(tmp_path, {"ensemble": whole, **rivals}, context={"trials": 5 * 8})
-    assert (tmp_path / "report.html").exists()
+    stored = write_backtest(tmp_path, {"ensemble": whole, **rivals}, context={"trials": 5 * 8})
+    assert write_report(tmp_path / "report.html", stored).exists()
 
 
 def test_overlapping_windows_are_refused() -> None:

@@ -1,0 +1,103 @@
+"""`Run`: what a stored run says, and what it says when something of it is missing or damaged."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fintrader.errors import RunError
+from fintrader.results.folders import DamagedFileError, NotThereError, UnsafePathError
+from fintrader.results.run import Run
+from tests.app import fakes
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    market = fakes.save_market(root / "tensors")
+    fakes.make_run(root, "demo", market=market)
+    fakes.make_run(root, "raced", market=market, stage="raced", pods=4)
+    return root
+
+
+@pytest.fixture
+def demo(template: Path, tmp_path: Path) -> Path:
+    """A run that a test may damage."""
+    return Path(shutil.copytree(template / "demo", tmp_path / "demo"))
+
+
+def test_a_run_shows_what_it_is(template: Path) -> None:
+    run = Run(template / "demo")
+    assert run.config == {"name": "demo", "seed": 0}
+    assert run.manifest["trials"] == 7
+    assert run.leaderboard["rank"].tolist() == list(range(1, 8))
+    assert len(run.pods) == 8
+    assert run.events[0]["event"] == "started"
+    assert list(run.backtests) == ["test"]
+    assert run.evidence["verdict"] in repr(run)
+    text, page = repr(run), run._repr_html_()
+    assert text.splitlines()[0].startswith("Run demo: finished")
+    returned = f"{run.backtest('test').metrics['ensemble']['cumulative_return']:.2%}".replace("%", " %")
+    assert returned in text
+    assert returned in page
+    assert run.plot().data[0].name == "Ensemble"
+
+
+def test_a_run_without_a_backtest_says_how_to_make_one(template: Path) -> None:
+    run = Run(template / "raced")
+    with pytest.raises(NotThereError, match="fintrader backtest"):
+        run.backtest()
+    with pytest.raises(RunError, match="is no window"):
+        Run(template / "demo").backtest("yesterday")
+    with pytest.raises(NotThereError, match="validation window"):
+        Run(template / "demo").backtest("validation")
+    assert "interrupted" in repr(run)
+    with pytest.raises(RunError, match="no run lies here"):
+        Run(template / "nothing")
+
+
+def test_policies_are_loaded_by_whoever_can(template: Path, demo: Path) -> None:
+    with pytest.raises(RunError, match=r"fintrader\.open_run"):
+        Run(demo).policy()
+    run = Run(demo, load_policy=lambda path: path)
+    with pytest.raises(RunError, match="does not exist"):
+        run.policy()
+    with pytest.raises(RunError, match="no best pod"):
+        run.policy("best")
+    with pytest.raises(UnsafePathError):
+        run.policy("../demo")
+    (demo / "ensemble").mkdir()
+    for home in (demo / "ensemble", demo / "pods" / "p0001"):
+        (home / "policy.safetensors").write_bytes(b"")
+    assert run.policy() == demo / "ensemble" / "policy.safetensors"
+    assert run.policy("p0001") == demo / "pods" / "p0001" / "policy.safetensors"
+
+
+def test_folds_are_runs_with_leaderboards_of_their_own(template: Path, demo: Path) -> None:
+    fold = demo / "folds" / "00"
+    fold.mkdir(parents=True)
+    (demo / "leaderboard.sqlite").rename(fold / "leaderboard.sqlite")
+    (fold / "tournament.json").write_text("{}")
+    run = Run(demo)
+    with pytest.raises(NotThereError, match=r"\.folds"):
+        assert run.leaderboard is None
+    assert len(run.folds[0].leaderboard) == 7
+    assert "demo/folds/00" in repr(run.folds[0])
+
+
+def test_a_foreign_leaderboard_is_refused(demo: Path) -> None:
+    path = demo / "leaderboard.sqlite"
+    path.unlink()
+    with pytest.raises(NotThereError, match="tournament rebuild"):
+        assert Run(demo).pods is None
+    for schema in ("CREATE TABLE pods (pod TEXT)", "CREATE VIEW leaderboard AS SELECT 1 AS rank"):
+        path.unlink(missing_ok=True)
+        connection = sqlite3.connect(path)
+        connection.execute(schema)
+        connection.close()
+        for read in (lambda: Run(demo).leaderboard, lambda: Run(demo).pods, lambda: Run(demo).lineage("p0000")):
+            with pytest.raises(DamagedFileError, match=r"leaderboard\.sqlite is damaged"):
+                read()

@@ -1,0 +1,151 @@
+"""One number, one text: the report, the app and the terminal write whatever two of them show alike."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from fintrader import cli
+from fintrader.report.compare import render_comparison
+from fintrader.report.html import render_report
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.catalogue import CATALOGUE
+from fintrader.results.figures import title_of
+from fintrader.results.formatting import PAPER_COLUMNS, statistic
+from fintrader.results.run import Run
+from fintrader_app import metric_table
+from fintrader_app.wording import human
+from tests.app import fakes
+from tests.app.conftest import Open, healthy, open_page, said  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("site")
+    market = fakes.save_market(root / "data" / "tensors")
+    fakes.make_run(root / "runs", "demo", market=market, checked=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def stored(site: Path) -> StoredBacktest:
+    return Run(site / "runs" / "demo").backtest()
+
+
+def rows_of(page: str) -> dict[str, list[str]]:
+    """First cell of each table row -> the other cells, as text; of equal first cells the first."""
+    found: dict[str, list[str]] = {}
+    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.S):
+        row = re.sub(r'<span class="note">.*?</span>', "", row, flags=re.S)
+        first, *rest = [html.unescape(re.sub("<[^>]*>", "", c)) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        found.setdefault(first, rest)
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(stored: StoredBacktest) -> dict[str, list[str]]:
+    return rows_of(render_report(stored))
+
+
+def test_every_metric_in_report_and_app(site: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
+    beside = ",".join(name for name in stored.strategies if name != "ensemble")
+    test = open_page(site, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside)
+    healthy(test)
+    table = next(frame.value for frame in test.dataframe if "Formula" in frame.value).set_index("Metric")
+    titles = [title_of(name) for name in stored.strategies]
+    heads = [rest for first, rest in report.items() if first == "Return"]
+    assert heads[0] == titles
+    compared = 0
+    for metric in CATALOGUE:
+        for name, text in zip(stored.strategies, report[metric.title], strict=True):
+            assert table.loc[metric.title, human(name)] == text, (metric.key, name)
+            compared += 1
+    assert compared == len(CATALOGUE) * len(stored.strategies)
+    cards = {metric.label: metric.value for metric in test.metric}
+    for key, title in metric_table.HEADLINE:
+        assert cards[title] == statistic(key, stored.metrics["ensemble"][key]) == report[_title(key)][0]
+
+
+def _title(key: str) -> str:
+    return next(metric.title for metric in CATALOGUE if metric.key == key)
+
+
+def test_the_papers_table_in_report_terminal_and_notebook(site: Path, stored: StoredBacktest, report: dict) -> None:
+    run = Run(site / "runs" / "demo")
+    lines = {line.split("│")[1].strip(): line for line in repr(run).splitlines() if line.startswith("│")}
+    other = render_comparison({"one": stored, "two": stored})
+    for name in stored.strategies:
+        cells = [cell.strip() for cell in lines[name.replace("_", " ")].split("│")[2:-1]]
+        assert cells == report[title_of(name)][: len(PAPER_COLUMNS)]
+        assert cells == rows_of(run._repr_html_())[name.replace("_", " ")]
+    assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
+
+
+def test_the_evidence_in_report_and_app(site: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
+    test = open_page(site, "honesty", run="demo")
+    healthy(test)
+    cards = {metric.label: metric.value for metric in test.metric}
+    pairs = {
+        "Trials": "Trials this result was selected from",
+        "95 % interval": "Sharpe ratio, 95 % interval",
+        "Best by luck": "Best Sharpe ratio expected without skill",
+        "Deflated Sharpe": "Deflated Sharpe ratio",
+        "Overfitting": "Probability of backtest overfitting",
+    }
+    for card, question in pairs.items():
+        assert cards[card] == report[question][0], card
+    assert cards["Sharpe"] == report["Sharpe ratio"][0]
+    bands = next(frame.value for frame in test.dataframe if "Estimate" in frame.value).set_index("Metric")
+    for title in ("Annual return", "Max drawdown"):
+        assert f"{bands.loc[title, 'Low']} to {bands.loc[title, 'High']}" == report[f"{title}, 95 % interval"][0]
+    rivals = next(frame.value for frame in test.dataframe if "Against" in frame.value).set_index("Against")
+    page = render_report(stored)
+    excess = rows_of(page[page.index("Excess over") :])
+    for name, row in rivals.iterrows():
+        band = f"{row['Low']} to {row['High']}"
+        ps = [row[column] for column in ("p, paired bootstrap", "p, reality check", "p, SPA")]
+        assert excess[str(name)] == [row["Excess a year"], band, *ps]
+    above = stored.honesty["random_portfolios"]["share_above"]["cumulative_return"]
+    assert report["Random static portfolios"][0] == f"{statistic('cumulative_return', above)} did better"
+    assert f"cumulative return {statistic('cumulative_return', above)}" in said(test)
+    choices = next(frame.value for frame in test.dataframe if "Choice" in frame.value)
+    changed = rows_of(page[page.index("<h2>What if one choice") :])
+    for setting, returned, sharpe in zip(choices["Setting"], choices["Return"], choices["Sharpe"], strict=True):
+        plain = setting.removesuffix(" (as run)").replace("_", " ")
+        row = next(cells for first, cells in changed.items() if first.endswith(f": {plain}") and cells[0] == returned)
+        assert row[1] == sharpe
+
+
+def test_scores_in_terminal_and_app(site: Path, open_page: Open, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    (site / "runs" / "demo" / "tournament.json").write_text("{}")
+    cli.main(["status", str(site / "runs" / "demo")])
+    printed = capsys.readouterr().out
+    test = open_page(site, "tournament", run="demo")
+    best = next(metric.value for metric in test.metric if metric.label == "Best score")
+    top = Run(site / "runs" / "demo").leaderboard.iloc[0]
+    line = next(line for line in printed.splitlines() if top["pod"] in line)
+    assert line.split("│")[3].strip() == best
+
+
+def test_reading_loads_no_torch() -> None:
+    """In a process of its own: all of `fintrader.results`, and of the app what does not start a run."""
+    program = (
+        "import importlib, pkgutil, sys\n"
+        "import fintrader.results, fintrader_app\n"
+        "for package in (fintrader.results, fintrader_app):\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if '.views.' not in found.name and not found.name.endswith('streamlit_app'):\n"
+        "            importlib.import_module(found.name)\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(sum(name.startswith(('fintrader.results.', 'fintrader_app.')) for name in sys.modules))\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
+    assert int(done.stdout) > 30
