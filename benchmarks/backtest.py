@@ -32,6 +32,7 @@ from fintrader.backtesting.significance import backtest_overfitting
 from fintrader.backtesting.simulate import ask
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.report.html import write_report
 from fintrader.seeding import generator
 
 SESSION = 390
@@ -118,13 +119,16 @@ def main() -> None:
     daily = np.random.default_rng(options.seed).normal(0, 0.01, (60, 80))
     with tempfile.TemporaryDirectory() as folder:
         report_seconds, report_cpu, _ = timed(
-            lambda: write_backtest(
-                Path(folder),
-                {"ensemble": result, **baselines},
-                context={"trials": 80},
-                trial_returns=daily,
-                market=market,
-                settings=half_hour,
+            lambda: write_report(
+                Path(folder) / "report.html",
+                write_backtest(
+                    Path(folder),
+                    {"ensemble": result, **baselines},
+                    context={"trials": 80},
+                    trial_returns=daily,
+                    market=market,
+                    settings=half_hour,
+                ),
             )
         )
         report_bytes = (Path(folder) / "report.html").stat().st_size

@@ -11,7 +11,18 @@ import streamlit as st
 
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, chance, count, interval, number, percent, ratio, score, statistic
+from fintrader.results.formatting import (
+    DASH,
+    chance,
+    count,
+    interval,
+    number,
+    percent,
+    probability,
+    ratio,
+    score,
+    statistic,
+)
 from fintrader.results.summary import Summary
 from fintrader_app import artifacts, charts, metric_table, robustness
 from fintrader_app.shell import guarded, page, pick_run
@@ -92,8 +103,8 @@ def numbers(report: dict[str, Any]) -> None:
             "Of the Sharpe ratio, by its sampling error (Mertens 2002)",
         ),
         ("Best by luck", ratio(sharpe.get("expected_best")), NOTES["expected_best"]),
-        ("Deflated Sharpe", chance(sharpe.get("deflated")), NOTES["deflated"]),
-        ("Overfitting", chance(overfit), NOTES["overfitting"]),
+        ("Deflated Sharpe", probability(sharpe.get("deflated")), NOTES["deflated"]),
+        ("Overfitting", probability(overfit), NOTES["overfitting"]),
         ("Sessions", count(report.get("sessions")), f"Of the test window; minimum track record: {track} sessions"),
     ]
     with st.container(horizontal=True, gap="small"):
@@ -218,11 +229,11 @@ def overfitting(report: dict[str, Any]) -> None:
     told = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
     trials = folds[0].get("trials") if folds else found.get("trials")
     st.caption(
-        f"{told}{chance(found.get('probability'))} of {count(found.get('splits'))} splits lie left of zero: there "
+        f"{told}{probability(found.get('probability'))} of {count(found.get('splits'))} splits lie left of zero: there "
         f"the best of {count(trials)} trials in-sample was below the median out of sample."
     )
     if len(folds) > 1:
-        each = ", ".join(chance(one.get("probability")) for one in folds)
+        each = ", ".join(probability(one.get("probability")) for one in folds)
         st.caption(f"Fold by fold: {each}.")
 
 

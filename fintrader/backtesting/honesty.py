@@ -23,6 +23,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS
 from fintrader.metrics.performance import finite
+from fintrader.results.formatting import chance, count, probability
 from fintrader.results.strategies import is_baseline, is_result, main_strategy
 
 Array = NDArray[np.float64]
@@ -247,7 +248,7 @@ def _control_did_as_well(control: Mapping[str, Any] | None) -> bool:
 def sentence(report: Mapping[str, Any]) -> str:
     """The verdict: one plain sentence, the number of trials always in it."""
     trials = report["trials"]
-    tried = f"{trials:,} trial{'' if trials == 1 else 's'}" if trials else "an unknown number of trials"
+    tried = f"{count(trials)} trial{'' if trials == 1 else 's'}" if trials else "an unknown number of trials"
     ratios = report["sharpe"]
     if report["ruined"]:
         return f"Went bankrupt: the account was closed inside the window, after {tried}."
@@ -256,8 +257,8 @@ def sentence(report: Mapping[str, Any]) -> str:
     if report["sessions"] < FEW_SESSIONS or ratios is None:
         return f"Too short to judge: {report['sessions']} sessions, {tried}."
     if ratios["deflated"] is None:
-        return f"Cannot be judged: selected from {tried}; probabilistic Sharpe {ratios['probabilistic']:.2f}."
-    evidence = f"deflated Sharpe {ratios['deflated']:.2f}, {tried}"
+        return f"Cannot be judged: selected from {tried}; probabilistic Sharpe {probability(ratios['probabilistic'])}."
+    evidence = f"deflated Sharpe {probability(ratios['deflated'])}, {tried}"
     overfit, rival = report["overfitting"], report["excess"].get("equal_weight")
     if not _likely(report):
         if ratios["sharpe"] <= 0:
@@ -265,8 +266,10 @@ def sentence(report: Mapping[str, Any]) -> str:
         if ratios["deflated"] >= ENOUGH and _control_did_as_well(report["control"]):
             return f"Not to be trusted: the same search found as much without information; {evidence}."
         if ratios["deflated"] >= ENOUGH and overfit is not None:
-            return f"Likely overfitted: probability {overfit['probability']:.2f} by cross-validation; {evidence}."
+            return (
+                f"Likely overfitted: probability {probability(overfit['probability'])} by cross-validation; {evidence}."
+            )
         return f"Not distinguishable from luck: {evidence}."
     if rival is not None and rival["p_value"] > 1 - ENOUGH:
-        return f"Unlikely to be luck, but not ahead of equal weight (p = {rival['p_value']:.2f}): {evidence}."
+        return f"Unlikely to be luck, but not ahead of equal weight (p = {chance(rival['p_value'])}): {evidence}."
     return f"Unlikely to be luck: {evidence}."

@@ -72,9 +72,10 @@ def status(argv: list[str]) -> None:
 def lineage(argv: list[str]) -> None:
     """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
     if len(argv) == 2 and not argv[0].startswith("-"):
-        from fintrader.results.run import Run
+        from fintrader.results.leaderboard import lineage as ask
+        from fintrader.results.leaderboard import read_pods
 
-        rows = Run(_folder(argv[0])).lineage(argv[1]).to_dict("records")
+        rows = ask(read_pods(_folder(argv[0]).leaderboard), argv[1])
         Console().print(_table(rows, ("pod", "origin", "score", "algo", "changed")))
         return
     if argv and argv[0] in {"-h", "--help"}:

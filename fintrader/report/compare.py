@@ -17,7 +17,7 @@ from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.figures.style import PALETTE, layout, time_axis
-from fintrader.results.formatting import PAPER_COLUMNS, chance, count, percent, statistic
+from fintrader.results.formatting import PAPER_COLUMNS, count, percent, probability, statistic
 from fintrader.results.strategies import main_strategy
 
 
@@ -85,7 +85,7 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         first, last = (pd.Timestamp(text).strftime("%d %b %Y") for text in _window(stored))
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
         cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
-        cells += [count(stored.context.get("trials")), chance(ratios.get("deflated"))]
+        cells += [count(stored.context.get("trials")), probability(ratios.get("deflated"))]
         for rival in ("equal_weight", "benchmark"):
             cells.append(number(percent(stored.metrics.get(rival, {}).get("cumulative_return"))))
         rows.append(("", [label, *cells]))

@@ -22,6 +22,7 @@ from fintrader.results.formatting import (
     count,
     interval,
     percent,
+    probability,
     ratio,
     score,
     statistic,
@@ -184,13 +185,17 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
     if ratios:
         band = interval(ratios["low"], ratios["high"])
         add("Sharpe ratio, 95 % interval", band, "normal approximation (Lo 2002, Mertens 2002), from this window")
-        skill = chance(ratios["probabilistic"])
+        skill = probability(ratios["probabilistic"])
         add("Probabilistic Sharpe ratio", skill, "P(true Sharpe > 0), had nothing been tried")
         if ratios.get("deflated") is not None:
             spread = f"from {count(trials)} trials; variance {_variance(ratios)}"
             add("Best Sharpe ratio expected without skill", ratio(ratios["expected_best"]), spread)
-            add("Deflated Sharpe ratio", chance(ratios["deflated"]), "P(true Sharpe > that best); 0.95 is asked for")
-            effective = f"{ratio(ratios['effective_trials'], 1)}: {chance(ratios['deflated_effective'])}"
+            add(
+                "Deflated Sharpe ratio",
+                probability(ratios["deflated"]),
+                "P(true Sharpe > that best); 0.95 is asked for",
+            )
+            effective = f"{ratio(ratios['effective_trials'], 1)}: {probability(ratios['deflated_effective'])}"
             add("The same for the effective trials", effective, "trials alike count less than trials that differ")
         needed = ratios.get("minimum_track_record_sessions")
         text = f"{count(needed)} sessions" if needed else DASH
@@ -202,7 +207,7 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
             add(f"{BY_KEY[key].title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
     overfit = found.get("overfitting")
     if overfit:
-        text = chance(overfit["probability"])
+        text = probability(overfit["probability"])
         folds = len(overfit.get("windows", ()))
         mean = f"mean of {folds} folds: " if folds > 1 else ""
         meaning = (

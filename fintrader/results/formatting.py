@@ -63,8 +63,13 @@ def score(value: Any) -> str:
     return ratio(value, 3)
 
 
+def probability(value: Any) -> str:
+    """A probability that is no p-value: 0.9512 as `0.95`."""
+    return ratio(value)
+
+
 def chance(value: Any) -> str:
-    """A probability or p-value: 0.0123 as `0.012`, smaller ones as `< 0.001`."""
+    """A p-value: 0.0123 as `0.012`, smaller ones as `< 0.001`."""
     found = number(value)
     return "< 0.001" if found is not None and 0 <= found < 0.0005 else ratio(value, 3)
 

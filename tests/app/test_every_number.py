@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import chance, count, duration, percent, ratio, statistic
+from fintrader.results.formatting import chance, count, duration, percent, probability, ratio, statistic
 from fintrader_app import metric_table
 from fintrader_app.wording import human
 from tests.app.conftest import Open, healthy, said
@@ -80,8 +80,8 @@ def test_honesty_cards(open_page: Open, template: Path) -> None:
         "Sharpe": ratio(sharpe["sharpe"]),
         "95 % interval": f"{ratio(sharpe['low'])} to {ratio(sharpe['high'])}",
         "Best by luck": ratio(sharpe["expected_best"]),
-        "Deflated Sharpe": ratio(sharpe["deflated"]),
-        "Overfitting": percent(report["overfitting"]["probability"], 0),
+        "Deflated Sharpe": probability(sharpe["deflated"]),
+        "Overfitting": probability(report["overfitting"]["probability"]),
         "Sessions": count(report["sessions"]),
     }
 
@@ -118,7 +118,7 @@ def test_honesty_panels_are_drawn(open_page: Open, template: Path) -> None:
     assert report["random_portfolios"]["histogram"]["counts"] in bars
     above = report["random_portfolios"]["share_above"]
     words = said(test)
-    assert f"cumulative return {percent(above['cumulative_return'], 1)}" in words
+    assert f"cumulative return {percent(above['cumulative_return'])}" in words
     assert f"sharpe {percent(above['sharpe'], 1)}" in words
     assert f"{percent(report['overfitting']['probability'], 0)} of {count(report['overfitting']['splits'])}" in words
     assert "No look-ahead was found" in words

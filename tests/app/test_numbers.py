@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.results.formatting import count, duration, percent, ratio
+from fintrader.results.formatting import count, duration, percent, probability, ratio
 from tests.app.conftest import Open
 
 
@@ -156,7 +156,7 @@ def test_honesty_numbers(open_page: Open, template: Path) -> None:
     shown = {metric.label: metric.value for metric in test.metric}
     assert shown["Trials"] == "7"
     assert shown["Sharpe"] == ratio(stored(template, "demo", "ensemble")["Sharpe"])
-    assert shown["Deflated Sharpe"] == ratio(report["sharpe"]["deflated"])
+    assert shown["Deflated Sharpe"] == probability(report["sharpe"]["deflated"])
     assert shown["Best by luck"] == ratio(report["sharpe"]["expected_best"])
 
 
