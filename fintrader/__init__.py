@@ -1,11 +1,17 @@
 """fintrader: train trading agents in a tournament, and believe the result.
 
-Five names are the Python door; everything else lies in the package that its floor is named after.
+The names below are the Python door; everything else lies in the package that its subject is named after, such as
+`fintrader.agents`.
 
-    load_market      a `MarketTensors` from a file, a configuration, or settings
+    load_market      a market, from a configuration, a file, or bars in pandas
+    MarketTensors    what it returns: prices, features and flags of N assets over T bars
     TradingEnv       thousands of accounts stepping at once, a gymnasium `VectorEnv` on torch tensors
-    run_tournament   pods, a leaderboard, an ensemble: from a configuration to a finished run
+    EnvSettings      how accounts trade, what they pay, see, and are rewarded for
+    train            one agent in an environment, for so many steps
     backtest         any policy on any window, net of costs, beside its baselines
+    run              the whole pipeline, from a configuration to a finished run
+    run_tournament   the same without the look at the test window
+    open_run         a run that lies in a folder or a store
     load_policy      a stored policy (or ensemble) as a callable from observation to action
 """
 
@@ -17,21 +23,49 @@ from typing import TYPE_CHECKING, Any
 from fintrader.registration import register
 
 if TYPE_CHECKING:
+    from fintrader import agents as agents
+    from fintrader import backtesting as backtesting
+    from fintrader import data as data
+    from fintrader import envs as envs
+    from fintrader import errors as errors
+    from fintrader import metrics as metrics
+    from fintrader import results as results
     from fintrader.agents.policy import load_policy
-    from fintrader.backtesting import backtest
     from fintrader.data.build import load_market
+    from fintrader.data.tensors import MarketTensors
+    from fintrader.envs.settings import EnvSettings
     from fintrader.envs.trading import TradingEnv
-    from fintrader.pipeline import run_tournament
+    from fintrader.pipeline.door import open_run, run, run_tournament, train
+    from fintrader.report.backtests import backtest
 
 __version__ = "0.1.0"
-__all__ = ["TradingEnv", "backtest", "load_market", "load_policy", "run_tournament"]
+__all__ = [
+    "EnvSettings",
+    "MarketTensors",
+    "TradingEnv",
+    "backtest",
+    "load_market",
+    "load_policy",
+    "open_run",
+    "run",
+    "run_tournament",
+    "train",
+]
 
 _HOMES = {
-    "TradingEnv": "fintrader.envs.trading",
-    "load_market": "fintrader.data.build",
-    "load_policy": "fintrader.agents.policy",
-    "run_tournament": "fintrader.pipeline",
+    "EnvSettings": "envs.settings",
+    "MarketTensors": "data.tensors",
+    "TradingEnv": "envs.trading",
+    "backtest": "report.backtests",
+    "load_market": "data.build",
+    "load_policy": "agents.policy",
+    "open_run": "pipeline.door",
+    "run": "pipeline.door",
+    "run_tournament": "pipeline.door",
+    "train": "pipeline.door",
 }
+_PACKAGES = ("agents", "backtesting", "data", "envs", "errors", "metrics", "results")
+"""Packages that are there without an import of their own, as in `fintrader.agents.PPO()`."""
 
 
 register()
@@ -39,12 +73,12 @@ register()
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `import fintrader` alone stays quick and loads no torch."""
-    if name == "backtest":
-        return import_module("fintrader.backtesting")  # a package that can be called
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fintrader' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, *_PACKAGES])

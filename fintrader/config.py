@@ -141,6 +141,21 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     return values
 
 
+def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `changes` over them, mapping by mapping; one that names another `kind` or `algo` stands alone."""
+    merged = dict(values)
+    for name, change in changes.items():
+        below = merged.get(name)
+        if isinstance(change, Settings):
+            change = change.model_dump(mode="json")
+        if isinstance(change, Mapping) and isinstance(below, Mapping):
+            named = [key for key in ("kind", "algo") if key in change and key in below]
+            if all(change[key] == below[key] for key in named):
+                change = overlay(below, change)
+        merged[name] = change
+    return merged
+
+
 def dump_yaml(settings: Settings) -> str:
     """Settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
     return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)

@@ -40,7 +40,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = TINY["tournament"] | {"pods": 2}
     place = tmp_path_factory.mktemp("raced")
     path = write_config(place, data={"source": source}, tournament=small, backtest=CONTROLLED)
-    return run_tournament(path)
+    return run_tournament(load_config(path))
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,16 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.errors import BacktestError
 from fintrader.results.catalogue import History, measure, weights
+from fintrader.results.formatting import statistic
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, eq=False)
+HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
+"""What stands in a result's one line."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class BacktestResult:
     """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is unusable."""
 
@@ -37,7 +42,8 @@ class BacktestResult:
     turnover_usd: Array
     """`[T]` notional bought and sold, at the same bars."""
     trades: pd.DataFrame = field(repr=False)
-    """One row a fill; see `results.backtest_files.TRADE_COLUMNS`."""
+    """One row a fill (columns: `TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not; `kind` is
+    `order`, `forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
     benchmark: Array
     """`[T]` level of the index."""
     benchmark_name: str = "index"
@@ -65,6 +71,12 @@ class BacktestResult:
             raise BacktestError(f"{self.name}: equity is not finite at bar {where}; check the market's prices there")
         if self.equity[0] <= 0:
             raise BacktestError(f"{self.name}: the account starts with {self.equity[0]:,.2f} USD; it must be positive")
+
+    def __repr__(self) -> str:
+        first, last = (np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D") for at in (0, -1))
+        numbers = [f"{len(self.daily_returns)} sessions"]
+        numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
+        return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
 
     @property
     def initial_cash_usd(self) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from fintrader.config import Settings, read_yaml, validate
+from fintrader.config import Settings, overlay, read_yaml, validate
 from fintrader.data.calendar import WindowSettings
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
@@ -18,6 +19,7 @@ from fintrader.data.sources.files import FilesSettings
 from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.sources.yahoo import YahooSettings
 from fintrader.data.universe import UniverseSettings
+from fintrader.errors import ConfigError
 from fintrader.storage.urls import PathText
 
 SourceSettings = Annotated[
@@ -66,19 +68,28 @@ class DataSettings(Settings):
         return self.model_copy(update={"source": source, "path": None})
 
 
-class HasData(Protocol):
-    """Anything with data settings, such as a run's configuration."""
+def read_settings(
+    what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
+) -> DataSettings:
+    """The data settings of a configuration (a name, a YAML file, settings or plain values) with `changes` over them.
 
-    @property
-    def data(self) -> DataSettings:
-        """The data settings."""
-        ...
-
-
-def read_settings(path: Path) -> DataSettings:
-    """The data settings of a YAML configuration. Raises ConfigError naming the field that is wrong."""
-    values = read_yaml(path)
-    return validate(DataSettings, values.get("data", values), str(path))
+    Raises ConfigError naming the field that is wrong.
+    """
+    if isinstance(what, str | Path):
+        values, where = read_yaml(Path(what)), str(what)
+        values = values.get("data", values)
+    elif isinstance(what, Mapping):
+        values, where = dict(what), "settings"
+    else:
+        settings = getattr(what, "data", what)  # of a whole run's configuration
+        if not isinstance(settings, DataSettings):
+            raise ConfigError(
+                f"{type(what).__name__} holds no data settings; give DataSettings or a run's configuration"
+            )
+        if not changes:
+            return settings
+        values, where = settings.model_dump(mode="json"), "settings"
+    return validate(DataSettings, overlay(values, changes or {}), where)
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:

@@ -126,3 +126,13 @@ class EnvSettings(Settings):
     def impact_rate(self) -> float:
         """kappa in the impact cost kappa * notional^2, per USD."""
         return self.impact_bps_per_million_usd / 1e4 / 1e6
+
+
+CONVENTIONS = (
+    *("fill", "decision_interval", "fractional", "rebalance_band"),
+    *("cost_bps", "half_spread_bps", "impact_bps_per_million_usd", "min_commission_usd", "borrow_bps_per_year"),
+    *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
+    *("turbulence_column", "turbulence_threshold"),
+)
+"""Settings of `env` that say how orders are carried out: a trained policy can be traded under others. The rest says
+what it sees, what its outputs mean, or how it was trained."""

@@ -13,7 +13,7 @@ from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
-from fintrader.config import Settings, find_config, models_in, read_yaml, validate
+from fintrader.config import Settings, models_in, overlay, read_yaml, validate
 from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
@@ -212,12 +212,35 @@ def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> Ru
 
     Raises ConfigError, one line, naming the file and the field.
     """
-    path = find_config(path)
-    values = read_yaml(path)
-    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
+    values = _read(Path(path))
     for option, choice in (chosen or {}).items():
         _choose(values, option, choice)
     return validate(RunConfig, values, str(path))
+
+
+def configured(config: RunConfig | Mapping[str, Any] | Path | str, overrides: Mapping[str, Any]) -> RunConfig:
+    """A run's settings (a configuration's name, a YAML file, settings or plain values) with `overrides` over them.
+
+    Raises ConfigError naming the field that is wrong.
+    """
+    if isinstance(config, str | Path):
+        values, where = _read(Path(config)), str(config)
+    elif isinstance(config, RunConfig) and not overrides:
+        return config
+    elif isinstance(config, RunConfig | Mapping):
+        values = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
+        where = "settings"
+    else:
+        kinds = "a name like 'quickstart', a YAML file, RunConfig or plain values"
+        raise ConfigError(f"a run needs a configuration ({kinds}), not {type(config).__name__}")
+    return validate(RunConfig, overlay(values, overrides), where)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A configuration file's values, its own name among them. Raises ConfigError."""
+    values = read_yaml(path)
+    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
+    return values
 
 
 def _choose(values: dict[str, Any], option: str, choice: str) -> None:

@@ -19,6 +19,7 @@ from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import describe as survivors_only
+from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, read_json
@@ -30,15 +31,6 @@ from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sh
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.leaderboard import best_score
 from fintrader.runs import Manifest, RunFolder
-
-CONVENTIONS = (
-    *("fill", "decision_interval", "fractional", "rebalance_band"),
-    *("cost_bps", "half_spread_bps", "impact_bps_per_million_usd", "min_commission_usd", "borrow_bps_per_year"),
-    *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
-    *("turbulence_column", "turbulence_threshold"),
-)
-"""Settings of `env` that say how orders are carried out: a trained policy can be traded under others. The rest says
-what it sees, what its outputs mean, or how it was trained."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from fintrader.envs.settings import CONVENTIONS
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline.config import RunConfig, differences, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.evaluation import CONVENTIONS, Repeat
+from fintrader.pipeline.evaluation import Repeat
 from fintrader.pipeline.run import RunOutcome, backtest_stage, conclude, control_stage
 from fintrader.pipeline.session import workplace
 from fintrader.pipeline.walk_forward import check_window, evaluate_folds, folds_of

@@ -56,10 +56,8 @@ def run(config: RunConfig) -> RunOutcome:
         return backtest_stage(config, manifest, market)
 
 
-def run_tournament(config: RunConfig | Path | str) -> Path:
-    """Data and tournament; returns the run's folder. Takes settings or the path of a YAML configuration."""
-    if not isinstance(config, RunConfig):
-        config = load_config(Path(config))
+def run_tournament(config: RunConfig) -> Path:
+    """Data and tournament; returns the run's folder."""
     with observing(config), workplace(config) as mirror:
         manifest = claim(config, mirror=mirror)
         _tournament_stage(config, manifest, make_market(config, manifest))

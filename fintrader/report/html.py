@@ -161,7 +161,13 @@ def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
-    """One row a question: the number, and what it means in words."""
+    rows = luck_rows(found, rolling)
+    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
+    return table(["Question", "Answer", "Meaning"], cells, css="left words")
+
+
+def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str, str, str]]:
+    """One row a question that `honesty.assess` answers: the question, the number, and what it means in words."""
     rows: list[tuple[str, str, str]] = []
 
     def add(question: str, answer: str, meaning: str) -> None:
@@ -209,8 +215,7 @@ def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
         add("Random static portfolios", text, f"{count(drawn['count'])} random sets of members, {how}")
     for question, answer, meaning in _control_rows(found.get("control")):
         add(question, answer, meaning)
-    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
-    return table(["Question", "Answer", "Meaning"], cells, css="left words")
+    return rows
 
 
 def _rivals_table(found: Mapping[str, Any]) -> str:

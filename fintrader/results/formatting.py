@@ -173,12 +173,18 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: s
     return table
 
 
+def plain_text(table: Table) -> str:
+    """A table without a frame, equal wherever it is printed."""
+    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
+    console = Console(width=100, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+
 def table_text(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
     """`metrics_table` as plain text, ours before the baselines."""
-    console = Console(width=120, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(metrics_table({name: metrics[name] for name in in_order(metrics)}))
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+    return plain_text(metrics_table({name: metrics[name] for name in in_order(metrics)}))
 
 
 def table_html(metrics: Mapping[str, Mapping[str, float | None]]) -> str:

@@ -79,10 +79,10 @@ def _title(key: str) -> str:
 
 def test_the_papers_table_in_report_terminal_and_notebook(site: Path, stored: StoredBacktest, report: dict) -> None:
     run = Run(site / "runs" / "demo")
-    lines = {line.split("│")[1].strip(): line for line in repr(run).splitlines() if line.startswith("│")}
+    lines = {cells[0]: cells[1:] for line in repr(run).splitlines() if len(cells := re.split(r"\s{2,}", line)) > 1}
     other = render_comparison({"one": stored, "two": stored})
     for name in stored.strategies:
-        cells = [cell.strip() for cell in lines[name.replace("_", " ")].split("│")[2:-1]]
+        cells = lines[name.replace("_", " ")]
         assert cells == report[title_of(name)][: len(PAPER_COLUMNS)]
         assert cells == rows_of(run._repr_html_())[name.replace("_", " ")]
     assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]

@@ -211,27 +211,39 @@ def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
 
 def iterate(file: BarFile, settings: FilesSettings) -> Iterator[Bars]:
     """The rows of one file in file order, in the long schema, some hundred thousand at a time."""
-    names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
-    if settings.symbol_from == "name":
-        del names["symbol"]
+    names = column_names(settings)
     wanted = [*names.values(), *settings.extra]
     done = 2 if file.kind == "csv" else 0  # a CSV's first row of data is line 2
     first = done
     for table in _tables(file, wanted, numeric=[*(names[name] for name in COLUMNS), *settings.extra]):
         rows = np.arange(done, done + table.num_rows)
         done += table.num_rows
-        if "symbol" in names:
-            codes, tickers = _symbols(table[names["symbol"]], file.name, names["symbol"], rows)
-        else:
-            codes, tickers = np.zeros(table.num_rows, dtype=np.int32), (file.stem,)
-        ts = _times(table[names["ts"]], settings, file.name, names["ts"], rows)
-        values = {name: _numbers(table[names[name]], file.name, names[name], rows) for name in COLUMNS}
-        extras = {name: _numbers(table[name], file.name, name, rows) for name in settings.extra}
-        if settings.decimals is not None:
-            values |= {name: np.round(values[name], settings.decimals) for name in COLUMNS if name != "volume"}
-        yield Bars(ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=file.name, **values)
+        yield table_bars(table, settings, origin=file.name, rows=rows, symbol=file.stem)
     if done == first:
         raise BarError(f"{file.name}: holds no row; check the file")
+
+
+def column_names(settings: FilesSettings) -> dict[str, str]:
+    """Our name -> the table's name of the columns that are needed; no `symbol` where it stands in a file's name."""
+    names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
+    if settings.symbol_from == "name":
+        del names["symbol"]
+    return names
+
+
+def table_bars(table: pa.Table, settings: FilesSettings, *, origin: str, rows: Array, symbol: str = "") -> Bars:
+    """A table's rows in the long schema; `rows` are their numbers in messages. Raises BarError: row and column."""
+    names = column_names(settings)
+    if "symbol" in names:
+        codes, tickers = _symbols(table[names["symbol"]], origin, names["symbol"], rows)
+    else:
+        codes, tickers = np.zeros(table.num_rows, dtype=np.int32), (symbol,)
+    ts = _times(table[names["ts"]], settings, origin, names["ts"], rows)
+    values = {name: _numbers(table[names[name]], origin, names[name], rows) for name in COLUMNS}
+    extras = {name: _numbers(table[name], origin, name, rows) for name in settings.extra}
+    if settings.decimals is not None:
+        values |= {name: np.round(values[name], settings.decimals) for name in COLUMNS if name != "volume"}
+    return Bars(ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=origin, **values)
 
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
@@ -365,7 +377,7 @@ def _epoch(column: pa.ChunkedArray) -> Array:
 
 def _numbers(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> Array:
     _no_nulls(column, where, name, rows)
-    if pa.types.is_string(column.type) or pa.types.is_dictionary(column.type):
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
         import pandas as pd
 
         text = column.cast(pa.string()).to_pandas()

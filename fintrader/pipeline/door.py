@@ -1,0 +1,107 @@
+"""The verbs of the Python door that train or open something: `fintrader.train`, `run`, `run_tournament`, `open_run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fintrader.agents import training
+from fintrader.agents.agent import Agent, make_agent
+from fintrader.agents.budget import Budget, TrainResult
+from fintrader.agents.policy import load_policy
+from fintrader.config import Settings, validate
+from fintrader.data.tensors import MarketTensors, Split
+from fintrader.errors import ConfigError, RunError
+from fintrader.pipeline import session
+from fintrader.pipeline.config import RunConfig, configured
+from fintrader.pipeline.run import run as run_stages
+from fintrader.pipeline.run import run_tournament as run_search
+from fintrader.results.run import Run
+from fintrader.runs import RunFolder
+
+
+def train(
+    agent: Agent | Settings,
+    env: Any,
+    *,
+    env_steps: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    folder: Path | str | None = None,
+) -> TrainResult:
+    """Train `agent` (`fintrader.agents.PPO()`, or an agent of one's own) in `env`; what it learned is `.policy`.
+
+    `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights and the exploration of
+    an agent that is made here. With `folder` the training's state and metrics are stored there, and the same call goes
+    on where it was.
+
+    Raises ConfigError for anything that is no agent or no environment and for a budget of none or of two kinds,
+    TrainingError when a number is no longer finite, CheckpointError when `folder` holds another training.
+    """
+    _check_environment(env)
+    budget = validate(Budget, {"env_steps": env_steps, "seconds": seconds}, "train")
+    if isinstance(agent, type):
+        raise ConfigError(f"{agent.__name__} is a class; make its settings first: {agent.__name__}()")
+    if not isinstance(agent, Settings) and not callable(getattr(agent, "act", None)):
+        raise ConfigError(
+            "the first argument is the agent, such as fintrader.agents.PPO(); got "
+            f"{type(agent).__name__}: it is train(agent, env, env_steps=...)"
+        )
+    if isinstance(agent, Settings):
+        if not hasattr(env, "layout"):
+            raise ConfigError(
+                f"{type(env).__name__} does not say what its observations hold (layout); give it one, such as "
+                "fintrader.agents.FlatLayout(width, num_actions), or make the agent: fintrader.agents.make_agent"
+            )
+        agent = make_agent(agent, env.layout, device=getattr(env, "device", "cpu"), seed=seed)
+    return training.train(agent, env, budget, folder=None if folder is None else Path(folder))
+
+
+def _check_environment(env: object) -> None:
+    if isinstance(env, MarketTensors | Split):
+        window = "market.split().train" if isinstance(env, Split) else "market"
+        raise ConfigError(
+            "agents train in an environment, not in a market: "
+            f"make one, fintrader.TradingEnv({window}, num_envs=1024), and pass that"
+        )
+    count = getattr(env, "num_envs", None)
+    if not isinstance(count, int) or not all(hasattr(env, name) for name in ("reset", "step", "state_dict")):
+        raise ConfigError(
+            f"{type(env).__name__} is no vector environment of torch tensors (num_envs, reset, step, state_dict); "
+            "make a fintrader.TradingEnv(market, num_envs=1024), or wrap a gymnasium one in envs.classic.WorkerEnv"
+        )
+
+
+def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
+    """The whole pipeline: bars, market, tournament, the same search without information, backtest.
+
+    `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain values; `overrides`
+    are put over it: `run("quickstart", name="mine", env={"cost_bps": 5})`. A run that was killed goes on where it was,
+    a finished one is opened. Raises ConfigError naming the setting, DataError, RunError when the folder is in use or
+    was made with other settings.
+    """
+    settings = configured(config, overrides)
+    run_stages(settings)
+    return _opened(settings.folder.root)
+
+
+def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
+    """As `run`, without the look at the test window: data and tournament."""
+    settings = configured(config, overrides)
+    run_search(settings)
+    return _opened(settings.folder.root)
+
+
+def open_run(where: Path | str) -> Run:
+    """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError, StorageError."""
+    home = session.open_run(str(where))
+    if not RunFolder(home).config.is_file():
+        below = sorted(path.parent.name for path in home.glob("*/config.yaml"))
+        hint = f"runs below it: {', '.join(below[:8])}" if below else "fintrader.run(CONFIG) makes one"
+        raise RunError(f"{where}: no run lies here (it would hold config.yaml); {hint}")
+    return _opened(home)
+
+
+def _opened(folder: Path) -> Run:
+    return Run(folder, load_policy=load_policy)

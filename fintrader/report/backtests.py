@@ -1,0 +1,212 @@
+"""`backtest`: a policy and its baselines over one window, as something that prints, plots and reports itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from fintrader.backtesting.baselines import simulate_baselines
+from fintrader.backtesting.honesty import assess
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulate import Bindable, simulate
+from fintrader.backtesting.writer import tabulate
+from fintrader.data.tensors import MarketTensors, Split
+from fintrader.envs.observation import ObservationLayout, num_actions
+from fintrader.envs.settings import CONVENTIONS, EnvSettings
+from fintrader.envs.trading import Policy, TradingEnv
+from fintrader.errors import BacktestError
+from fintrader.report.html import luck_rows, write_report
+from fintrader.results import figures
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.formatting import plain_text, table_html, table_text
+from fintrader.results.strategies import is_result
+
+
+def backtest(
+    policy: Policy, market: MarketTensors, settings: EnvSettings | None = None, *, name: str = "policy"
+) -> Backtests:
+    """`policy` over the whole of `market`, and its baselines over the same bars at the same costs.
+
+    The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`. `settings` say how orders are carried out and
+    what they cost; give those that the policy was trained in (`env.settings`).
+
+    Raises BacktestError for arguments of another kind or in another order, a policy made for another market, a window
+    of fewer than two bars, and an output that cannot be traded.
+    """
+    _check_market(policy, market)
+    _check_policy(policy)
+    settings = EnvSettings() if settings is None else settings
+    if not isinstance(settings, EnvSettings):
+        hint = "; pass its .env" if isinstance(getattr(settings, "env", None), EnvSettings) else ""
+        raise BacktestError(
+            f"settings must be EnvSettings, such as those of the environment trained in (env.settings), not "
+            f"{type(settings).__name__}{hint}"
+        )
+    if not is_result(name):
+        raise BacktestError(f"name={name!r} is what a baseline is called; choose another name for the policy")
+    layout = ObservationLayout.of(market, settings.lookback)
+    _check_width(policy, layout, name)
+    traded = policy if isinstance(policy, Bindable) else _asked(policy, layout, name)
+    own = simulate(traded, market, settings, name=name)
+    return Backtests({name: own, **simulate_baselines(market, settings)}, market, settings)
+
+
+class Backtests(Mapping[str, BacktestResult]):
+    """Strategies over one window, ours first: name -> BacktestResult. Printed, it is the paper's table."""
+
+    def __init__(self, results: Mapping[str, BacktestResult], market: MarketTensors, settings: EnvSettings) -> None:
+        self._results = dict(results)
+        self.market, self.settings = market, settings
+
+    def __getitem__(self, name: str) -> BacktestResult:
+        try:
+            return self._results[name]
+        except KeyError:
+            raise KeyError(f"{name!r}; there are {', '.join(self._results)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __or__(self, others: Mapping[str, BacktestResult]) -> Backtests:
+        """These and further results over the same window: `tests | {"other": result}`."""
+        return Backtests({**self._results, **others}, self.market, self.settings)
+
+    @property
+    def name(self) -> str:
+        """The strategy that all this is about."""
+        return next(iter(self._results))
+
+    @cached_property
+    def tables(self) -> StoredBacktest:
+        """Equity, positions, prices and trades as tables, for `fintrader.results.figures`."""
+        trading = self.settings.model_dump(mode="json", include=set(CONVENTIONS))
+        return tabulate(self._results, {"cost_bps": self.settings.cost_bps, "trading": trading})
+
+    @property
+    def trades(self) -> pd.DataFrame:
+        """One row a fill: `strategy`, when it was decided and filled, symbol, signed shares, price and cost in USD."""
+        return self.tables.trades
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row a strategy, one column a number; `fintrader.results.catalogue` says what each one is."""
+        return pd.DataFrame.from_dict(self.tables.metrics, orient="index")
+
+    def plot(self) -> go.Figure:
+        """All equity curves, USD."""
+        return figures.equity_figure(self.tables.curve(), main=self.name)
+
+    def honesty(self, trials: int | None = None) -> Honesty:
+        """How far the result can be believed, given that it was chosen from `trials` strategies (None: unknown).
+
+        Raises BacktestError when `trials` is no count.
+        """
+        if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+            raise BacktestError(f"trials is how many strategies were tried, at least 1; got {trials!r}")
+        return Honesty(assess(self._results, trials=trials, market=self.market, settings=self.settings))
+
+    def report(self, path: Path | str, *, trials: int | None = None) -> Path:
+        """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its path."""
+        context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
+        context |= {} if trials is None else {"trials": trials}
+        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
+
+    def __repr__(self) -> str:
+        return f"{self._title()}\n{table_text(self.tables.metrics)}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._title()}</p>{table_html(self.tables.metrics)}"
+
+    def _title(self) -> str:
+        result = self[self.name]
+        first, last = (np.datetime_as_string(self.market.timestamps()[at], unit="D") for at in (0, -1))
+        sessions = len(result.daily_returns)
+        return f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a trade"
+
+
+class Honesty(dict[str, Any]):
+    """What `backtesting.honesty.assess` says, plain JSON; printed, the verdict and the numbers behind it."""
+
+    @property
+    def verdict(self) -> str:
+        """One sentence, the number of trials in it."""
+        return str(self["verdict"])
+
+    def __repr__(self) -> str:
+        table = Table(show_header=False)
+        for question, answer, _ in luck_rows(self):
+            table.add_row(question, answer.replace("\u00a0", " "))
+        return f"{self.verdict}\n{plain_text(table)}"
+
+
+# --- what was given --------------------------------------------------------------------------------------------------
+
+
+def _check_market(policy: object, market: object) -> None:
+    if isinstance(market, MarketTensors):
+        return
+    order = "it is backtest(policy, market)"
+    if isinstance(policy, MarketTensors | Split):
+        raise BacktestError(f"the market comes second, the policy first; {order}: swap the two")
+    if isinstance(market, Split):
+        raise BacktestError("a backtest trades one window; pass market.split().test, or another one by its name")
+    if isinstance(market, TradingEnv):
+        raise BacktestError("an environment was given for the market; pass env.market, and env.settings after it")
+    raise BacktestError(
+        f"the market must be MarketTensors (fintrader.load_market makes one), not {type(market).__name__}; {order}"
+    )
+
+
+def _check_policy(policy: object) -> None:
+    if callable(policy) and not isinstance(policy, type):
+        return
+    if isinstance(policy, MarketTensors | Split):
+        raise BacktestError("a market was given for the policy; it is backtest(policy, market)")
+    if isinstance(policy, str | Path):
+        raise BacktestError(f"a policy is a callable; read the file first: fintrader.load_policy({str(policy)!r})")
+    if callable(getattr(policy, "policy", None)):
+        raise BacktestError(f"{type(policy).__name__} is no policy, but has one; pass its .policy")
+    raise BacktestError(
+        "a policy is a callable from observations [B, D] to actions [B, N], such as those of fintrader.load_policy, "
+        f"not {policy.__name__ if isinstance(policy, type) else type(policy).__name__}"
+    )
+
+
+def _check_width(policy: Policy, layout: ObservationLayout, name: str) -> None:
+    """A policy that knows what it reads must have been made for such observations."""
+    own = getattr(policy, "layout", None)
+    if own is None or own == layout:
+        return
+    assets = "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
+    raise BacktestError(
+        f"{name} was trained on another market or lookback: it reads {own.width} columns{assets}, and this market "
+        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features"
+    )
+
+
+def _asked(policy: Policy, layout: ObservationLayout, name: str) -> Callable[[Tensor], Tensor]:
+    """A stranger's callable, whose own error says with what it was asked."""
+
+    def ask(obs: Tensor) -> Tensor:
+        try:
+            with torch.no_grad():
+                return policy(obs)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise BacktestError(
+                f"{name} fails on an observation of shape {tuple(obs.shape)} ({error}); it is to give an action of "
+                f"shape (1, {layout.num_assets}), see TradingEnv.layout for the columns"
+            ) from error
+
+    return ask

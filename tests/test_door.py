@@ -1,0 +1,335 @@
+"""The Python door: ten names, what they print, and what they say to arguments that make no sense."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fintrader
+from fintrader import EnvSettings, TradingEnv, agents
+from fintrader.backtesting import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.errors import BacktestError, CheckpointError, ConfigError, FintraderError, MarketError, RunError
+from fintrader.report.backtests import Backtests
+from tests.factories import make_market
+
+NAMES = {
+    *("load_market", "MarketTensors", "TradingEnv", "EnvSettings", "train"),
+    *("run", "run_tournament", "backtest", "open_run", "load_policy"),
+}
+SMALL = {"source": {"kind": "synthetic", "num_symbols": 2, "num_sessions": 6}, "windows": {"embargo_sessions": 0}}
+TINY_PPO = agents.PPO(num_steps=8)
+
+
+@pytest.fixture(scope="module")
+def market() -> MarketTensors:
+    return make_market(num_bars=360, num_assets=3, gaps=False)
+
+
+@pytest.fixture(scope="module")
+def tests(market: MarketTensors) -> Backtests:
+    return fintrader.backtest(equal, market.split().test, name="equal")
+
+
+def equal(obs: Tensor) -> Tensor:
+    return torch.full((len(obs), 3), 1 / 3)
+
+
+# --- the names -----------------------------------------------------------------------------------------------------
+
+
+def test_the_door_has_these_names_and_no_other() -> None:
+    assert set(fintrader.__all__) == NAMES
+    for name in NAMES:
+        assert getattr(fintrader, name).__name__ == name
+        assert name in dir(fintrader)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = fintrader.nothing
+
+
+def test_an_editor_sees_the_same_names() -> None:
+    tree = ast.parse(Path(fintrader.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if node.module != "fintrader"
+    }
+    assert seen == {name: f"fintrader.{home}" for name, home in fintrader._HOMES.items()}
+
+
+def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() -> None:
+    code = (
+        "import sys, fintrader; loaded = {'torch', 'pandas', 'numpy', 'fintrader.config'} & set(sys.modules); "
+        "assert not loaded, loaded; assert callable(fintrader.agents.PPO); assert not callable(fintrader.backtesting)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- backtest ------------------------------------------------------------------------------------------------------
+
+
+def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, market: MarketTensors) -> None:
+    assert list(tests) == ["equal", "buy_and_hold", "equal_weight", "benchmark"]
+    lines = str(tests).splitlines()
+    assert "net of 20 bps a trade" in lines[0]
+    assert lines[1].split("  ")[0] == "Strategy"
+    for name, line in zip(tests, lines[2:], strict=True):
+        returned = tests[name].metrics["cumulative_return"]
+        assert line.startswith(name.replace("_", " "))
+        assert f"{returned:.2%}".replace("%", " %") in line
+    assert max(map(len, lines)) <= 100
+    html = tests._repr_html_()
+    assert all(name.replace("_", " ") in html for name in tests)
+    again = simulate(equal, market.split().test, EnvSettings(), name="equal")
+    assert (again.equity == tests["equal"].equity).all()
+    with pytest.raises(KeyError, match="there are equal, buy_and_hold"):
+        tests["nothing"]
+
+
+def test_a_result_shows_itself_in_one_line(tests: Backtests) -> None:
+    for result in tests.values():
+        shown = repr(result)
+        assert result.name in shown
+        assert "Sharpe" in shown
+        assert len(shown) < 140
+        assert "\n" not in shown
+
+
+def test_backtests_draw_and_list_everything(tests: Backtests) -> None:
+    assert [trace.name for trace in tests.plot().data] == ["Equal", "Buy and hold", "Equal weight", "Benchmark"]
+    assert tests.plot().data[0].y[-1] == pytest.approx(tests["equal"].equity[-1])
+    assert set(tests.trades["strategy"]) == {"equal", "buy_and_hold", "equal_weight"}
+    assert len(tests.trades) == sum(len(result.trades) for result in tests.values())
+    assert tests.metrics.loc["equal", "sharpe"] == tests["equal"].metrics["sharpe"]
+
+
+def test_the_report_is_the_page_with_the_verdict(tests: Backtests, tmp_path: Path) -> None:
+    path = tests.report(tmp_path / "deep" / "x.html", trials=8)
+    text = path.read_text()
+    assert tests.honesty(trials=8).verdict in text
+    assert "8 trials" in text
+    assert text == tests.report(str(tmp_path / "y.html"), trials=8).read_text()
+
+
+def test_honesty_says_the_verdict_first_and_counts_the_trials(tests: Backtests) -> None:
+    one, many = tests.honesty(trials=1), tests.honesty(trials=800)
+    assert repr(many).splitlines()[0] == many.verdict == many["verdict"]
+    assert "800 trials" in many.verdict
+    assert "Deflated Sharpe ratio" in repr(many)
+    assert many["sharpe"]["deflated"] < one["sharpe"]["deflated"]
+    assert "unknown number of trials" in tests.honesty().verdict
+    for wrong in (0, -3, 1.5, True, "8"):
+        with pytest.raises(BacktestError, match="at least 1"):
+            tests.honesty(trials=wrong)  # type: ignore[arg-type]
+
+
+def test_further_strategies_stand_beside_the_first(tests: Backtests, market: MarketTensors) -> None:
+    idle = simulate(lambda obs: torch.zeros(len(obs), 3), market.split().test, EnvSettings(), name="idle")
+    both = tests | {"idle": idle}
+    assert list(both) == [*tests, "idle"]
+    assert "idle" in str(both)
+    assert "idle" not in str(tests)
+
+
+def _learner(market: MarketTensors) -> agents.Agent:
+    return agents.make_agent(TINY_PPO, TradingEnv(market, num_envs=2).layout)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: fintrader.backtest(m, equal), r"the policy first; it is backtest\(policy, market\): swap"),
+        (lambda m: fintrader.backtest(m, m), "a market was given for the policy"),
+        (lambda m: fintrader.backtest(equal, m.split()), r"market\.split\(\)\.test"),
+        (lambda m: fintrader.backtest(equal, TradingEnv(m, num_envs=1)), "pass env.market"),
+        (lambda m: fintrader.backtest(equal, "quickstart"), "must be MarketTensors"),
+        (lambda m: fintrader.backtest("policy.safetensors", m), "fintrader.load_policy"),
+        (lambda m: fintrader.backtest(None, m), "a policy is a callable from observations"),
+        (lambda m: fintrader.backtest(torch.nn.Linear, m), "a policy is a callable from observations"),
+        (lambda m: fintrader.backtest(_learner(m), m), "PPOAgent is no policy, but has one; pass its .policy"),
+        (lambda m: fintrader.backtest(equal, m, {"cost_bps": 5}), "settings must be EnvSettings"),
+        (lambda m: fintrader.backtest(equal, m, TINY_PPO), "settings must be EnvSettings"),
+        (lambda m: fintrader.backtest(equal, m, name="cash"), "choose another name"),
+        (lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m), r"gave \(1, 7\) for one account of 3 assets"),
+        (lambda m: fintrader.backtest(torch.nn.Linear(5, 3), m), "fails on an observation of shape"),
+        (lambda m: fintrader.backtest(lambda obs: torch.full((1, 3), torch.nan), m), "NaN or infinity"),
+        (lambda m: fintrader.backtest(_learner(make_market(60, 5)).policy, m), "reads 26 columns and trades 5 assets"),
+        (
+            lambda m: fintrader.backtest(_learner(make_market(60, 3, 4)).policy, m),
+            "reads 24 columns, and this market shows 18 columns of 3 assets",
+        ),
+    ],
+)
+def test_a_backtest_that_makes_no_sense_is_one_clear_error(
+    call: Callable[[MarketTensors], object], message: str, market: MarketTensors
+) -> None:
+    with pytest.raises(BacktestError, match=message) as raised:
+        call(market)
+    assert "\n" not in str(raised.value)
+
+
+# --- train ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_agents_settings_are_enough_to_train_and_to_be_judged(market: MarketTensors, tmp_path: Path) -> None:
+    env = TradingEnv(market.split().train, num_envs=4)
+    result = fintrader.train(TINY_PPO, env, env_steps=64, seed=3)
+    assert result.env_steps >= 64
+    tests = fintrader.backtest(result.policy, market.split().test, env.settings)
+    assert "policy" in str(tests)
+    own = agents.make_agent(TINY_PPO, env.layout, seed=3)
+    again = fintrader.train(own, TradingEnv(market.split().train, num_envs=4), env_steps=64)
+    obs = env.reset(seed=0)[0]
+    assert torch.equal(again.policy(obs), result.policy(obs))
+    other = fintrader.train(TINY_PPO, TradingEnv(market.split().train, num_envs=4), env_steps=64, seed=4)
+    assert not torch.equal(other.policy(obs), result.policy(obs))
+
+
+def test_a_training_in_a_folder_goes_on_there(market: MarketTensors, tmp_path: Path) -> None:
+    env = TradingEnv(market.split().train, num_envs=4)
+    first = fintrader.train(TINY_PPO, env, env_steps=64, folder=str(tmp_path / "training"))
+    longer = fintrader.train(TINY_PPO, env, env_steps=128, folder=tmp_path / "training")
+    assert longer.updates == 2 * first.updates
+    with pytest.raises(CheckpointError):
+        fintrader.train(agents.PPO(num_steps=16), env, env_steps=256, folder=tmp_path / "training")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: fintrader.train(TINY_PPO, m, env_steps=1), "in an environment, not in a market"),
+        (lambda m: fintrader.train(TINY_PPO, m.split(), env_steps=1), r"market\.split\(\)\.train, num_envs=1024"),
+        (lambda m: fintrader.train(TINY_PPO, object(), env_steps=1), "num_envs"),
+        (lambda m: fintrader.train(agents.PPO, TradingEnv(m), env_steps=1), r"is a class; .* PPO\(\)"),
+        (lambda m: fintrader.train(TradingEnv(m), TINY_PPO, env_steps=1), "is no vector environment"),
+        (lambda m: fintrader.train(TradingEnv(m), TradingEnv(m), env_steps=1), "the first argument is the agent"),
+        (lambda m: fintrader.train(EnvSettings(), TradingEnv(m), env_steps=1), "no agent has settings of type"),
+        (lambda m: fintrader.train(TINY_PPO, TradingEnv(m)), "exactly one of env_steps and seconds"),
+        (lambda m: fintrader.train(TINY_PPO, TradingEnv(m), env_steps=5, seconds=1.0), "exactly one"),
+        (lambda m: fintrader.train(TINY_PPO, TradingEnv(m), env_steps=0), "env_steps"),
+    ],
+)
+def test_a_training_that_makes_no_sense_is_one_clear_error(
+    call: Callable[[MarketTensors], object], message: str, market: MarketTensors
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(market)
+
+
+# --- markets -------------------------------------------------------------------------------------------------------
+
+
+def test_a_market_is_made_of_keywords_alone_or_over_a_file(tmp_path: Path) -> None:
+    market = fintrader.load_market(**SMALL, cache=tmp_path)
+    assert (market.num_assets, market.bar_minutes) == (2, 1)
+    path = tmp_path / "market.yaml"
+    path.write_text(
+        "data:\n  source: {kind: synthetic, num_symbols: 2, num_sessions: 6}\n  windows: {embargo_sessions: 0}"
+    )
+    assert fintrader.load_market(path, cache=tmp_path).content_hash() == market.content_hash()
+    longer = fintrader.load_market(path, cache=tmp_path, bar_minutes=30, source={"num_symbols": 3})
+    assert (longer.num_assets, longer.bar_minutes) == (3, 30)
+    saved = tmp_path / "own.safetensors"
+    longer.save(saved)
+    assert fintrader.load_market(saved).content_hash() == longer.content_hash()
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "error", "message"),
+    [
+        (None, {}, ConfigError, "say which market"),
+        ({}, {}, ConfigError, "say which market"),
+        (3, {}, ConfigError, "no market can be made of int"),
+        ("nowhere.yaml", {}, ConfigError, "nowhere.yaml"),
+        ("nowhere.safetensors", {}, MarketError, "does not exist"),
+        ("nowhere.safetensors", {"bar_minutes": 5}, ConfigError, "is built already, so bar_minutes cannot be set"),
+        (None, {"windos": 1}, ConfigError, "did you mean 'windows'"),
+        (SMALL, {"timezone": "UTC"}, ConfigError, "how a DataFrame's times are read"),
+    ],
+)
+def test_what_is_no_market_is_said(
+    what: Any, settings: dict[str, Any], error: type[FintraderError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fintrader.load_market(what, **settings)
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("door")
+    return {
+        "name": "tiny",
+        "device": "cpu",
+        "runs_dir": str(home / "runs"),
+        "cache": str(home / "tensors"),
+        "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 12}},
+        "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 10},
+        "agent": {"algo": "ppo", "num_steps": 16},
+        "tournament": {
+            "pods": 2,
+            "workers": 1,
+            "order": "submission",
+            "budget": {"env_steps": 512},
+            "ensemble_size": 1,
+        },
+        "backtest": {"control": False, "sensitivity": False, "tear_sheet": "none"},
+    }
+
+
+@pytest.mark.slow
+def test_a_run_is_made_gone_on_with_and_opened(values: dict[str, Any]) -> None:
+    raced = fintrader.run_tournament(values, env={"cost_bps": 3.0})
+    assert len(raced.leaderboard) == 2
+    assert not raced.backtests
+    run = fintrader.run(values, env={"cost_bps": 3.0})
+    assert run.folder.root == raced.folder.root
+    assert run.config["env"]["cost_bps"] == 3.0
+    assert "ensemble" in str(run)
+    opened = fintrader.open_run(str(run.folder.root))
+    assert opened.leaderboard.equals(run.leaderboard)
+    test = fintrader.load_market(values["data"], cache=values["cache"]).split().test
+    tests = fintrader.backtest(opened.policy(), test, EnvSettings(**opened.config["env"]), name="ensemble")
+    assert tests["ensemble"].metrics["sharpe"] == pytest.approx(opened.backtest().metrics["ensemble"]["sharpe"])
+    with pytest.raises(RunError, match="made with other settings"):
+        fintrader.run(values)
+    with pytest.raises(RunError, match="runs below it: tiny"):
+        fintrader.open_run(run.folder.root.parent)
+
+
+def test_what_is_no_run_is_said(tmp_path: Path, values: dict[str, Any]) -> None:
+    for where in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunError, match=r"no run lies here .* fintrader.run\(CONFIG\) makes one"):
+            fintrader.open_run(where)
+    with pytest.raises(ConfigError, match="a run needs a configuration"):
+        fintrader.run(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'cost_bps'"):
+        fintrader.run(values, env={"cost_bp": 3})
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        fintrader.run_tournament(tmp_path / "nowhere.yaml")
+
+
+def test_overrides_change_one_setting_and_another_kind_stands_alone(values: dict[str, Any]) -> None:
+    from fintrader.pipeline.config import configured
+
+    config = configured(values, {"tournament": {"pods": 9}, "agent": {"algo": "sac", "batch_size": 32}})
+    assert (config.tournament.pods, config.tournament.workers) == (9, 1)
+    assert config.agent == agents.SAC(batch_size=32)
+    again = configured(config, {"agent": agents.PPO(), "seed": 5})
+    assert again.agent == agents.PPO()
+    assert (again.seed, again.tournament.pods) == (5, 9)
+    assert configured(config, {}) is config
