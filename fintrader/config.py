@@ -21,8 +21,6 @@ from pydantic.fields import FieldInfo
 from fintrader.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
-
-
 _SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
 """URLs with more than a place in them: a message goes to logs and screens, so of these it names the scheme only."""
 

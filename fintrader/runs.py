@@ -19,11 +19,7 @@ from fintrader.errors import RunError
 from fintrader.files import read_json, write_json
 
 MANIFEST_FORMAT = "fintrader-run-1"
-
-
 PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "gymnasium", "safetensors", "pydantic", "exchange-calendars")
-
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -21,8 +21,6 @@ from fintrader.envs.dynamics import market_view
 from fintrader.envs.kernels import ledger
 
 Array = NDArray[np.float64]
-
-
 Action: TypeAlias = "Tensor | NDArray[np.float32]"
 """`[1, N]` from a policy, `[N]` from a bound one."""
 
@@ -130,11 +128,7 @@ def flat_action(action: Action) -> Array:
 
 KINDS = np.array(["order", "forced"], dtype=object)
 """Names of `ledger.ORDER` and `ledger.FORCED`."""
-
-
 _NOTHING = np.zeros(0)
-
-
 _COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 

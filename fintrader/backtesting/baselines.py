@@ -25,8 +25,6 @@ from fintrader.progress import Progress
 from fintrader.results.backtest_files import empty_trades
 
 Array = NDArray[np.float64]
-
-
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
 

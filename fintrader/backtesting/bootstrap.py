@@ -18,8 +18,6 @@ from fintrader.metrics.resample import TRADING_DAYS
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]
-
-
 REPEATS = 2000
 
 

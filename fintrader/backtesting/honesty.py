@@ -27,18 +27,10 @@ from fintrader.results.formatting import chance, count, probability
 from fintrader.results.strategies import is_baseline, is_result, main_strategy
 
 Array = NDArray[np.float64]
-
-
 YEAR = math.sqrt(TRADING_DAYS)
-
-
 TrialReturns: TypeAlias = "ArrayLike | Sequence[Array]"
 """`[S, M]` of one selection window, or a list of them."""
-
-
 ENOUGH = 0.95
-
-
 FEW_SESSIONS = 8
 
 

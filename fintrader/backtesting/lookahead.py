@@ -28,8 +28,6 @@ from fintrader.progress import SILENT, Progress
 from fintrader.seeding import generator, numpy_generator
 
 Mode = Literal["cut", "scrambled"]
-
-
 _SYMBOL_ARRAYS = ("open", "close", "tradable", "member")
 
 

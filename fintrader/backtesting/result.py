@@ -15,8 +15,6 @@ from fintrader.results.catalogue import History, measure, weights
 from fintrader.results.formatting import statistic
 
 Array = NDArray[np.float64]
-
-
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
 """What stands in a result's one line."""
 

@@ -25,11 +25,7 @@ from fintrader.metrics import performance as p
 from fintrader.progress import SILENT, Progress, Task
 
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-
-
 FILLS = ("next_open", "next_close", "close")
-
-
 START_SHIFTS = (1, 2, 3, 4, 5)
 
 

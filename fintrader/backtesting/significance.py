@@ -40,8 +40,6 @@ from fintrader.errors import BacktestError
 from fintrader.metrics.performance import deviation, known, kurtosis, skew
 
 Array = NDArray[np.float64]
-
-
 EULER = 0.5772156649015329
 """The Euler-Mascheroni constant γ."""
 

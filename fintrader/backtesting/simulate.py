@@ -23,16 +23,10 @@ from fintrader.progress import SILENT, Progress
 
 Decide = Callable[[BacktestAccount], "Action | None"]
 """What a strategy does at a decision: an action `[1, N]` or `[N]`, or None to order nothing."""
-
-
 TOLD_BARS = 100
 """Bars between two words of progress."""
-
-
 Bound = Callable[[int, "NDArray[np.float32]"], "NDArray[np.float32]"]
 """`bound(bar, private [A + N]) -> action [N]`: a policy laid out for one window's market rows."""
-
-
 _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
 
 

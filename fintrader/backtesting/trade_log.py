@@ -16,8 +16,6 @@ from fintrader.envs.ledger import closing_cost
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 
 Array = NDArray[np.float64]
-
-
 MINUTE_NS = 60_000_000_000
 
 

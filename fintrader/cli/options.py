@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
 _VALIDATION = re.compile(
     r"Error parsing (\S+): \d+ validation errors? for \S+ (?:(\S+) )?(.*?) \[type=\w+, input_value=(.*?), input_type"
 )

@@ -16,8 +16,6 @@ from fintrader.storage.objects import Objects, read_whole
 
 BUILD_VERSION = 5
 """Goes into every address; raised when the same settings would give other numbers, or files of another form."""
-
-
 _SETTINGS = {
     "benchmark": "data.benchmark.path",
     "actions": "data.adjust.path",

@@ -21,8 +21,6 @@ from fintrader.data.calendar import SessionGrid
 from fintrader.errors import BarError
 
 log = logging.getLogger("fintrader.data")
-
-
 REPAIRS = {
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
@@ -205,11 +203,7 @@ def refuse_bad_rows(bars: Bars, *, now: float | None = None) -> None:
 
 _STEP = 30 * MINUTE_NS
 """Zones differ by multiples of this."""
-
-
 _NEAR = _STEP // 2
-
-
 _LONGEST = 60 * MINUTE_NS
 """Bars longer than this are too few a day to show a pattern."""
 

@@ -233,8 +233,6 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "sma": (sma, 30),
     "age": (age, 60),
 }
-
-
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 

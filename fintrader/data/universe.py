@@ -235,11 +235,7 @@ def ever_members(
 
 
 _QUARTER = 63
-
-
 _FEW = 10
-
-
 TOLERATED = 0.05
 """Share of the member-days without bars from which on a universe is suspect, and its members by date unmeasurable."""
 

@@ -22,17 +22,9 @@ from fintrader.errors import EnvError
 from fintrader.seeding import derive
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
-
-
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-
-
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
-
-
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-
-
 MovePrices = Callable[[Tensor, Tensor], Tensor]
 """Orders wanted `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0 stays 0."""
 

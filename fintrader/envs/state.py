@@ -127,17 +127,9 @@ def _numbers(name: str, value: Any, dtype: torch.dtype, device: torch.device) ->
 
 
 ACCOUNT = tuple(f"account.{name}" for name in Account._fields)
-
-
 ENDOWMENT = tuple(f"endowment.{name}" for name in Endowment._fields)
-
-
 _WIDTH = {"account.memory": 2}
-
-
 _FLOATS = (torch.float64,)
-
-
 _DTYPES = {
     "account.finished": (torch.bool,),
     # The environment's precision decides how shares are kept; whole ones are exact in both.

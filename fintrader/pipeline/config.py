@@ -180,11 +180,7 @@ CHOICES: dict[str, dict[str, type[Settings]]] = {
     "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
 }
 """Options that choose which model stands in a place. Switching one keeps the settings both models share."""
-
-
 _WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
-
-
 RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
 """Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
 

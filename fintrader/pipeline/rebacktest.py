@@ -73,8 +73,6 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
 
 
 _ALLOWED = frozenset(f"env.{name}" for name in CONVENTIONS)
-
-
 _FIXED = ("name", "runs_dir", "store")
 
 

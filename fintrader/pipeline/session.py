@@ -64,8 +64,6 @@ def watching(config: RunConfig, folder: RunFolder) -> Iterator[Callable[[Orchest
 
 PATIENCE_SECONDS = 30.0
 """How long somebody who only looks waits for others to have looked."""
-
-
 HELD = ".held"
 """In a copy: somebody was at work on the run when it was looked at, which is this file's time."""
 

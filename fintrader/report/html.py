@@ -31,19 +31,13 @@ from fintrader.results.formatting import (
 from fintrader.results.strategies import is_baseline, main_strategy
 
 _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
-
-
 _KIND_TITLES = {
     "cost_bps": "Cost, bps",
     "fill": "Fill",
     "delay_bars": "Delay, bars",
     "start_sessions": "Start, sessions later",
 }
-
-
 _FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
-
-
 _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
 
 

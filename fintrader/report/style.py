@@ -67,8 +67,6 @@ code { font: 13px/1.5 ui-monospace, "Cascadia Mono", Menlo, monospace; }
   section { border: 0; padding: 8px 0; break-inside: avoid; }
 }
 """
-
-
 SCRIPT = """
 (async () => {
   const unpack = async id => {

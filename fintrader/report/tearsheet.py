@@ -18,8 +18,6 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.strategies import main_strategy
 
 FORMATS = (".png", ".pdf")
-
-
 LEAST_SESSIONS = 22
 """pyfolio resamples to months; below one month there is nothing to draw."""
 

@@ -23,8 +23,6 @@ from fintrader.results.folders import DamagedFileError, Folder, NotThereError, S
 from fintrader.results.formatting import table_html, table_text
 
 MAX_ROWS = 30_000_000
-
-
 EQUITY_COLUMNS = (
     "strategy",
     "bar",
@@ -36,14 +34,8 @@ EQUITY_COLUMNS = (
     "turnover_usd",
     "exposure",
 )
-
-
 PRICE_COLUMNS = ("minute", "session", "symbol", "close_usd")
-
-
 POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
-
-
 TRADE_COLUMNS: dict[str, str] = {
     "decision_bar": "int64",
     "fill_bar": "int64",
@@ -58,8 +50,6 @@ TRADE_COLUMNS: dict[str, str] = {
 }
 """One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`, `forced` (the symbol
 ended, or a margin call) or `ruin` (the account was closed)."""
-
-
 _TABLES = {
     "equity": EQUITY_COLUMNS,
     "positions": POSITION_COLUMNS,

@@ -22,17 +22,9 @@ from fintrader.metrics import performance as p
 from fintrader.metrics import relative as r
 
 Array = NDArray[np.float64]
-
-
 EMPYRICAL = "empyrical"
-
-
 PYFOLIO = "pyfolio"
-
-
 CAPACITY_SHARE = 0.5
-
-
 CAPACITY_IMPACT_BPS_PER_MILLION = 10.0
 
 
@@ -262,14 +254,8 @@ def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
 
 
 _SHARE, _YEAR, _RATIO, _USD = "share", "share a year", "ratio", "USD"
-
-
 _EQUITY, _COUNT, _MINUTES = "share of equity", "number", "minutes"
-
-
 _LEDGER = "ledger"
-
-
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
         ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(p.cumulative_return)),
@@ -394,8 +380,6 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: p.max_drawdown(s.minute)),
     ),
 }
-
-
 _OF_POSITIONS = {"break_even_cost_bps", "capacity_usd"}
 
 
@@ -413,6 +397,4 @@ CATALOGUE: tuple[Metric, ...] = tuple(
     for key, title, unit, formula, source, compute in rows
 )
 """Every metric. The order is the one of tables."""
-
-
 BY_KEY = {metric.key: metric for metric in CATALOGUE}

@@ -19,8 +19,6 @@ from fintrader.results.catalogue import BY_KEY
 from fintrader.results.strategies import in_order
 
 DASH = "–"
-
-
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
     ("cumulative_return", "Cumulative return"),
     ("annual_return", "Annual return"),

@@ -24,8 +24,6 @@ from fintrader.results.summary import Summary, summary
 from fintrader.runs import Manifest, RunFolder
 
 WINDOWS = ("test", "validation", "train")
-
-
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
 
 

@@ -6,12 +6,8 @@ from collections.abc import Iterable, Sequence
 
 BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
 """Strategies that stand for comparison and were not searched for."""
-
-
 REFERENCES = ("oracle",)
 """Strategies that know more than anybody could: shown, never a result and never a rival."""
-
-
 _ORDER = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 
 

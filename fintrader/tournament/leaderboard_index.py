@@ -17,8 +17,6 @@ from fintrader.tournament.leaderboard import Entry
 from fintrader.tournament.spec import PodSpec
 
 VERSION = 1
-
-
 POD_COLUMNS = {
     "pod": "TEXT PRIMARY KEY",
     "idx": "INTEGER NOT NULL UNIQUE",
@@ -35,8 +33,6 @@ POD_COLUMNS = {
     "data_hash": "TEXT NOT NULL",
 }
 """Of the table `pods`, what the spec says; its further columns change while the pod is at work."""
-
-
 RESULT_COLUMNS = {
     "pod": "TEXT NOT NULL REFERENCES pods(pod)",
     "epoch": "INTEGER NOT NULL",

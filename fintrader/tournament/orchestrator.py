@@ -55,16 +55,10 @@ class Clock:
 
 FAILURES_ALLOWED = 3
 """Pods that may fail before any succeeds, beyond those under way at once."""
-
-
 LAUNCHES = 32
 """Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
-
-
 LINE_A_RESULT = 100
 """Tournaments of at most so many pods print a line for each result."""
-
-
 PACE_SECONDS = 0.05
 """Turns follow each other no faster; what arrives meanwhile is made durable together."""
 

@@ -23,12 +23,8 @@ from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.spec import PodContext, PodSpec
 
 CPU = torch.device("cpu")
-
-
 State = Mapping[str, Tensor]
 """An agent's networks, optimisers and normalisers, by name."""
-
-
 Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
 """(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
 

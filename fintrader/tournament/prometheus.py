@@ -62,15 +62,9 @@ CATALOGUE: dict[str, Metric] = {
     "fintrader_build": Metric("info", "Versions of what is running", ("version", "commit", "python", "torch")),
 }
 """Every family that is served; a counter's series end in `_total`, an info's in `_info`, as Prometheus has it."""
-
-
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the reconcile histogram, seconds."""
-
-
 RATE_SECONDS = 30.0
-
-
 STALE_SECONDS = 120.0
 """`/healthz` fails when a race has had no turn for so long: the longest turn measured is two orders below."""
 

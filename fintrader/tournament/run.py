@@ -39,8 +39,6 @@ CHANGEABLE = frozenset(
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
-
-
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]
 
 

@@ -36,12 +36,8 @@ class Host(Protocol):
 
 
 BODY = "fintrader.tournament.pod_training:train_and_evaluate"
-
-
 WALL_CLOCK = ("started", "finished", "seconds", "device", "location", "attempts")
 """Fields of a result that no seed can fix."""
-
-
 Reason = Literal[
     "",
     "killed",

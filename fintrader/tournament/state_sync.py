@@ -28,20 +28,10 @@ from fintrader.tournament.spec import PodSpec
 
 MARKER = ".stored.json"
 """In a pod's folder: the hash of the `state.json` that was written or read here last."""
-
-
 STATE, LOG = "state.safetensors", "metrics.jsonl"
-
-
 _LEFT_OUT = re.compile(r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$")
-
-
 _ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
-
-
 log = logging.getLogger("fintrader.pod")
-
-
 _active: set[TrainingState] = set()
 """Of the pods that this process is at: a process that is asked to end stores them first."""
 

@@ -14,8 +14,6 @@ from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.leaderboard import Entry
 
 ROWS, EVENTS = 8, 4
-
-
 _SHOWN = frozenset(
     {"applied", "lost", "drained", "damaged", "capacity", "resumed", "no_capacity", "leaderboard_damaged"}
 )

@@ -26,8 +26,6 @@ from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import Objects
 
 _BUFFER_ROWS = 8_000_000
-
-
 _RACY_NS = 2_000_000_000
 
 

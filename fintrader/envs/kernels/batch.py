@@ -43,38 +43,16 @@ from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
 
 # Numbers the kernel works with; float32 ones keep float32 arithmetic what it is.
 _GRID, _INVERSE_GRID = np.float32(WEIGHT_GRID), 1.0 / WEIGHT_GRID
-
-
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-
-
 _MOST = MAX_WHOLE_SHARES
-
-
 _MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
-
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-
-
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
 _ACCOUNT_WIDTH = 4
-
-
 _DIVISOR = _ACCOUNT_WIDTH  # row of `seen`, below the account features
-
-
 _TOGETHER = 32  # accounts that go through a stage together: their temporaries fit into the nearest cache
-
-
 _WANTED, _UNIT, _SOLD, _ORDERED, _BUDGET, _SCALE, _BOUGHT, _VALUE, _ENDED, _BOOK = range(10)  # rows of `book`
-
-
 _LINE = 64  # bytes the processor fetches at once
 
 

@@ -14,33 +14,17 @@ from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
-
-
 MODES = {
     AutoresetMode.SAME_STEP: SAME_STEP,
     AutoresetMode.NEXT_STEP: NEXT_STEP,
     AutoresetMode.DISABLED: DISABLED,
 }
-
-
 OTHER, LOG_RETURN, PROFIT = 0, 1, 2  # rewards: what a kernel prepares for torch to finish
-
-
 WORTHS = {"log_return": LOG_RETURN, "profit": PROFIT}
-
-
 BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of `ints`
-
-
 CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of `floats`; those below describe the step, before any reset
-
-
 STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
-
-
 TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
-
-
 FILL, MARK = 0, 1  # the two prices of a bar in `quotes`
 
 

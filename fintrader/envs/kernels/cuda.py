@@ -16,61 +16,29 @@ from fintrader.envs.kernels import buffers
 from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
 
 _BAR, _START, _END = tl.constexpr(buffers.BAR), tl.constexpr(buffers.START), tl.constexpr(buffers.END)
-
-
 _EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
-
-
 _CASH, _EQUITY = tl.constexpr(buffers.CASH), tl.constexpr(buffers.EQUITY)
-
-
 _PEAK, _FIRST = tl.constexpr(buffers.PEAK), tl.constexpr(buffers.FIRST)
-
-
 _STEP_EQUITY, _STEP_PEAK = tl.constexpr(buffers.STEP_EQUITY), tl.constexpr(buffers.STEP_PEAK)
-
-
 _COST, _TURNOVER, _WORTH = tl.constexpr(buffers.COST), tl.constexpr(buffers.TURNOVER), tl.constexpr(buffers.WORTH)
-
-
 _TERMINATED, _TRUNCATED = tl.constexpr(buffers.TERMINATED), tl.constexpr(buffers.TRUNCATED)
-
-
 _FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
-
-
 _SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
-
-
 _LOG_RETURN, _PROFIT = tl.constexpr(buffers.LOG_RETURN), tl.constexpr(buffers.PROFIT)
-
-
 _GRID, _INVERSE_GRID = tl.constexpr(WEIGHT_GRID), tl.constexpr(1.0 / WEIGHT_GRID)
-
-
 _MOST = tl.constexpr(MAX_WHOLE_SHARES)
 
 
 # Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as torch.round does.
 _ROUNDER = tl.constexpr(6755399441055744.0)
-
-
 _GOLDEN = tl.constexpr(-7046029254386353131)
-
-
 _MIX_1, _MIX_2 = tl.constexpr(-4658895280553007687), tl.constexpr(-7723592293110705685)
-
-
 _ACCOUNT_WIDTH = tl.constexpr(4)
 
 
 # Places in `rules`.
 RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST = 0, 1, 2, 3, 4, 5
-
-
 _RATE, _RUIN, _MAX_SHARES = tl.constexpr(RATE), tl.constexpr(RUIN), tl.constexpr(MAX_SHARES)
-
-
 _DEAD_BAND, _BAND, _LEAST = tl.constexpr(DEAD_BAND), tl.constexpr(BAND), tl.constexpr(LEAST)
 
 

@@ -15,15 +15,9 @@ from fintrader.envs.ledger import DUST_USD, MAX_WHOLE_SHARES, WEIGHT_GRID
 
 CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3
 """Places in `state`, all USD."""
-
-
 ORDER, FORCED = 0, 1
 """Kinds of fill."""
-
-
 _GRID, _MOST, _DUST = WEIGHT_GRID, MAX_WHOLE_SHARES, DUST_USD
-
-
 _SHAVE = 1.0 - 2.0**-40
 
 

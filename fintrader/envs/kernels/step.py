@@ -39,15 +39,9 @@ from fintrader.errors import EnvError
 
 SERIAL_BELOW = 1024
 """Accounts under which threads cost more than they bring."""
-
-
 STREAM_ABOVE_BYTES = 8 << 20
 """Observations larger than this are written past the caches: nobody would find them there anyway."""
-
-
 _Array = np.ndarray[Any, Any]
-
-
 _Arrays = tuple[_Array, ...]
 
 

@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_CHART_BYTES = 300_000
-
-
 MOST_POINTS, FEWEST_POINTS = 4_000, 64
-
-
 Indices = npt.NDArray[np.int64]
 
 

@@ -19,14 +19,8 @@ from fintrader.results.figures.downsample import keep
 
 POINTS = 2000
 """Most points of a drawn curve."""
-
-
 INK, MUTED, GRID, ZERO = "#1f2933", "#616e7c", "#e4e7eb", "#9aa5b1"
-
-
 PALETTE = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#b35900", "#2f8f9d", "#7f6d5f")
-
-
 COLOURS = {
     "ensemble": "#0b4f9e",
     "policy": "#0b4f9e",
@@ -40,8 +34,6 @@ COLOURS = {
     "momentum": "#c14c8a",
     "oracle": "#448361",
 }
-
-
 DASHES = {
     "benchmark": "dot",
     "cash": "dot",

@@ -35,19 +35,11 @@ from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodS
 
 GRACE_SECONDS = 2.0
 """The first rank to report a failure may only have lost its partner: so long the others' messages are awaited."""
-
-
 PATIENCE_SECONDS = 1800.0
 """A rank waits so long for the others before it gives up; the orchestrator's `hang_seconds` usually comes first."""
-
-
 END = -1
 """The last order."""
-
-
 LOOPBACK = "127.0.0.1"
-
-
 _SIOCGIFADDR = 0x8915
 
 

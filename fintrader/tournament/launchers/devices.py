@@ -22,8 +22,6 @@ class Slot:
 
 CARDS = Path("/proc/driver/nvidia/gpus")
 """Where the driver lists its cards, a folder each."""
-
-
 _UNKNOWN = "?"
 """In a card's UUID while the driver has not looked at it."""
 

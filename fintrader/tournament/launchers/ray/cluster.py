@@ -22,18 +22,10 @@ from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
 """A head that is silent for so long is gone. (Ray itself ends this process, silently, after a minute.)"""
-
-
 REFRESH_SECONDS = 1.0
 """The nodes are read at least so often, and whenever the launcher asks."""
-
-
 PROBE_SECONDS = 60.0
-
-
 CLOSE_SECONDS = 10.0
-
-
 Resources = Mapping[str, float]
 
 

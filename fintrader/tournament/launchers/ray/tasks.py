@@ -162,12 +162,8 @@ def _cause(error: Exception) -> tuple[Reason, str]:
 
 
 LAST_MESSAGES = ("done", "trained", "failed")
-
-
 DRAIN_CHECK_SECONDS = 3.0
 """Whether its node is about to go is checked so often."""
-
-
 REPORT_SECONDS = 0.5
 """Progress is sent no more often."""
 
