@@ -70,7 +70,7 @@ def test_an_editor_sees_the_same_names() -> None:
 
 def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() -> None:
     code = (
-        "import sys, fintrader; loaded = {'torch', 'pandas', 'numpy', 'fintrader.config'} & set(sys.modules); "
+        "import sys, fintrader; loaded = {'torch', 'pandas', 'fintrader.config'} & set(sys.modules); "
         "assert not loaded, loaded; assert callable(fintrader.agents.PPO); assert not callable(fintrader.backtesting)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -162,7 +162,7 @@ def _learner(market: MarketTensors) -> agents.Agent:
         (lambda m: fintrader.backtest(equal, m, {"cost_bps": 5}), "settings must be EnvSettings"),
         (lambda m: fintrader.backtest(equal, m, TINY_PPO), "settings must be EnvSettings"),
         (lambda m: fintrader.backtest(equal, m, name="cash"), "choose another name"),
-        (lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m), r"gave \(1, 7\) for one account of 3 assets"),
+        (lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m), r"gave \(1, 7\) for an account of 3 assets"),
         (lambda m: fintrader.backtest(torch.nn.Linear(5, 3), m), "fails on an observation of shape"),
         (lambda m: fintrader.backtest(lambda obs: torch.full((1, 3), torch.nan), m), "NaN or infinity"),
         (lambda m: fintrader.backtest(_learner(make_market(60, 5)).policy, m), "reads 26 columns and trades 5 assets"),

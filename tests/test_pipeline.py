@@ -222,6 +222,7 @@ def test_a_second_look_at_other_costs_is_counted_and_named(undisturbed: Path, tm
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     folder = tmp_path / "runs" / "tiny"
     before = read_backtest(folder / "backtest")
+    assert before.context["looks"] == 1
     words = ["--backtest.cost-bps", "0", "--cache", str(undisturbed.parent / "tensors")]
     done = fintrader("backtest", str(folder), *words)
     assert done.status == 0, done.err

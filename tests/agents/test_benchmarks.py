@@ -34,10 +34,10 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
         seen.append(state)
         return np.where(np.arange(time_to_return.ASSETS) == 0, 1.0, 0.05)  # buys the first, below the band elsewhere
 
-    policy = time_to_return.FinrlDesk(act)
-    desk = make_account(window, time_to_return.THEIRS)
-    desk.act(policy(desk))
-    policy(desk)
+    policy = time_to_return.FinrlPolicy(act)
+    account = make_account(window, time_to_return.THEIRS)
+    account.act(policy(account))
+    policy(account)
     first, second = seen
     count = time_to_return.ASSETS
     assert first.shape == (3 + 3 * count + count * (1 + time_to_return.NOISE_FEATURES),)

@@ -204,7 +204,7 @@ def test_parts_of_the_backtest(open_page: Open, template: Path) -> None:
         test = open_page(template, "backtest", run="demo", part=part)
         healthy(test)
         assert not test.error, part
-        assert test.get("plotly_chart") or test.dataframe, part
+        assert test.get("plotly_chart") or test.dataframe or test.info, part  # few sessions have no rolling ratios
 
 
 def test_parts_of_the_market(open_page: Open, template: Path) -> None:

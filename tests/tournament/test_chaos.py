@@ -121,10 +121,10 @@ def test_an_undisturbed_evaluation_elsewhere_changes_nothing(tmp_path: Path, und
 def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run, None) as held:
-        assert lease.is_held(run)
+        assert lease.is_held(run, None)
         assert forked(run, PODS).status == REFUSED
         held.check()
-    assert not lease.is_held(run)
+    assert not lease.is_held(run, None)
     assert lease.current_token(run) == 1
     assert not (run.root / "tournament.json").exists()
 

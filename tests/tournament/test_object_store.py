@@ -11,7 +11,7 @@ import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError, TournamentError
 from fintrader.files import read_jsonl, seal
-from fintrader.results.leaderboard import lineage
+from fintrader.results.leaderboard import lineage, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
@@ -73,7 +73,9 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
         assert compare(RunFolder(copy), plain.folder) == []
         assert not status(RunFolder(copy))["active"]
-        assert lineage(RunFolder(copy), stored.best)[0]["score"] == stored.leaderboard[0]["score"]
+        assert (
+            lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]["score"] == stored.leaderboard[0]["score"]
+        )
         assert mirror.objects.names() == before
 
 
@@ -319,7 +321,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, race: 
     assert not list(run.pods.glob("*/metrics.jsonl"))  # that is where the pods were
     assert list(node.pods.glob("*/metrics.jsonl"))
     with pytest.raises(CheckpointError, match="no market"):
-        RunStore(node).market("unknown", tmp_path / "nowhere")
+        open_store(node, mirror_of(node.root)).market("unknown", tmp_path / "nowhere")
 
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:
