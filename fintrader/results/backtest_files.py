@@ -238,12 +238,8 @@ class _Files(Mapping[str, Any]):
         return len(_READERS)
 
 
-def _context(folder: Folder) -> dict[str, Any]:
-    return folder.json("context.json") if folder.exists("context.json") else {}
-
-
-def _honesty(folder: Folder) -> dict[str, Any]:
-    return folder.json("honesty.json") if folder.exists("honesty.json") else {}
+def _record(folder: Folder, name: str) -> dict[str, Any]:
+    return folder.json(name) if folder.exists(name) else {}
 
 
 def _sensitivity(folder: Folder) -> list[dict[str, Any]]:
@@ -301,7 +297,7 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "positions": lambda folder: _table(folder, "positions"),
     "prices": lambda folder: _table(folder, "prices"),
     "trades": lambda folder: _table(folder, "trades"),
-    "context": _context,
-    "honesty": _honesty,
+    "context": lambda folder: _record(folder, "context.json"),
+    "honesty": lambda folder: _record(folder, "honesty.json"),
     "sensitivity": _sensitivity,
 }
