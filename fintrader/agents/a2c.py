@@ -16,13 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.on_policy import (
-    OnPolicyAgent,
-    OnPolicySettings,
-    Rollout,
-    gaussian_entropy,
-    gaussian_log_prob,
-)
+from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_entropy, gaussian_log_prob
 
 
 class A2C(OnPolicySettings):

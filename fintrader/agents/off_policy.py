@@ -137,9 +137,7 @@ class OffPolicyAgent(BaseAgent):
     def observe(self, transition: Transition) -> None:
         """Store one step and, while warming up, its statistics."""
         if self.replay is None:
-            accounts = transition.obs.shape[0]
-            steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.replay = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.replay = self._memory(transition.obs.shape[0])
         assert self.latent is not None
         if self.warming_up and self.settings.normalise_observations:
             self.normaliser.update(transition.obs)
@@ -214,6 +212,13 @@ class OffPolicyAgent(BaseAgent):
         self.step("critic", loss)
         return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
 
+    def climb(self, sample: Sample) -> dict[str, Tensor]:
+        """One step of a deterministic actor up the first critic."""
+        (raw,) = self.actor(sample.obs)
+        policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
+        norm = self.step("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
+        return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+
     def step(self, name: str, loss: Tensor) -> Tensor:
         """One step of an optimiser down `loss`; returns the gradient's norm."""
         optimiser = self.optimisers[name]
@@ -248,12 +253,13 @@ class OffPolicyAgent(BaseAgent):
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
         self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
         rows = below("replay", state)
-        self.replay = None
-        if rows:
-            accounts = rows["reward"].shape[1]
-            steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.replay = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+        self.replay = self._memory(rows["reward"].shape[1]) if rows else None
+        if self.replay is not None:
             self.replay.load_state_dict(rows)
+
+    def _memory(self, accounts: int) -> ReplayBuffer:
+        steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
+        return ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
 
 
 @contextlib.contextmanager

@@ -165,11 +165,7 @@ def market_identity(market: MarketTensors) -> dict[str, Any]:
 
 
 def save_policy(
-    path: Path | str,
-    policy: Any,
-    meta: Mapping[str, Any] | None = None,
-    *,
-    market: MarketTensors | None = None,
+    path: Path | str, policy: Any, meta: Mapping[str, Any] | None = None, *, market: MarketTensors | None = None
 ) -> None:
     """Write a `PolicyModule`, or an agent's `policy`, as one file.
 

@@ -21,13 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.on_policy import (
-    OnPolicyAgent,
-    OnPolicySettings,
-    Rollout,
-    gaussian_entropy,
-    gaussian_log_prob,
-)
+from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_entropy, gaussian_log_prob
 from fintrader.errors import ConfigError
 
 

@@ -275,19 +275,11 @@ class _Training:
         """Write the state atomically."""
         if self.folder is None:
             return
-        tensors = {
-            **prefixed("agent", self.agent.state_dict()),
-            **prefixed("env", self.env.state_dict()),
-            "obs": self.obs,
-        }
-        header = {
-            "format": FORMAT,
-            "identity": self.identity,
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "seconds": self.seconds,
-        }
-        write_tensors(self.folder / name, tensors, header)
+        tensors = (
+            prefixed("agent", self.agent.state_dict()) | prefixed("env", self.env.state_dict()) | {"obs": self.obs}
+        )
+        header = {name: getattr(self, name) for name in ("identity", "env_steps", "updates", "seconds")}
+        write_tensors(self.folder / name, tensors, header | {"format": FORMAT})
 
     def failure(self, broken: Sequence[str]) -> TrainingError:
         """The error for numbers that are no longer finite; keeps the state, apart from the last good one."""

@@ -90,11 +90,7 @@ def buy_and_hold(market: MarketTensors, settings: EnvSettings, *, progress: Prog
 
 
 def equal_weight(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    every_sessions: int = 1,
-    progress: Progress | None = None,
+    market: MarketTensors, settings: EnvSettings, *, every_sessions: int = 1, progress: Progress | None = None
 ) -> BacktestResult:
     """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of costs."""
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"

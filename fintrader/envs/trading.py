@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
+from fintrader.envs.kernels.buffers import KernelStep
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
 from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
@@ -262,7 +263,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     # --- parts -----------------------------------------------------------------------------------------
 
-    def _fuse(self, engine: str, *, reuse: bool) -> FusedStep | TritonStep | None:
+    def _fuse(self, engine: str, *, reuse: bool) -> KernelStep | None:
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if engine in ("torch", "compiled"):
@@ -278,7 +279,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return step(self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs, reuse=reuse)
 
     def _step_fused(
-        self, fused: FusedStep | TritonStep, account: Account, action: Tensor
+        self, fused: KernelStep, account: Account, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         try:
             after, reward, terminated, truncated, done, obs, final = fused(account, self._endowment, self._key, action)

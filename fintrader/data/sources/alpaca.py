@@ -67,11 +67,9 @@ class Alpaca:
         from alpaca.data.requests import StockBarsRequest
         from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
 
-        number, unit = {
-            "1m": (1, TimeFrameUnit.Minute),
-            "5m": (5, TimeFrameUnit.Minute),
-            "1d": (1, TimeFrameUnit.Day),
-        }[self.settings.interval]
+        number, unit = {"1m": (1, TimeFrameUnit.Minute), "5m": (5, TimeFrameUnit.Minute), "1d": (1, TimeFrameUnit.Day)}[
+            self.settings.interval
+        ]
         midnight = dt.time(tzinfo=_NEW_YORK)
         request = StockBarsRequest(
             symbol_or_symbols=list(symbols),

@@ -12,17 +12,7 @@ import plotly.graph_objects as go
 
 from fintrader.metrics import session_ends
 from fintrader.results.figures.curves import Session
-from fintrader.results.figures.style import (
-    DASHES,
-    INK,
-    MUTED,
-    ZERO,
-    colour_of,
-    layout,
-    lines,
-    time_axis,
-    title_of,
-)
+from fintrader.results.figures.style import DASHES, INK, MUTED, ZERO, colour_of, layout, lines, time_axis, title_of
 
 BUY, SELL = "#0b6e99", "#b42318"
 SHADES = (
@@ -243,11 +233,7 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
                 y=(profit - traded * steps / 1e4) / curve[0],
                 name=title_of(str(name)),
                 mode="lines",
-                line={
-                    "color": colour_of(str(name), position),
-                    "width": 2,
-                    "dash": DASHES.get(str(name), "solid"),
-                },
+                line={"color": colour_of(str(name), position), "width": 2, "dash": DASHES.get(str(name), "solid")},
                 hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>" + title_of(str(name)) + "</extra>",
             )
         )
