@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.backtesting.simulate import simulate_rule
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
@@ -101,9 +101,7 @@ def equal_weight(
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
     """The first bar of every k-th session."""
-    ends = m.session_ends(market.session.cpu().numpy())
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    return frozenset(starts[::every_sessions].tolist())
+    return frozenset(m.session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
 
 
 def inverse_volatility(
@@ -213,20 +211,14 @@ def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str
     nothing = np.zeros(bars)
     return BacktestResult(
         name=name,
-        symbols=market.symbols,
-        minutes=market.minutes.cpu().numpy(),
-        session=market.session.cpu().numpy(),
         equity=settings.initial_cash_usd * level / level[0],
         shares=np.broadcast_to(0.0, (bars, assets)),
         mark=np.broadcast_to(0.0, (bars, assets)),
         costs_usd=nothing,
         turnover_usd=nothing,
         trades=empty_trades(),
-        benchmark=market.benchmark.cpu().to(torch.float64).numpy(),
-        benchmark_name=market.benchmark_name,
-        bar_minutes=market.bar_minutes,
-        timezone=market.timezone,
         has_positions=False,
+        **of_market(market),
         note=note,
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError
 from fintrader.results.catalogue import History, measure, weights
 from fintrader.results.formatting import statistic
@@ -88,3 +90,9 @@ class BacktestResult(History):
         held = self.trades.groupby("symbol")["shares"].sum()
         last = dict(zip(self.symbols, self.mark[-1], strict=True))
         return float(flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items()))
+
+
+def of_market(market: MarketTensors) -> dict[str, Any]:
+    """The fields of a `BacktestResult` that its window decides."""
+    arrays = {name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")}
+    return arrays | {name: getattr(market, name) for name in ("symbols", "benchmark_name", "bar_minutes", "timezone")}

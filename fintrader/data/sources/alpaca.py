@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from pydantic import Field
 
-from fintrader.data.bars import Array, Bars
+from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.sources.vendor import Busy, VendorSettings
 from fintrader.errors import DataError
 
@@ -119,18 +119,11 @@ class Alpaca:
         ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
         if self.daily:  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
-
-        def column(key: str) -> Array:
-            return np.array([row[key] for row in rows], dtype=np.float64)
-
         return Bars(
             ts=ts.astype(np.int64),
             symbol=np.zeros(len(rows), dtype=np.int32),
             symbols=(symbol,),
-            open=column("o"),
-            high=column("h"),
-            low=column("l"),
-            close=column("c"),
-            volume=column("v"),
             origin="alpaca",
+            # Alpaca calls columns by their first letters.
+            **{name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS},
         )

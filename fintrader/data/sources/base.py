@@ -184,28 +184,10 @@ class MadeFeed:
                 self._made = self._make()
                 task.advance()
 
-    @property
-    def _ready(self) -> MemoryFeed:
+    def __getattr__(self, name: str) -> Any:
+        """All else is the bars' own: symbols, span, actions, index."""
         self.prepare()
-        assert self._made is not None
-        return self._made
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return self._ready.actions
-
-    @property
-    def symbols(self) -> list[str]:
-        return self._ready.symbols
-
-    def span(self) -> tuple[int, int]:
-        return self._ready.span()
-
-    def bars(self, symbol: str) -> Bars:
-        return self._ready.bars(symbol)
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        return self._ready.index(grid)
+        return getattr(self._made, name)
 
 
 def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:
