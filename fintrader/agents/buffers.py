@@ -165,9 +165,6 @@ class ReplayBuffer(_Steps):
         self.written = int(state["written"])
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
-
-
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
     """Raises ConfigError, naming `what` and `remedy`, when `device` has fewer than `needed` bytes to give."""
     free = available_memory(device)

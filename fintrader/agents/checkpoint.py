@@ -61,9 +61,6 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     return tensors, header
 
 
-# --- state of modules, optimisers and generators as flat tensor dictionaries -----------------------------------
-
-
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors under `prefix.name`."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}

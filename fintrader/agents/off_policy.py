@@ -105,8 +105,6 @@ class OffPolicyAgent(BaseAgent):
         """Updates so far."""
         self.since_report: dict[str, list[Tensor]] = {}
 
-    # --- acting ----------------------------------------------------------------------------------------
-
     @property
     def warming_up(self) -> bool:
         """True while latents are drawn at random."""
@@ -145,8 +143,6 @@ class OffPolicyAgent(BaseAgent):
             done = transition.terminated | transition.truncated
             self.rewards.update(transition.reward.unsqueeze(0), done.unsqueeze(0))
         self.replay.add(transition, self.latent)
-
-    # --- learning --------------------------------------------------------------------------------------
 
     def update(self) -> Metrics | None:
         """Learn as often as `updates_per_step` says; metrics every `report_every` steps, else None."""
@@ -239,8 +235,6 @@ class OffPolicyAgent(BaseAgent):
         """As `BaseAgent.inherit`; the child explores with what it inherited instead of at random."""
         super().inherit(state)
         self.has_parent = True
-
-    # --- state -----------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Tensor]:
         state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}

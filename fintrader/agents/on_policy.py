@@ -103,8 +103,6 @@ class OnPolicyAgent(BaseAgent):
             )
         return env
 
-    # --- collecting ------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Draw actions `[B, N]` for `obs [B, D]`."""
@@ -135,8 +133,6 @@ class OnPolicyAgent(BaseAgent):
 
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
-
-    # --- learning --------------------------------------------------------------------------------------
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Gradient steps on one rollout; scalar metrics on the device."""
@@ -181,8 +177,6 @@ class OnPolicyAgent(BaseAgent):
             self.normaliser.update(buffer.obs)
         buffer.clear()
         return to_metrics(metrics)
-
-    # --- state -----------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Tensor]:
         return self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})

@@ -259,9 +259,6 @@ class _Reader:
         return {kind: sum(self._repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
 
 
-# --- parts -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class _Cells:
     """The market's big arrays, filled symbol by symbol."""

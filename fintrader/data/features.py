@@ -136,9 +136,6 @@ class FeatureSettings(Settings):
         return value
 
 
-# --- one symbol ------------------------------------------------------------------------------------------
-
-
 def log_return(bars: SymbolBars, window: int) -> Array:
     """ln(close[t] / close[t - window])."""
     result = np.full(len(bars), np.nan)
@@ -264,9 +261,6 @@ def symbol_features(bars: SymbolBars, names: Sequence[str]) -> Array:
             values = function(bars, window)
         table[:, column] = values
     return table
-
-
-# --- all symbols -----------------------------------------------------------------------------------------
 
 
 def context_features(

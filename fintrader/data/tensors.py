@@ -117,8 +117,6 @@ class MarketTensors:
         if not trusted:
             self._validate_values()
 
-    # --- shape -----------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return self.close.shape[0]
 
@@ -158,8 +156,6 @@ class MarketTensors:
         steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
         return (listed * steps).amax(dim=0) - 1
 
-    # --- parts -----------------------------------------------------------------------------------------
-
     def to(self, device: torch.device | str) -> MarketTensors:
         """The same market on another device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.arrays()}
@@ -186,8 +182,6 @@ class MarketTensors:
     def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
         """`[T]` datetime64[ns], UTC, start of each bar."""
         return self.minutes.cpu().numpy().astype("datetime64[ns]")
-
-    # --- truth -----------------------------------------------------------------------------------------
 
     def content_hash(self) -> str:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are equal."""
@@ -273,8 +267,6 @@ class MarketTensors:
         if not content:
             raise MarketError(f"{path} is no market file of this version; build it again")
         return str(content)
-
-    # --- validation ------------------------------------------------------------------------------------
 
     def _validate_shapes(self) -> None:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)

@@ -85,9 +85,6 @@ def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], d
     return kept, left_out
 
 
-# --- membership ------------------------------------------------------------------------------------------
-
-
 def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
     """Ticker -> intervals of membership, None when everybody is a member. Raises DataError."""
     if settings.membership is not None:

@@ -127,9 +127,6 @@ def _risk_off(market: MarketTensors, settings: EnvSettings) -> Tensor:
     return market.context[:, column] > settings.turbulence_threshold
 
 
-# --- random starts -----------------------------------------------------------------------------------------
-
-
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical right shift of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
@@ -156,9 +153,6 @@ def account_keys(seed: int | Sequence[int], count: int, device: torch.device) ->
 def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:
     """`[B]` int64 uniform in [0, span): a function of the account's key and its episode's number alone."""
     return _shift_right(mix(key + episode * _GOLDEN), 1) % torch.clamp(span, min=1)
-
-
-# --- episodes ----------------------------------------------------------------------------------------------
 
 
 def listed(view: MarketView, bar: Tensor) -> Tensor:
@@ -328,9 +322,6 @@ def _close_positions(
     total = total_cost(notional, settings, closing=True)
     kept = torch.where(where, torch.zeros_like(shares), shares)
     return cash + (value.sum(1) - total), kept, -closed, closing_cost(notional, settings), total, notional.sum(1)
-
-
-# --- observations ------------------------------------------------------------------------------------------
 
 
 def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:

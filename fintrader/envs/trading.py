@@ -153,8 +153,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             record=record,
         )
 
-    # --- state -----------------------------------------------------------------------------------------
-
     @property
     def account(self) -> Account:
         """The accounts as they stand. Raises EnvError before the first reset."""
@@ -191,8 +189,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._account = Account(*(moved[name] for name in ACCOUNT))
         self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
         self._key = moved["key"]
-
-    # --- gymnasium -------------------------------------------------------------------------------------
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -260,8 +256,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 obs = self._observe(after)
         self._account = after
         return obs, reward.to(torch.float32), terminated, truncated, info
-
-    # --- parts -----------------------------------------------------------------------------------------
 
     def _fuse(self, engine: str, *, reuse: bool) -> KernelStep | None:
         if engine not in ENGINES:

@@ -25,9 +25,6 @@ MOST_MARKS = 600
 """Most fills that are marked on a price."""
 
 
-# --- holdings ----------------------------------------------------------------------------------------------
-
-
 def weights_figure(
     weights: pd.DataFrame, *, title: str = "Weights at each session's close", top: int = APART
 ) -> go.Figure:
@@ -87,9 +84,6 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
     lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
     figure = layout(figure, "Costs so far", "USD", height=280)
     return figure.update_yaxes(rangemode="tozero").update_layout(showlegend=costs.shape[1] > 1)
-
-
-# --- fills on prices ---------------------------------------------------------------------------------------
 
 
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
@@ -187,9 +181,6 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any) -> None:
                 "costs %{customdata[2]} USD<extra></extra>",
             )
         )
-
-
-# --- other choices -----------------------------------------------------------------------------------------
 
 
 def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
