@@ -99,13 +99,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
             raise EnvError(f"the action must be floating point, got {action.dtype}")
         batch = torch.as_tensor(action, dtype=torch.float32, device=self.vector_env.device).unsqueeze(0)
         obs, reward, terminated, truncated, info = self.vector_env.step(batch)
-        return (
-            _first(obs),
-            float(reward[0]),
-            bool(terminated[0]),
-            bool(truncated[0]),
-            {k: _first(v) for k, v in info.items()},
-        )
+        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
 
 def _first(value: Any) -> Any:

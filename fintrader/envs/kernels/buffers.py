@@ -67,19 +67,12 @@ class Buffers(NamedTuple):
 
     def account(self, memory: Tensor) -> Account:
         """The accounts in these buffers, which share their memory."""
+        ints, floats = self.ints, self.floats
         return Account(
-            bar=self.ints[BAR],
-            cash=self.floats[CASH],
-            shares=self.shares,
-            equity=self.floats[EQUITY],
-            peak_equity=self.floats[PEAK],
-            first_equity=self.floats[FIRST],
-            start_bar=self.ints[START],
-            end_bar=self.ints[END],
-            episode=self.ints[EPISODE],
-            memory=memory,
+            bar=ints[BAR], cash=floats[CASH], shares=self.shares, equity=floats[EQUITY], peak_equity=floats[PEAK],
+            first_equity=floats[FIRST], start_bar=ints[START], end_bar=ints[END], episode=ints[EPISODE], memory=memory,
             finished=self.flags[FINISHED],
-        )
+        )  # fmt: skip
 
 
 def copy_account(source: Account, target: Account) -> None:
