@@ -94,10 +94,9 @@ class OffPolicyAgent(BaseAgent):
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
         self.modules.update({"critic_target": self.critic_target, "actor_target": self.actor_target})
         self.modules.to(self.device)
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([self.actor]), lr=settings.learning_rate, fused=True)
-        self.optimisers["critic"] = torch.optim.Adam(
-            parameters_of([self.critic]), lr=settings.learning_rate, fused=True
-        )
+        for name, network in (("actor", self.actor), ("critic", self.critic)):
+            weights = parameters_of([network])
+            self.optimisers[name] = torch.optim.Adam(weights, lr=settings.learning_rate, fused=True)
         self.replay: ReplayBuffer | None = None
         self.latent: Tensor | None = None
         self.has_parent = False

@@ -34,20 +34,9 @@ LOOKBACK, FAST, REBALANCED = 20, 5, 5
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
     """The policy's costs, fills and capital, with orders in shares, a decision a bar, long-only, no turbulence rule."""
-    return settings.model_copy(
-        update={
-            "action": "trade",
-            "max_shares": MAX_WHOLE_SHARES,
-            "dead_band": 0.0,
-            "rebalance_band": 0.0,
-            "decision_interval": 1,
-            "short": False,
-            "max_leverage": 1.0,
-            "maintenance_margin": 0.0,
-            "turbulence_column": None,
-            "reward": "log_return",
-        }
-    )
+    orders = {"action": "trade", "max_shares": MAX_WHOLE_SHARES, "dead_band": 0.0, "rebalance_band": 0.0}
+    account = {"short": False, "max_leverage": 1.0, "maintenance_margin": 0.0, "turbulence_column": None}
+    return settings.model_copy(update=orders | account | {"decision_interval": 1, "reward": "log_return"})
 
 
 def simulate_weights(

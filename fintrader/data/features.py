@@ -86,17 +86,9 @@ class FeatureSettings(Settings):
     """Which features a market carries, and how they are scaled."""
 
     names: tuple[str, ...] = (
-        "return_1",
-        "return_5",
-        "return_30",
-        "volatility_30",
-        "volume_30",
-        "rsi_30",
-        "macd",
-        "bollinger_upper",
-        "bollinger_lower",
-        "sma_60",
-    )
+        "return_1", "return_5", "return_30", "volatility_30", "volume_30", "rsi_30", "macd", "bollinger_upper",
+        "bollinger_lower", "sma_60",
+    )  # fmt: skip
     """`kind_window`, or `package.module:function`. Kinds: return, volatility, volume, rsi, cci, dx, macd,
     bollinger_upper, bollinger_lower, sma, age."""
     extra: tuple[str, ...] = ()

@@ -37,17 +37,11 @@ EQUITY_COLUMNS = (
 PRICE_COLUMNS = ("minute", "session", "symbol", "close_usd")
 POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
 TRADE_COLUMNS: dict[str, str] = {
-    "decision_bar": "int64",
-    "fill_bar": "int64",
-    "decision_time": "datetime64[ns, UTC]",
-    "fill_time": "datetime64[ns, UTC]",
-    "symbol": "str",
-    "shares": "float64",
-    "price_usd": "float64",
-    "notional_usd": "float64",
-    "cost_usd": "float64",
+    "decision_bar": "int64", "fill_bar": "int64",
+    "decision_time": "datetime64[ns, UTC]", "fill_time": "datetime64[ns, UTC]",
+    "symbol": "str", "shares": "float64", "price_usd": "float64", "notional_usd": "float64", "cost_usd": "float64",
     "kind": "str",
-}
+}  # fmt: skip
 """One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`, `forced` (the symbol
 ended, or a margin call) or `ruin` (the account was closed)."""
 _TABLES = {

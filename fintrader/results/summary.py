@@ -104,6 +104,8 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
     versions = values.get("versions")
     stages = values.get("stages")
     words = ("created", "finished", "device", "market", "data_hash", "config_hash")
+    known: dict[str, Any] = {key: _text(values.get(key)) for key in words}
+    known |= {key: _whole(values.get(key)) for key in ("seed", "trials")}
     return Summary(
         name=name,
         status="broken" if problem else "finished" if done else "interrupted",
@@ -112,8 +114,7 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
         stages=({str(k): v for k, v in stages.items() if isinstance(v, dict)} if isinstance(stages, dict) else {}),
         metrics=strategies,
-        **{key: _text(values.get(key)) for key in words},
-        **{key: _whole(values.get(key)) for key in ("seed", "trials")},
+        **known,
     )
 
 

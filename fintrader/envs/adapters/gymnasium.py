@@ -59,13 +59,11 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         market: MarketTensors | Path | str | None = None,
         settings: EnvSettings | None = None,
         *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        record: bool = False,
         render_mode: None = None,
+        **options: Any,
     ) -> None:
-        """See `TradingEnv`; without a market it trades `built_in_market()`.
+        """`options` are those of `TradingEnv`: device, dtype, seed, record. Without a market it trades
+        `built_in_market()`.
 
         The episode's end is reported by `truncated`, ruin by `terminated`.
         """
@@ -73,12 +71,9 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
             built_in_market() if market is None else market,
             settings,
             num_envs=1,
-            device=device,
-            dtype=dtype,
-            seed=seed,
             autoreset_mode=AutoresetMode.DISABLED,
-            record=record,
             copy=False,
+            **options,
         )
         self.render_mode = render_mode
         self.action_space = self.vector_env.single_action_space

@@ -84,16 +84,10 @@ class FusedStep(KernelStep):
             view.risk_off.numpy(),
         )
         self._rules = (
-            settings.action == "target",
-            settings.fill == "close",
-            settings.random_start,
-            settings.fee_rate + settings.spread_rate,
-            settings.ruin_fraction,
-            settings.max_shares,
-            settings.dead_band,
-            settings.rebalance_band,
-            settings.turbulence_column is not None,
-        )
+            settings.action == "target", settings.fill == "close", settings.random_start,
+            settings.fee_rate + settings.spread_rate, settings.ruin_fraction, settings.max_shares, settings.dead_band,
+            settings.rebalance_band, settings.turbulence_column is not None,
+        )  # fmt: skip
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
         self._known: tuple[Account | None, _Arrays] = (None, ())
