@@ -267,7 +267,7 @@ def advance(
     if record:
         paid = closing_cost(fills.closing, settings) + trade_cost(fills.opening, settings)
         by_bar = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
-        entry = Record(account.bar, fill_bar, fills.traded, fill_price, paid, *by_bar, cost, turnover)
+        entry = Record._make((account.bar, fill_bar, fills.traded, fill_price, paid, *by_bar, cost, turnover))
     return after, settings.reward_scale * reward(outcome), terminated, truncated, entry
 
 

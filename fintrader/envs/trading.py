@@ -139,7 +139,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         settings: EnvSettings | None = None,
         num_envs: int = 1,
         record: bool = True,
-        device: torch.device | str | None = None,
     ) -> TradingEnv:
         """The whole window from its first bar, in float64, once (autoreset is disabled)."""
         settings = (settings or EnvSettings()).model_copy(update={"random_start": False, "episode_bars": None})
@@ -147,7 +146,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             market,
             settings,
             num_envs=num_envs,
-            device=device,
             dtype=torch.float64,
             autoreset_mode=AutoresetMode.DISABLED,
             record=record,

@@ -119,11 +119,12 @@ class Alpaca:
         ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
         if self.daily:  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
+        # Alpaca calls columns by their first letters.
+        columns: dict[str, Any] = {name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS}
         return Bars(
             ts=ts.astype(np.int64),
             symbol=np.zeros(len(rows), dtype=np.int32),
             symbols=(symbol,),
             origin="alpaca",
-            # Alpaca calls columns by their first letters.
-            **{name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS},
+            **columns,
         )
