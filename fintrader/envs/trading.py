@@ -134,11 +134,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @classmethod
     def evaluation(
-        cls,
-        market: MarketTensors,
-        settings: EnvSettings | None = None,
-        num_envs: int = 1,
-        record: bool = True,
+        cls, market: MarketTensors, settings: EnvSettings | None = None, num_envs: int = 1, record: bool = True
     ) -> TradingEnv:
         """The whole window from its first bar, in float64, once (autoreset is disabled)."""
         settings = (settings or EnvSettings()).model_copy(update={"random_start": False, "episode_bars": None})
