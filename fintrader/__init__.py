@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fintrader import metrics as metrics
     from fintrader import results as results
     from fintrader.agents.policy import load_policy
-    from fintrader.data.build import load_market
+    from fintrader.data.load import load_market
     from fintrader.data.tensors import MarketTensors
     from fintrader.envs.settings import EnvSettings
     from fintrader.envs.trading import TradingEnv
@@ -57,7 +57,7 @@ _HOMES = {
     "MarketTensors": "data.tensors",
     "TradingEnv": "envs.trading",
     "backtest": "report.backtests",
-    "load_market": "data.build",
+    "load_market": "data.load",
     "load_policy": "agents.policy",
     "open_run": "pipeline.door",
     "run": "pipeline.door",

@@ -8,13 +8,7 @@ from fintrader.agents.budget import Budget, TrainProgress, TrainResult
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG
 from fintrader.agents.networks import NetworkSettings
-from fintrader.agents.policy import (
-    EnsemblePolicy,
-    PolicyModule,
-    load_policy,
-    market_identity,
-    save_policy,
-)
+from fintrader.agents.policy import EnsemblePolicy, PolicyModule, load_policy, market_identity, save_policy
 from fintrader.agents.ppo import PPO
 from fintrader.agents.redq import REDQ
 from fintrader.agents.sac import SAC
@@ -23,29 +17,8 @@ from fintrader.agents.training import TrainingEnvironment, read_agent_state, tra
 from fintrader.envs.observation import FlatLayout
 
 __all__ = [
-    "A2C",
-    "APG",
-    "DDPG",
-    "PPO",
-    "REDQ",
-    "SAC",
-    "TD3",
-    "ActionHeadSettings",
-    "Agent",
-    "AgentSettings",
-    "Budget",
-    "EnsemblePolicy",
-    "FlatLayout",
-    "NetworkSettings",
-    "PolicyModule",
-    "TrainProgress",
-    "TrainResult",
-    "TrainingEnvironment",
-    "Transition",
-    "load_policy",
-    "make_agent",
-    "market_identity",
-    "read_agent_state",
-    "save_policy",
-    "train",
-]
+    "A2C", "APG", "DDPG", "PPO", "REDQ", "SAC", "TD3", "ActionHeadSettings", "Agent", "AgentSettings", "Budget",
+    "EnsemblePolicy", "FlatLayout", "NetworkSettings", "PolicyModule", "TrainProgress", "TrainResult",
+    "TrainingEnvironment", "Transition", "load_policy", "make_agent", "market_identity", "read_agent_state",
+    "save_policy", "train",
+]  # fmt: skip

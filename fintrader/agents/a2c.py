@@ -13,16 +13,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fintrader.agents.on_policy import (
-    OnPolicyAgent,
-    OnPolicySettings,
-    Rollout,
-    gaussian_entropy,
-    gaussian_log_prob,
-)
+from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob, standardised
 
 
 class A2C(OnPolicySettings):
@@ -39,21 +32,10 @@ class A2CAgent(OnPolicyAgent):
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """One Adam step on the whole rollout."""
         loss, metrics = self.loss(rollout)
-        self.optimisers["adam"].zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        metrics["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
-        self.optimisers["adam"].step()
-        return metrics
+        return {**metrics, "grad_norm": self.descend(loss)}
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L, and its parts as metrics."""
-        settings, log_std = self.settings, self.noise["log_std"]
-        advantage = batch.advantage
-        if advantage.numel() > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         (mean,) = self.actor(batch.obs)
-        policy_loss = -(gaussian_log_prob(batch.latent, mean, log_std) * advantage).mean()
-        value_loss = 0.5 * (self.critic(batch.obs) - batch.target).pow(2).mean()
-        entropy = gaussian_entropy(log_std)
-        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
-        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        log_prob = gaussian_log_prob(batch.latent, mean, self.noise["log_std"])
+        return self.whole_loss(batch, -(log_prob * standardised(batch.advantage)).mean())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import torch
@@ -15,6 +15,8 @@ from fintrader.agents.apg import APG, APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG, DDPGAgent
+from fintrader.agents.off_policy import OffPolicyAgent
+from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel.learners import batch_learners
 from fintrader.agents.parallel.pipeline import pipeline
 from fintrader.agents.policy import ActorPolicy
@@ -67,29 +69,18 @@ class Agent(Protocol):
         """Networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
 
 
-AgentSettings: TypeAlias = Annotated[
-    PPO | A2C | DDPG | TD3 | SAC | REDQ | APG,
-    Field(discriminator="algo"),
-]
+AgentSettings: TypeAlias = Annotated[PPO | A2C | DDPG | TD3 | SAC | REDQ | APG, Field(discriminator="algo")]
+_AGENTS: dict[type, Callable[..., OnPolicyAgent | OffPolicyAgent | APGAgent]] = {
+    PPO: PPOAgent, A2C: A2CAgent, DDPG: DDPGAgent, TD3: TD3Agent, SAC: SACAgent, REDQ: REDQAgent, APG: APGAgent,
+}  # fmt: skip
 
 
 def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> Agent:
     """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for unknown settings."""
-    match settings:
-        case PPO():
-            return batch_learners(PPOAgent(settings, layout, device=device, seed=seed))
-        case A2C():
-            return batch_learners(A2CAgent(settings, layout, device=device, seed=seed))
-        case DDPG():
-            return pipeline(DDPGAgent(settings, layout, device=device, seed=seed))
-        case TD3():
-            return pipeline(TD3Agent(settings, layout, device=device, seed=seed))
-        case SAC():
-            return pipeline(SACAgent(settings, layout, device=device, seed=seed))
-        case REDQ():
-            return pipeline(REDQAgent(settings, layout, device=device, seed=seed))
-        case APG():
-            return APGAgent(settings, layout, device=device, seed=seed)
-        case _:
-            known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
-            raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")
+    if type(settings) not in _AGENTS:
+        known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
+        raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")
+    agent = _AGENTS[type(settings)](settings, layout, device=device, seed=seed)
+    if isinstance(agent, OnPolicyAgent):
+        return batch_learners(agent)
+    return pipeline(agent) if isinstance(agent, OffPolicyAgent) else agent

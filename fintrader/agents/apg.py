@@ -89,8 +89,6 @@ class APGAgent(BaseAgent):
             env.market, env.settings.model_copy(update={"fractional": True}), num_envs=env.num_envs, device=env.device
         )
 
-    # --- collecting ------------------------------------------------------------------------------------
-
     def act(self, obs: Tensor) -> Tensor:
         """Actions `[B, N]`, connected to the actor's weights and to `obs`."""
         if self.settings.normalise_observations and not self.steps and not bool(self.normaliser.count):
@@ -111,8 +109,6 @@ class APGAgent(BaseAgent):
             require_memory(needed, self.device, what, "lower agent.num_steps or env.num_envs")
             self.accounts = accounts
         self.steps.append(transition)
-
-    # --- learning --------------------------------------------------------------------------------------
 
     def update(self) -> Metrics | None:
         """Learn from `num_steps` steps; None before."""
@@ -178,8 +174,6 @@ class APGAgent(BaseAgent):
             nn.utils.clip_grad_norm_(self.critic.parameters(), settings.max_grad_norm)
             self.optimisers["critic"].step()
         return {"value_loss": loss.detach(), "explained_variance": explained_variance(value, target)}
-
-    # --- state -----------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Tensor]:
         return self.present({"running_return": self.rewards.running})

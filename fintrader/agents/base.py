@@ -10,14 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fintrader.agents.action_head import ActionHead, ActionHeadSettings
-from fintrader.agents.checkpoint import (
-    below,
-    load_generator,
-    load_module,
-    load_optimiser,
-    optimiser_state,
-    prefixed,
-)
+from fintrader.agents.checkpoint import below, load_generator, load_module, load_optimiser, optimiser_state, prefixed
 from fintrader.agents.networks import Actor, Critic, NetworkSettings
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy

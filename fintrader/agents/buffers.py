@@ -17,10 +17,7 @@ from torch import Tensor
 
 from fintrader.errors import CheckpointError, ConfigError
 
-PROC = Path("/proc")
-
-CGROUPS = Path("/sys/fs/cgroup")
-
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 HOST = torch.device("cpu")
 
 
@@ -41,7 +38,26 @@ class Transition(NamedTuple):
     """`[B, D]`: where the step truly led; the final observation where an episode ended."""
 
 
-class RolloutBuffer:
+class _Steps:
+    """Memory for `num_steps` steps of `num_envs` accounts, time first."""
+
+    def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
+        shape = (num_steps, num_envs)
+        self.obs = torch.zeros(*shape, obs_width, device=device)
+        self.latent = torch.zeros(*shape, latent_width, device=device)
+        """`[T, B, L]`: what the policy's distribution drew, before it was turned into an action."""
+        self.reward = torch.zeros(shape, device=device)
+        self.terminated = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
+        self.num_steps, self.num_envs = num_steps, num_envs
+
+    def write(self, t: int, transition: Transition, latent: Tensor) -> None:
+        """One step, as number `t`."""
+        self.obs[t], self.latent[t], self.reward[t] = transition.obs, latent, transition.reward
+        self.terminated[t], self.truncated[t] = transition.terminated, transition.truncated
+
+
+class RolloutBuffer(_Steps):
     """`num_steps` consecutive steps of `num_envs` accounts."""
 
     def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
@@ -50,16 +66,9 @@ class RolloutBuffer:
         needed = num_steps * num_envs * (4 * (3 * obs_width + 2 * latent_width + 6) + 2)
         what = f"a rollout of {num_steps:,} steps of {num_envs:,} accounts"
         require_memory(needed, device, what, "lower agent.num_steps or env.num_envs")
-        shape = (num_steps, num_envs)
-        self.obs = torch.zeros(*shape, obs_width, device=device)
-        self.latent = torch.zeros(*shape, latent_width, device=device)
-        """`[T, B, L]`: what the policy's distribution drew, before it was turned into an action."""
-        self.reward = torch.zeros(shape, device=device)
-        self.terminated = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.final_value = torch.zeros(shape, device=device)
+        super().__init__(num_steps, num_envs, obs_width, latent_width, device)
+        self.final_value = torch.zeros((num_steps, num_envs), device=device)
         """`[T, B]`: value of the true final observation where an episode ended, anything elsewhere."""
-        self.num_steps, self.num_envs = num_steps, num_envs
         self.step = 0
 
     @property
@@ -68,14 +77,9 @@ class RolloutBuffer:
 
     def add(self, transition: Transition, latent: Tensor, final_value: Tensor | None) -> None:
         """Write one step; `final_value [B]` may be left out when no episode ended."""
-        t = self.step
-        self.obs[t] = transition.obs
-        self.latent[t] = latent
-        self.reward[t] = transition.reward
-        self.terminated[t] = transition.terminated
-        self.truncated[t] = transition.truncated
+        self.write(self.step, transition, latent)
         if final_value is not None:
-            self.final_value[t] = final_value
+            self.final_value[self.step] = final_value
         self.step += 1
 
     def clear(self) -> None:
@@ -100,7 +104,7 @@ class Batch(NamedTuple):
     """`[n, R, D]`: where each of the n steps truly led."""
 
 
-class ReplayBuffer:
+class ReplayBuffer(_Steps):
     """The last `num_steps` steps of `num_envs` accounts: preallocated, time first, oldest overwritten first."""
 
     def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
@@ -110,14 +114,8 @@ class ReplayBuffer:
         require_memory(needed, device, what, remedy)
         if device != HOST:  # on its way into a file it lies on the host once; one on the host is written as it is
             require_memory(needed, HOST, f"storing {what}", remedy)
-        shape = (num_steps, num_envs)
-        self.obs = torch.zeros(*shape, obs_width, device=device)
-        self.next_obs = torch.zeros(*shape, obs_width, device=device)
-        self.latent = torch.zeros(*shape, latent_width, device=device)
-        self.reward = torch.zeros(shape, device=device)
-        self.terminated = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.num_steps, self.num_envs = num_steps, num_envs
+        super().__init__(num_steps, num_envs, obs_width, latent_width, device)
+        self.next_obs = torch.zeros_like(self.obs)
         self.written = 0
         """Steps ever added."""
 
@@ -129,12 +127,8 @@ class ReplayBuffer:
     def add(self, transition: Transition, latent: Tensor) -> None:
         """Write one step over the oldest."""
         t = self.written % self.num_steps
-        self.obs[t] = transition.obs
+        self.write(t, transition, latent)
         self.next_obs[t] = transition.next_obs
-        self.latent[t] = latent
-        self.reward[t] = transition.reward
-        self.terminated[t] = transition.terminated
-        self.truncated[t] = transition.truncated
         self.written += 1
 
     def sample(self, batch_size: int, n: int, generator: torch.Generator) -> Batch:
@@ -169,9 +163,6 @@ class ReplayBuffer:
                 raise CheckpointError(f"the stored replay buffer's {name} does not fit; resume with equal settings")
             own[: tensor.shape[0]] = tensor
         self.written = int(state["written"])
-
-
-# --- memory --------------------------------------------------------------------------------------------------------
 
 
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:

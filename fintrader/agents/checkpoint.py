@@ -12,21 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fintrader.data.tensors import bytes_of, preamble, stored_order
 from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
-
-_SAFETENSORS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
@@ -35,14 +23,8 @@ def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """A tensor's bytes where they lie."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -50,24 +32,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     sealed = json.dumps({"content_hash": content_hash(plain, text), "header": text})
-    # safetensors by hand (https://github.com/huggingface/safetensors#format): the library would copy all of it twice.
-    order = sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    index: dict[str, Any] = {"__metadata__": {"fintrader": sealed}}
-    offset = 0
-    for name, tensor in order:
-        stop = offset + tensor.numel() * tensor.element_size()
-        index[name] = {
-            "dtype": _SAFETENSORS[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, stop],
-        }
-        offset = stop
-    first = json.dumps(index, sort_keys=True).encode()
-    first += b" " * (-len(first) % 8)
+    order = stored_order(plain.items())
     with atomic_file(Path(path)) as file:
-        file.write(len(first).to_bytes(8, "little") + first)
+        file.write(preamble(order, {"fintrader": sealed}))
         for _, tensor in order:
-            file.write(_bytes(tensor))
+            file.write(bytes_of(tensor))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -90,9 +59,6 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     if content_hash(tensors, sealed["header"]) != sealed.get("content_hash"):
         raise CheckpointError(f"{path} was changed after it was written; restore the original or train again")
     return tensors, header
-
-
-# --- state of modules, optimisers and generators as flat tensor dictionaries -----------------------------------
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -40,10 +40,7 @@ class DDPGAgent(OffPolicyAgent):
         metrics = self.fit_critics(sample, target)
 
         if self.actor_moves():
-            (raw,) = self.actor(sample.obs)
-            policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-            norm = self.step("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
-            metrics |= {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+            metrics |= self.climb(sample)
 
         self.follow(self.critic_target, self.critic)
         self.follow(self.actor_target, self.actor)

@@ -203,13 +203,7 @@ class Critic(nn.Module):
     """Value `[R]` (`[K, R]` with `members`) of a standardised observation, or of one with a latent `[R, L]`."""
 
     def __init__(
-        self,
-        layout: Layout,
-        settings: NetworkSettings,
-        *,
-        latents: int = 0,
-        members: int | None = None,
-        out_gain: float = 1.0,
+        self, layout: Layout, settings: NetworkSettings, *, latents: int = 0, members: int | None = None
     ) -> None:
         super().__init__()
         self.per_asset = uses_assets(layout, settings)
@@ -220,10 +214,10 @@ class Critic(nn.Module):
             self.assets = AssetInput(layout, settings, batch_shape=batch_shape)
             own = self.assets.width + (1 if latents else 0)
             self.trunk = AssetTrunk(own, self.assets.common_width + extra, settings, batch_shape=batch_shape)
-            self.head = Dense(settings.hidden[-1], 1, batch_shape=batch_shape, gain=out_gain)
+            self.head = Dense(settings.hidden[-1], 1, batch_shape=batch_shape, gain=1.0)
         else:
             self.input = FlatInput(layout, settings, batch_shape=batch_shape)
-            self.mlp = Mlp(self.input.width + latents, 1, settings, batch_shape=batch_shape, out_gain=out_gain)
+            self.mlp = Mlp(self.input.width + latents, 1, settings, batch_shape=batch_shape, out_gain=1.0)
 
     def forward(self, obs: Tensor, latent: Tensor | None = None) -> Tensor:
         if not self.per_asset:

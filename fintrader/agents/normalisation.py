@@ -60,11 +60,7 @@ class ObservationNormaliser(nn.Module):
         mean = zeros.index_add(0, self.groups, column_mean) / self.sizes
         between = (column_mean - mean[self.groups]) ** 2
         var = zeros.index_add(0, self.groups, column_var + between) / self.sizes
-        total = self.count + number
-        delta = mean - self.mean
-        self.var.copy_((self.var * self.count + var * number + delta**2 * self.count * number / total) / total)
-        self.mean.add_(delta * number / total)
-        self.count.copy_(total)
+        _merge(self, mean, var, number)
         self._refresh()
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -75,6 +71,15 @@ class ObservationNormaliser(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh()
         return self
+
+
+def _merge(own: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor, number: int) -> None:
+    """Take a batch of `number` values into running statistics."""
+    total = own.count + number
+    delta = mean - own.mean
+    own.var.copy_((own.var * own.count + var * number + delta**2 * own.count * number / total) / total)
+    own.mean.add_(delta * number / total)
+    own.count.copy_(total)
 
 
 def shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,12 +118,7 @@ class RewardScaler(nn.Module):
             running = running * keep[t]
         self.running = running
         wide = returns.double()
-        mean, var, number = wide.mean(), wide.var(correction=0), wide.numel()
-        total = self.count + number
-        delta = mean - self.mean
-        self.var.copy_((self.var * self.count + var * number + delta**2 * self.count * number / total) / total)
-        self.mean.add_(delta * number / total)
-        self.count.copy_(total)
+        _merge(self, wide.mean(), wide.var(correction=0), wide.numel())
 
     def forward(self, rewards: Tensor) -> Tensor:
         """Scaled rewards, clipped to ±10; unchanged before the first update."""

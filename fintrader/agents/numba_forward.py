@@ -13,28 +13,18 @@ import numpy as np
 from numba import njit
 
 PER_ASSET, MLP = 0, 1
-
 RELU, TANH, SILU, ELU = 0, 1, 2, 3
 
 # Columns of `plan` [K, ...]: one network each.
 KIND, ACTIVATION, NORM, ACCOUNT, SQUASH, TARGETS, DEPTH, HEAD, HEAD_BIAS, CASH, CASH_BIAS, STATISTICS = range(12)
-
 PLAN = 12
-
 # Columns of `layers` [K, depth, ...]: where the weights of a layer begin, and how large they are.
 OWN, OWN_IN, OWN_OUT, COMMON, COMMON_IN, BIAS, WIDTH = range(7)
-
 LAYER = 7
-
 # Columns of `numbers` [K, ...].
 SCALE, CASH_LOGIT, RATE, BAND = range(4)
-
 NUMBERS = 4
-
-_CLIP = np.float32(10.0)
-
-_ONE, _HALF, _ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.0)
-
+_CLIP, _ONE, _HALF, _ZERO = np.float32(10.0), np.float32(1.0), np.float32(0.5), np.float32(0.0)
 # Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network shows.
 _FAST = {"reassoc", "contract", "nsz"}
 

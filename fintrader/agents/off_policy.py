@@ -94,18 +94,15 @@ class OffPolicyAgent(BaseAgent):
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
         self.modules.update({"critic_target": self.critic_target, "actor_target": self.actor_target})
         self.modules.to(self.device)
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([self.actor]), lr=settings.learning_rate, fused=True)
-        self.optimisers["critic"] = torch.optim.Adam(
-            parameters_of([self.critic]), lr=settings.learning_rate, fused=True
-        )
+        for name, network in (("actor", self.actor), ("critic", self.critic)):
+            weights = parameters_of([network])
+            self.optimisers[name] = torch.optim.Adam(weights, lr=settings.learning_rate, fused=True)
         self.replay: ReplayBuffer | None = None
         self.latent: Tensor | None = None
         self.has_parent = False
         self.learned = 0
         """Updates so far."""
         self.since_report: dict[str, list[Tensor]] = {}
-
-    # --- acting ----------------------------------------------------------------------------------------
 
     @property
     def warming_up(self) -> bool:
@@ -137,9 +134,7 @@ class OffPolicyAgent(BaseAgent):
     def observe(self, transition: Transition) -> None:
         """Store one step and, while warming up, its statistics."""
         if self.replay is None:
-            accounts = transition.obs.shape[0]
-            steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.replay = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+            self.replay = self._memory(transition.obs.shape[0])
         assert self.latent is not None
         if self.warming_up and self.settings.normalise_observations:
             self.normaliser.update(transition.obs)
@@ -147,8 +142,6 @@ class OffPolicyAgent(BaseAgent):
             done = transition.terminated | transition.truncated
             self.rewards.update(transition.reward.unsqueeze(0), done.unsqueeze(0))
         self.replay.add(transition, self.latent)
-
-    # --- learning --------------------------------------------------------------------------------------
 
     def update(self) -> Metrics | None:
         """Learn as often as `updates_per_step` says; metrics every `report_every` steps, else None."""
@@ -214,6 +207,13 @@ class OffPolicyAgent(BaseAgent):
         self.step("critic", loss)
         return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
 
+    def climb(self, sample: Sample) -> dict[str, Tensor]:
+        """One step of a deterministic actor up the first critic."""
+        (raw,) = self.actor(sample.obs)
+        policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
+        norm = self.step("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
+        return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+
     def step(self, name: str, loss: Tensor) -> Tensor:
         """One step of an optimiser down `loss`; returns the gradient's norm."""
         optimiser = self.optimisers[name]
@@ -235,8 +235,6 @@ class OffPolicyAgent(BaseAgent):
         super().inherit(state)
         self.has_parent = True
 
-    # --- state -----------------------------------------------------------------------------------------
-
     def extra_state(self) -> dict[str, Tensor]:
         state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
         return state | self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
@@ -248,12 +246,13 @@ class OffPolicyAgent(BaseAgent):
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
         self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
         rows = below("replay", state)
-        self.replay = None
-        if rows:
-            accounts = rows["reward"].shape[1]
-            steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-            self.replay = ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+        self.replay = self._memory(rows["reward"].shape[1]) if rows else None
+        if self.replay is not None:
             self.replay.load_state_dict(rows)
+
+    def _memory(self, accounts: int) -> ReplayBuffer:
+        steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
+        return ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
 
 
 @contextlib.contextmanager

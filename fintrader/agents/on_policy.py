@@ -62,6 +62,11 @@ class Rollout(NamedTuple):
         return Rollout(*(column[rows] for column in self))
 
 
+def standardised(advantage: Tensor) -> Tensor:
+    """`[R]` with mean 0 and deviation 1; a single one as it is."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8) if advantage.numel() > 1 else advantage
+
+
 def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """`[..., L]` to `[...]`: log density of independent normals."""
     standard = (latent - mean) * torch.exp(-log_std)
@@ -103,8 +108,6 @@ class OnPolicyAgent(BaseAgent):
             )
         return env
 
-    # --- collecting ------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Draw actions `[B, N]` for `obs [B, D]`."""
@@ -136,11 +139,25 @@ class OnPolicyAgent(BaseAgent):
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
-    # --- learning --------------------------------------------------------------------------------------
-
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Gradient steps on one rollout; scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not say how it learns")
+
+    def descend(self, loss: Tensor) -> Tensor:
+        """One Adam step down `loss`; returns the gradient's norm."""
+        self.optimisers["adam"].zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
+        self.optimisers["adam"].step()
+        return norm
+
+    def whole_loss(self, batch: Rollout, policy_loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy's loss with the value's and the entropy's, and the three as metrics."""
+        settings = self.settings
+        value_loss = 0.5 * (self.critic(batch.obs) - batch.target).pow(2).mean()
+        entropy = gaussian_entropy(self.noise["log_std"])
+        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
+        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """What one gradient step descends, and its parts as scalar metrics on the device."""
@@ -181,8 +198,6 @@ class OnPolicyAgent(BaseAgent):
             self.normaliser.update(buffer.obs)
         buffer.clear()
         return to_metrics(metrics)
-
-    # --- state -----------------------------------------------------------------------------------------
 
     def extra_state(self) -> dict[str, Tensor]:
         return self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})

@@ -140,7 +140,7 @@ class EnsemblePolicy(PolicyModule):
     def forward(self, obs: Tensor) -> Tensor:
         actions = torch.stack([member(obs) for member in self.members])
         if self.mode == "vote":
-            return _vote(actions)
+            return actions.quantile(0.5, dim=0)  # the median; the mean of the middle two when K is even
         weights = self.weights.to(actions.dtype).view(-1, *[1] * (actions.ndim - 1))
         return (actions * weights).sum(dim=0)
 
@@ -149,27 +149,14 @@ class EnsemblePolicy(PolicyModule):
         return {"kind": "ensemble", "mode": self.mode, "members": members}
 
 
-def _vote(actions: Tensor) -> Tensor:
-    """`[K, B, N]` to `[B, N]`: the median member of each coordinate (mean of the middle two when K is even)."""
-    return actions.quantile(0.5, dim=0)
-
-
 def market_identity(market: MarketTensors) -> dict[str, Any]:
     """What a policy depends on: symbols, columns and bar length."""
-    return {
-        "symbols": list(market.symbols),
-        "feature_names": list(market.feature_names),
-        "context_names": list(market.context_names),
-        "bar_minutes": market.bar_minutes,
-    }
+    names = {name: list(getattr(market, name)) for name in ("symbols", "feature_names", "context_names")}
+    return names | {"bar_minutes": market.bar_minutes}
 
 
 def save_policy(
-    path: Path | str,
-    policy: Any,
-    meta: Mapping[str, Any] | None = None,
-    *,
-    market: MarketTensors | None = None,
+    path: Path | str, policy: Any, meta: Mapping[str, Any] | None = None, *, market: MarketTensors | None = None
 ) -> None:
     """Write a `PolicyModule`, or an agent's `policy`, as one file.
 

@@ -19,15 +19,9 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from fintrader.agents.on_policy import (
-    OnPolicyAgent,
-    OnPolicySettings,
-    Rollout,
-    gaussian_entropy,
-    gaussian_log_prob,
-)
+from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob, standardised
 from fintrader.errors import ConfigError
 
 
@@ -62,10 +56,7 @@ class PPOAgent(OnPolicyAgent):
         for _ in range(settings.update_epochs):
             for rows in self.minibatches(rollout.obs.shape[0]):
                 loss, step = self.loss(rollout.take(rows))
-                self.optimisers["adam"].zero_grad(set_to_none=True)
-                torch.autograd.backward(loss)
-                step["grad_norm"] = nn.utils.clip_grad_norm_(self.parameters, settings.max_grad_norm)
-                self.optimisers["adam"].step()
+                step["grad_norm"] = self.descend(loss)
                 sums = {name: sums.get(name, 0.0) + value.detach() for name, value in step.items()}
                 taken += 1
             if settings.target_kl is not None and bool(step["kl"] > settings.target_kl):
@@ -82,23 +73,16 @@ class PPOAgent(OnPolicyAgent):
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""
-        settings, log_std = self.settings, self.noise["log_std"]
+        clip_coef = self.settings.clip_coef
         (mean,) = self.actor(batch.obs)
-        log_ratio = gaussian_log_prob(batch.latent, mean, log_std) - batch.log_prob
+        log_ratio = gaussian_log_prob(batch.latent, mean, self.noise["log_std"]) - batch.log_prob
         ratio = log_ratio.exp()
-        a = batch.advantage
-        a = (a - a.mean()) / (a.std() + 1e-8) if a.numel() > 1 else a
-        policy_loss = -ppo_objective(ratio, a, settings.clip_coef).mean()
-        value_loss = 0.5 * (self.critic(batch.obs) - batch.target).pow(2).mean()
-        entropy = gaussian_entropy(log_std)
-        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
-        return loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
+        objective = ppo_objective(ratio, standardised(batch.advantage), clip_coef)
+        loss, parts = self.whole_loss(batch, -objective.mean())
+        return loss, parts | {
             # http://joschu.net/blog/kl-approx.html, the low-variance estimator
             "kl": (ratio - 1 - log_ratio).mean(),
-            "clip_fraction": ((ratio - 1).abs() > settings.clip_coef).float().mean(),
+            "clip_fraction": ((ratio - 1).abs() > clip_coef).float().mean(),
         }
 
     def check_rollout(self, num_envs: int) -> None:

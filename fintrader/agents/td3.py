@@ -48,10 +48,7 @@ class TD3Agent(OffPolicyAgent):
         metrics = self.fit_critics(sample, target)
 
         if self.actor_moves(settings.policy_delay):
-            (raw,) = self.actor(sample.obs)
-            policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-            norm = self.step("actor", policy_loss + settings.saturation_coef * raw.pow(2).mean())
-            metrics |= {"policy_loss": policy_loss.detach(), "grad_norm": norm}
+            metrics |= self.climb(sample)
         if (self.learned + 1) % settings.policy_delay == 0:
             self.follow(self.critic_target, self.critic)
             self.follow(self.actor_target, self.actor)

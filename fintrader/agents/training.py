@@ -141,8 +141,6 @@ class _Training:
         self.on_host = agent.device.type == "cpu" or getattr(env, "on_host", False)
         self.finite: Tensor | None = None
 
-    # --- the loop --------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         """Continue from the folder's state, or start."""
         if self.folder is not None and self.path.exists():
@@ -212,8 +210,6 @@ class _Training:
         self.obs = self.obs.detach()
         self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
 
-    # --- the log ---------------------------------------------------------------------------------------
-
     def _log(self) -> None:
         """Append the last update's metrics."""
         if self.folder is not None:
@@ -234,8 +230,6 @@ class _Training:
         records = read_jsonl(self.folder / "metrics.jsonl") if self.folder is not None else []
         last = records[-1] if records else {}
         return {name: value for name, value in last.items() if name not in ("update", "env_steps", "seconds")}
-
-    # --- the state on disk -----------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -275,19 +269,11 @@ class _Training:
         """Write the state atomically."""
         if self.folder is None:
             return
-        tensors = {
-            **prefixed("agent", self.agent.state_dict()),
-            **prefixed("env", self.env.state_dict()),
-            "obs": self.obs,
-        }
-        header = {
-            "format": FORMAT,
-            "identity": self.identity,
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "seconds": self.seconds,
-        }
-        write_tensors(self.folder / name, tensors, header)
+        tensors = (
+            prefixed("agent", self.agent.state_dict()) | prefixed("env", self.env.state_dict()) | {"obs": self.obs}
+        )
+        header = {name: getattr(self, name) for name in ("identity", "env_steps", "updates", "seconds")}
+        write_tensors(self.folder / name, tensors, header | {"format": FORMAT})
 
     def failure(self, broken: Sequence[str]) -> TrainingError:
         """The error for numbers that are no longer finite; keeps the state, apart from the last good one."""

@@ -148,20 +148,10 @@ class KernelAccount:
         self._end = market.num_bars - 1
         self._bar = 0
         self._held = np.zeros(market.num_assets)
-        count = market.num_assets
         self._state = np.full(4, float(settings.initial_cash_usd))
-        self._rules = np.array(
-            [
-                settings.fee_rate,
-                settings.spread_rate,
-                settings.impact_rate,
-                settings.min_commission_usd,
-                settings.rebalance_band,
-                settings.dead_band,
-                settings.max_shares,
-                settings.ruin_fraction,
-            ]
-        )
+        rates = (settings.fee_rate, settings.spread_rate, settings.impact_rate, settings.min_commission_usd)
+        limits = (settings.rebalance_band, settings.dead_band, settings.max_shares, settings.ruin_fraction)
+        self._rules = np.array([*rates, *limits])
         self._flags = (settings.fractional, settings.action == "target", settings.fill == "close")
         self._market = (
             self._mark,
@@ -172,9 +162,9 @@ class KernelAccount:
         )
         trade_log = self.trade_log
         self._curves = (trade_log.shares, trade_log.equity, trade_log.costs, trade_log.turnover)
-        self._work = tuple(np.zeros(count) for _ in range(4))
+        self._work = tuple(np.zeros(market.num_assets) for _ in range(4))
         self._seen = np.zeros(self.layout.private_width, np.float32)
-        self._fills, self._noted = tuple(np.zeros(8 * count, kind) for kind in _COLUMNS), 0
+        self._fills, self._noted = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS), 0
 
     @property
     def bar(self) -> int:
@@ -212,20 +202,10 @@ class KernelAccount:
         if self._noted + 2 * len(self._held) > len(self._fills[0]):
             self._fills = tuple(np.concatenate((column, np.zeros_like(column))) for column in self._fills)
         given = _NOTHING if action is None else flat_action(action)
-        times = (start, stop, interval)
         self._bar, self._noted, ruined = ledger.decide_and_wait(
-            given,
-            times,
-            self._state,
-            self._held,
-            self._rules,
-            self._flags,
-            self._market,
-            self._curves,
-            self._fills,
-            self._noted,
-            self._work,
-        )
+            given, (start, stop, interval), self._state, self._held, self._rules, self._flags, self._market,
+            self._curves, self._fills, self._noted, self._work,
+        )  # fmt: skip
         over = ruined or self._bar >= self._end
         if over:
             kinds, *columns = (column[: self._noted] for column in self._fills)

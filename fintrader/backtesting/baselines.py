@@ -7,6 +7,7 @@ orders themselves (shares, not weights), so that holding means holding: no order
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.backtesting.simulate import simulate_rule
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
@@ -27,24 +28,15 @@ from fintrader.results.backtest_files import empty_trades
 Array = NDArray[np.float64]
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
+LOOKBACK, FAST, REBALANCED = 20, 5, 5
+"""Sessions that the rules look back over, those of the fast average, and those from one rebalancing to the next."""
 
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
     """The policy's costs, fills and capital, with orders in shares, a decision a bar, long-only, no turbulence rule."""
-    return settings.model_copy(
-        update={
-            "action": "trade",
-            "max_shares": MAX_WHOLE_SHARES,
-            "dead_band": 0.0,
-            "rebalance_band": 0.0,
-            "decision_interval": 1,
-            "short": False,
-            "max_leverage": 1.0,
-            "maintenance_margin": 0.0,
-            "turbulence_column": None,
-            "reward": "log_return",
-        }
-    )
+    orders = {"action": "trade", "max_shares": MAX_WHOLE_SHARES, "dead_band": 0.0, "rebalance_band": 0.0}
+    account = {"short": False, "max_leverage": 1.0, "maintenance_margin": 0.0, "turbulence_column": None}
+    return settings.model_copy(update=orders | account | {"decision_interval": 1, "reward": "log_return"})
 
 
 def simulate_weights(
@@ -81,53 +73,28 @@ def equal_weights(market: MarketTensors, bar: int) -> Tensor:
 
 def buy_and_hold(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
     """Equal dollars in every member that trades at the window's first bar, then nothing more."""
-
     note = "equal dollars at the window's first bar, then held"
-    return simulate_weights(
-        lambda bar: equal_weights(market, bar),
-        frozenset({0}),
-        market,
-        settings,
-        name="buy_and_hold",
-        note=note,
-        progress=progress,
-    )
+    hold = partial(equal_weights, market)
+    return simulate_weights(hold, frozenset({0}), market, settings, name="buy_and_hold", note=note, progress=progress)
 
 
 def equal_weight(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    every_sessions: int = 1,
-    progress: Progress | None = None,
+    market: MarketTensors, settings: EnvSettings, *, every_sessions: int = 1, progress: Progress | None = None
 ) -> BacktestResult:
     """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of costs."""
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
-    return simulate_weights(
-        lambda bar: equal_weights(market, bar),
-        rebalance_bars(market, every_sessions),
-        market,
-        settings,
-        name="equal_weight",
-        note=f"1/n, rebalanced {often}, net of costs",
-        progress=progress,
-    )
+    share, due = partial(equal_weights, market), rebalance_bars(market, every_sessions)
+    note = f"1/n, rebalanced {often}, net of costs"
+    return simulate_weights(share, due, market, settings, name="equal_weight", note=note, progress=progress)
 
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
     """The first bar of every k-th session."""
-    ends = m.session_ends(market.session.cpu().numpy())
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    return frozenset(starts[::every_sessions].tolist())
+    return frozenset(m.session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
 
 
 def inverse_volatility(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    every_sessions: int = 5,
-    lookback_sessions: int = 20,
-    progress: Progress | None = None,
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
     """Weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended before the bar."""
 
@@ -135,17 +102,12 @@ def inverse_volatility(
         raw: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
         return raw
 
-    note = f"1/volatility of {lookback_sessions} sessions, rebalanced every {every_sessions}"
-    return _from_past(weigh, market, settings, "inverse_volatility", note, every_sessions, lookback_sessions, progress)
+    note = f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}"
+    return _from_past(weigh, market, settings, "inverse_volatility", note, REBALANCED, progress)
 
 
 def minimum_variance(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    every_sessions: int = 5,
-    lookback_sessions: int = 20,
-    progress: Progress | None = None,
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
     """Long-only minimum-variance weights, covariance of past daily returns shrunk towards its diagonal by half.
 
@@ -158,8 +120,8 @@ def minimum_variance(
         target = np.diag(np.maximum(np.diag(covariance), 1e-12))
         return long_only_minimum_variance(0.5 * covariance + 0.5 * target)
 
-    note = f"minimum variance of {lookback_sessions} sessions, long only, rebalanced every {every_sessions}"
-    return _from_past(weigh, market, settings, "minimum_variance", note, every_sessions, lookback_sessions, progress)
+    note = f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCED}"
+    return _from_past(weigh, market, settings, "minimum_variance", note, REBALANCED, progress)
 
 
 def long_only_minimum_variance(covariance: Array) -> Array:
@@ -175,24 +137,16 @@ def long_only_minimum_variance(covariance: Array) -> Array:
     return weights
 
 
-def momentum(
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    every_sessions: int = 1,
-    fast_sessions: int = 5,
-    slow_sessions: int = 20,
-    progress: Progress | None = None,
-) -> BacktestResult:
+def momentum(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
     """Equal weights in the symbols whose fast moving average of daily closes lies above the slow one; else cash."""
 
     def weigh(returns: Array) -> Array:
         closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
-        above = closes[-fast_sessions:].mean(axis=0) > closes[-slow_sessions:].mean(axis=0)
+        above = closes[-FAST:].mean(axis=0) > closes[-LOOKBACK:].mean(axis=0)
         return np.where(above, 1.0, 0.0)
 
-    note = f"equal weights where the {fast_sessions}-session average is above the {slow_sessions}-session one"
-    return _from_past(weigh, market, settings, "momentum", note, every_sessions, slow_sessions, progress, spread=True)
+    note = f"equal weights where the {FAST}-session average is above the {LOOKBACK}-session one"
+    return _from_past(weigh, market, settings, "momentum", note, 1, progress, spread=True)
 
 
 def _from_past(
@@ -202,7 +156,6 @@ def _from_past(
     name: str,
     note: str,
     every_sessions: int,
-    lookback_sessions: int,
     progress: Progress | None,
     *,
     spread: bool = False,
@@ -217,7 +170,7 @@ def _from_past(
 
     def weights(bar: int) -> Tensor:
         allowed = (market.member[bar] & market.tradable[bar]).cpu().numpy()
-        past = close[: int(np.searchsorted(ends, bar))][-(lookback_sessions + 1) :]
+        past = close[: int(np.searchsorted(ends, bar))][-(LOOKBACK + 1) :]
         known = allowed & np.isfinite(past).all(axis=0)
         if len(past) < 3 or not known.any():
             return equal_weights(market, bar)
@@ -247,20 +200,14 @@ def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str
     nothing = np.zeros(bars)
     return BacktestResult(
         name=name,
-        symbols=market.symbols,
-        minutes=market.minutes.cpu().numpy(),
-        session=market.session.cpu().numpy(),
         equity=settings.initial_cash_usd * level / level[0],
         shares=np.broadcast_to(0.0, (bars, assets)),
         mark=np.broadcast_to(0.0, (bars, assets)),
         costs_usd=nothing,
         turnover_usd=nothing,
         trades=empty_trades(),
-        benchmark=market.benchmark.cpu().to(torch.float64).numpy(),
-        benchmark_name=market.benchmark_name,
-        bar_minutes=market.bar_minutes,
-        timezone=market.timezone,
         has_positions=False,
+        **of_market(market),
         note=note,
     )
 
@@ -272,17 +219,7 @@ def simulate_baselines(
 
     With `every` also inverse_volatility, minimum_variance, momentum and cash.
     """
-    results = {
-        "buy_and_hold": buy_and_hold(market, settings, progress=progress),
-        "equal_weight": equal_weight(market, settings, progress=progress),
-    }
-    if every:
-        results |= {
-            "inverse_volatility": inverse_volatility(market, settings, progress=progress),
-            "minimum_variance": minimum_variance(market, settings, progress=progress),
-            "momentum": momentum(market, settings, progress=progress),
-        }
-    results["benchmark"] = benchmark(market, settings)
-    if every:
-        results["cash"] = cash(market, settings)
-    return results
+    rules = [buy_and_hold, equal_weight, *((inverse_volatility, minimum_variance, momentum) if every else ())]
+    results = [rule(market, settings, progress=progress) for rule in rules]
+    results += [benchmark(market, settings), *([cash(market, settings)] if every else [])]
+    return {result.name: result for result in results}

@@ -77,9 +77,6 @@ class Interval:
     high: float | None
     level: float
 
-    def to_json(self) -> dict[str, float | None]:
-        return {"estimate": self.estimate, "low": self.low, "high": self.high, "level": self.level}
-
 
 def intervals(
     returns: ArrayLike, *, seed: int, level: float = 0.95, repeats: int = REPEATS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,7 +63,7 @@ def assess(
         "strategy": name,
         "sessions": len(daily),
         "trials": trials,
-        "intervals": {key: band.to_json() for key, band in bands.items()},
+        "intervals": {key: asdict(band) for key, band in bands.items()},
         "block_sessions": block,
         "ruined": result.ruined,
         "traded": bool(len(result.trades)),
@@ -171,14 +172,7 @@ def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict
     for other, rival in results.items():
         excess = paired_excess(results[name].daily_returns, rival.daily_returns, seed=seed) if other != name else None
         if excess is not None and is_baseline(other):
-            found[other] = {
-                "excess": excess.excess,
-                "low": excess.low,
-                "high": excess.high,
-                "level": excess.level,
-                "p_value": excess.p_value,
-                "block": excess.block,
-            }
+            found[other] = asdict(excess)
     return found
 
 

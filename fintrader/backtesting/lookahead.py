@@ -246,9 +246,6 @@ def _trade(market: MarketTensors, env: EnvSettings, policy: Policy, cut: int) ->
     return _Traded(account.layout, seen, account.trade_log.equity[:cut].copy(), account.trade_log.shares[:cut].copy())
 
 
-# --- changed bars ------------------------------------------------------------------------------------------
-
-
 class _ChangedFeed:
     """Another feed's bars, cut off or scrambled from a time on; its span, and so the grid, stays."""
 

@@ -40,8 +40,7 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
 
 def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats its last bar."""
-    ends = m.session_ends(session)
-    starts = np.concatenate([[0], ends[:-1] + 1])
+    starts, ends = m.session_starts(session), m.session_ends(session)
     count = len(ends)
     if count < 4:
         raise BacktestError(f"{count} sessions are too few to shift features between them; give at least four")

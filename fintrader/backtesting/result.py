@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError
 from fintrader.results.catalogue import History, measure, weights
 from fintrader.results.formatting import statistic
@@ -19,39 +20,18 @@ HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
 """What stands in a result's one line."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class BacktestResult:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BacktestResult(History):
     """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is unusable."""
 
     name: str
     symbols: tuple[str, ...]
-    minutes: NDArray[np.int64]
-    """`[T]`: start of each bar, nanoseconds since 1970 UTC."""
-    session: NDArray[np.int64]
-    """`[T]`: number of the trading session."""
-    equity: Array
-    """`[T]` USD at each bar's close; `equity[0]` is the starting capital, nothing has been traded by then."""
-    shares: Array
-    """`[T, N]` held at each bar's close, before the orders decided at that close."""
-    mark: Array
-    """`[T, N]` USD: the price each position is marked at; 0 before a symbol's first bar."""
-    costs_usd: Array
-    """`[T]` fees, spread, impact and interest, at the bar whose equity they first reduce."""
-    turnover_usd: Array
-    """`[T]` notional bought and sold, at the same bars."""
-    trades: pd.DataFrame = field(repr=False)
-    """One row a fill (columns: `TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not; `kind` is
-    `order`, `forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
-    benchmark: Array
-    """`[T]` level of the index."""
     benchmark_name: str = "index"
     bar_minutes: int = 1
     timezone: str = "UTC"
     """The exchange's own (an IANA name): what is told by weekday or time of day is told in it."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
-    has_positions: bool = True
-    """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
     last_bar: NDArray[np.int64] | None = None
     """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not noted."""
     note: str = ""
@@ -94,11 +74,6 @@ class BacktestResult:
         """`[S]`: return of each session, the first against the starting capital."""
         return m.daily_returns(self.equity, self.session)
 
-    @cached_property
-    def benchmark_daily_returns(self) -> Array:
-        """`[S]`: the index's return of each session, the first since the window's first close."""
-        return m.daily_returns(self.benchmark, self.session)
-
     def weights(self, bars: NDArray[np.int64] | slice = slice(None)) -> Array:
         """`[len(bars), N]`: value of each position over equity (0 once the equity is gone)."""
         return weights(self.shares[bars], self.mark[bars], self.equity[bars])
@@ -106,7 +81,7 @@ class BacktestResult:
     @cached_property
     def metrics(self) -> dict[str, float | None]:
         """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one is."""
-        return measure(History(**{name: getattr(self, name) for name in History._fields}))
+        return measure(self)
 
     def trade_list_profit(self) -> float:
         """Profit recomputed from the trade list alone: cash flows, costs and interest, and what is held at the end."""
@@ -115,3 +90,9 @@ class BacktestResult:
         held = self.trades.groupby("symbol")["shares"].sum()
         last = dict(zip(self.symbols, self.mark[-1], strict=True))
         return float(flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items()))
+
+
+def of_market(market: MarketTensors) -> dict[str, Any]:
+    """The fields of a `BacktestResult` that its window decides."""
+    arrays = {name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")}
+    return arrays | {name: getattr(market, name) for name in ("symbols", "benchmark_name", "bar_minutes", "timezone")}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, EnvAccount, KernelAccount, make_account
@@ -57,7 +56,7 @@ def sensitivity(
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """All variations as plain JSON rows. Raises BacktestError where a simulation does."""
-    starts = _session_starts(market)
+    starts = m.session_starts(market.session.cpu().numpy())
     shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
     total = _conventions(costs_bps, fills, settings) + len(shifts) + stocks
     with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
@@ -65,7 +64,7 @@ def sensitivity(
         for shift in shifts:
             window = market.window(int(starts[shift]), market.num_bars)
             result = simulate(policy, window, settings, name=f"start {shift}")
-            rows.append(_row("start_sessions", str(shift), result))
+            rows.append(_row("start_sessions", str(shift), result.daily_returns))
             task.advance(note=f"start {shift} sessions later")
         if stocks:
             rows += without_each(policy, market, settings)
@@ -111,7 +110,8 @@ def _traded_otherwise(
         parts = [run(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
         task.advance(note=f"{kind} {setting}")
         try:
-            return _row(kind, setting, parts[0] if len(parts) == 1 else stitch(parts, changed), chosen)
+            whole = parts[0] if len(parts) == 1 else stitch(parts, changed)
+            return _row(kind, setting, whole.daily_returns, chosen)
         except BacktestError:  # one fold left nothing to go on with: no figures, and the other rows stand
             return Variation(kind, setting, None, None, None, None, chosen)
 
@@ -182,7 +182,7 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
         obs, _ = env.reset()
         over = False
         while not over:
-            obs, _, terminated, truncated, info = env.step(_clean(policy(obs), keep))
+            obs, _, terminated, truncated, info = env.step(policy(obs).detach() * keep)
             bars = info["bars"][0].cpu().numpy()
             values = info["bar_equity"].cpu().numpy()
             equity[bars[:, None], np.flatnonzero(alive)] = values.T[:, alive]
@@ -192,34 +192,16 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
             alive &= ~gone
             over = bool(truncated[torch.from_numpy(alive)].any()) or not alive.any()
             if not over and bool(terminated.any()):
-                obs = _restart(env, terminated, int(bars[-1]))
+                # Finished accounts are reset at the bar where the others stand.
+                obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
     session = market.session.cpu().numpy()
-    rows = []
-    for column, symbol in enumerate(market.symbols):
-        rows.append(_numbers("without", symbol, m.daily_returns(equity[:, column], session)))
-    return rows
+    return [
+        _row("without", symbol, m.daily_returns(equity[:, column], session))
+        for column, symbol in enumerate(market.symbols)
+    ]
 
 
-def _clean(action: Tensor, keep: Tensor) -> Tensor:
-    return action.detach() * keep
-
-
-def _restart(env: TradingEnv, which: Tensor, bar: int) -> Tensor:
-    """Reset finished accounts at the bar where the others stand."""
-    obs: Tensor = env.reset(options={"reset_mask": which, "start": bar})[0]
-    return obs
-
-
-def _session_starts(market: MarketTensors) -> np.ndarray[Any, np.dtype[np.int64]]:
-    ends = m.session_ends(market.session.cpu().numpy())
-    return np.concatenate([[0], ends[:-1] + 1])
-
-
-def _row(kind: str, setting: str, result: BacktestResult, chosen: bool = False) -> Variation:
-    return _numbers(kind, setting, result.daily_returns, chosen)
-
-
-def _numbers(kind: str, setting: str, daily: Any, chosen: bool = False) -> Variation:
+def _row(kind: str, setting: str, daily: Any, chosen: bool = False) -> Variation:
     return Variation(
         kind,
         setting,

@@ -125,9 +125,6 @@ def minimum_track_record(sample: SharpeSample, threshold: float = 0.0, confidenc
     return 1 + variance * (float(stats.norm.ppf(confidence)) / (sample.sharpe - threshold)) ** 2
 
 
-# --- many trials -------------------------------------------------------------------------------------------
-
-
 def trial_sharpes(returns: ArrayLike) -> Array:
     """Sharpe ratio per period of each column of `[T, N]`; 0 for a column without dispersion (it never traded)."""
     values = np.asarray(returns, dtype=np.float64)
@@ -163,9 +160,6 @@ def mean_correlation(returns: ArrayLike) -> float:
 def effective_trials(trials: int, correlation: float) -> float:
     """N̂ = ρ̂ + (1 − ρ̂) M: independent trials worth as much as M trials of mean correlation ρ̂ (2014, eq. 9)."""
     return correlation + (1 - correlation) * trials
-
-
-# --- overfitting -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

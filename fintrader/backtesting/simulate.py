@@ -6,7 +6,7 @@ result = simulate(load_policy(path), market.split().test, settings, name="ensemb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -55,9 +55,7 @@ def simulate(
     to float32 rounding. Raises BacktestError for a window of fewer than two bars and for an output that cannot be
     traded.
     """
-    if market.num_bars < 2:
-        raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
-    account = make_account(market, settings, exact=exact)
+    account = _account(market, settings, name, exact)
     return trade(ask(policy, account, name), account, name=name, progress=progress, note=note)
 
 
@@ -89,17 +87,6 @@ def _ask_bound(bound: Bound, account: KernelAccount, name: str) -> Decide:
     return decide
 
 
-def simulate_windows(
-    policy: Policy,
-    windows: Mapping[str, MarketTensors],
-    settings: EnvSettings,
-    *,
-    progress: Progress | None = None,
-) -> dict[str, BacktestResult]:
-    """`simulate` over several windows, each with an account of its own; name of the window -> result."""
-    return {name: simulate(policy, market, settings, name=name, progress=progress) for name, market in windows.items()}
-
-
 def simulate_rule(
     decide: Decide,
     market: MarketTensors,
@@ -115,10 +102,14 @@ def simulate_rule(
 
     Raises BacktestError for a window of fewer than two bars.
     """
+    account = _account(market, settings, name, exact)
+    return trade(decide, account, name=name, due=due, progress=progress, note=note)
+
+
+def _account(market: MarketTensors, settings: EnvSettings, name: str, exact: bool) -> BacktestAccount:
     if market.num_bars < 2:
         raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
-    account = make_account(market, settings, exact=exact)
-    return trade(decide, account, name=name, due=due, progress=progress, note=note)
+    return make_account(market, settings, exact=exact)
 
 
 def trade(

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.ledger import closing_cost
@@ -72,25 +72,18 @@ class TradeLog:
 
     def result(self, name: str, note: str) -> BacktestResult:
         """Everything noted so far, as a result."""
-        market = self.market
         return BacktestResult(
             name=name,
-            symbols=market.symbols,
-            minutes=market.minutes.cpu().numpy(),
-            session=market.session.cpu().numpy(),
             equity=self.equity,
             shares=self.shares,
             mark=self.mark,
             costs_usd=self.costs,
             turnover_usd=self.turnover,
             trades=self._trades(),
-            benchmark=market.benchmark.cpu().numpy(),
-            benchmark_name=market.benchmark_name,
-            bar_minutes=market.bar_minutes,
-            timezone=market.timezone,
             ruined=self.ruined,
-            last_bar=market.last_bar.cpu().numpy(),
+            last_bar=self.market.last_bar.cpu().numpy(),
             note=note,
+            **of_market(self.market),
         )
 
     def _trades(self) -> pd.DataFrame:

@@ -114,8 +114,7 @@ def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     ends = m.session_ends(result.session)
     close = result.mark[ends].copy()
     if result.last_bar is not None:  # the mark of an ended symbol goes on, its price does not
-        started = np.concatenate([[0], ends[:-1] + 1])
-        close[started[:, None] > result.last_bar] = 0.0
+        close[m.session_starts(result.session)[:, None] > result.last_bar] = 0.0
     rows, assets = np.nonzero(close)
     return pd.DataFrame(
         {

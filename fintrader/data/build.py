@@ -8,15 +8,14 @@ it again and arrives at the same bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from fintrader.config import Settings, overlay, validate
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.cache_key import BUILD_VERSION, RECORD, inputs_of, market_path, portable, write_record
@@ -25,9 +24,8 @@ from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, l
 from fintrader.data.corporate_actions import adjust, load_actions
 from fintrader.data.feeds import open_feed
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
-from fintrader.data.settings import DataSettings, planted_description, raw_features, read_settings
+from fintrader.data.settings import DataSettings, planted_description, raw_features
 from fintrader.data.sources.base import Feed
-from fintrader.data.sources.files import FilesSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import (
     Coverage,
@@ -41,14 +39,11 @@ from fintrader.data.universe import (
     missing_members,
     survivorship,
 )
-from fintrader.errors import ConfigError, DataError
+from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.markets import Markets
 from fintrader.storage.objects import Objects
 from fintrader.storage.urls import refuse_url
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 log = logging.getLogger("fintrader.data")
 
@@ -94,66 +89,6 @@ def _shared(path: Path, markets: Markets | None) -> Path:
         there = {name: file for name, file in files.items() if file.is_file()}
         markets.keep([path.parent.name, MarketTensors.stored_hash(path)], there)
     return path
-
-
-def load_market(
-    what: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
-    *,
-    cache: Path | str = "data/tensors",
-    timezone: str | None = None,
-    label: Literal["start", "end"] | None = None,
-    **settings: Any,
-) -> MarketTensors:
-    """A market: out of the cache where it was built before, built first where it was not.
-
-    `what`: a market file (`.safetensors`), a configuration (its name, a YAML file, or settings; a whole run's or only
-    its `data` part), or bars in pandas: a long table (time, symbol, open, high, low, close, volume, in any order and in
-    the usual spellings, the time also as index), a wide one with columns (field, symbol) or (symbol, field), or a
-    dictionary of one table for each symbol. `settings` are fields of `DataSettings`, put over what the configuration
-    says: `load_market(bars, bar_minutes=5, windows={"fractions": [0.6, 0.2, 0.2]})`.
-
-    Of bars in pandas, `timezone` is the zone of times that carry none, `label` says whether a time is its bar's start
-    (the default) or end, and `bar_minutes` is by default the length that the bars have.
-
-    Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or a file that are.
-    """
-    from fintrader.data.sources import frames
-
-    if frames.are_frames(what):
-        return _market_of(what, timezone, label, settings)
-    if timezone is not None or label is not None:
-        raise ConfigError("timezone and label say how a DataFrame's times are read; of files, set them in `source`")
-    if isinstance(what, str | Path) and Path(what).suffix == ".safetensors":
-        if settings:
-            raise ConfigError(
-                f"{what} is built already, so {', '.join(settings)} cannot be set; give its configuration"
-            )
-        return MarketTensors.load(what)
-    if (what is None or what == {}) and not settings:
-        raise ConfigError("say which market: a configuration's name or path, a market file, bars, or settings")
-    if not (what is None or isinstance(what, str | Path | Mapping | Settings)):
-        raise ConfigError(
-            f"no market can be made of {type(what).__name__}: give a configuration's name or path, a market file, "
-            "settings, a DataFrame, or a dictionary of DataFrames"
-        )
-    chosen = read_settings({} if what is None else what, settings)
-    return MarketTensors.load(build_market(chosen, cache=Path(cache)))
-
-
-def _market_of(bars: Any, timezone: str | None, label: str | None, values: Mapping[str, Any]) -> MarketTensors:
-    """The market of bars in pandas, built in memory by the same steps as that of files."""
-    from fintrader.data.sources import frames
-
-    reading = {name: one for name, one in (("timezone", timezone), ("label", label)) if one is not None}
-    chosen = overlay({"source": {"kind": "files", **reading}}, values)
-    settings = validate(DataSettings, chosen, "settings").effective()
-    if not isinstance(settings.source, FilesSettings):
-        raise ConfigError("the bars are those of the DataFrame, so `source` takes only how files are read")
-    zoned = "timezone" in chosen["source"]
-    feed, minutes = frames.frames_feed(bars, settings.source, zoned=zoned, calendar=settings.calendar)
-    if "bar_minutes" not in values:
-        settings = settings.model_copy(update={"bar_minutes": minutes})
-    return assemble(settings, feed)[0]
 
 
 def make_market(settings: DataSettings, *, progress: Progress | None = None) -> tuple[MarketTensors, dict[str, Any]]:
@@ -322,9 +257,6 @@ class _Reader:
     def repairs(self, symbols: Sequence[str]) -> dict[str, int]:
         """How many rows of these symbols were repaired, by kind."""
         return {kind: sum(self._repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
-
-
-# --- parts -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,6 @@ from fintrader.storage.objects import Objects, read_whole
 
 BUILD_VERSION = 5
 """Goes into every address; raised when the same settings would give other numbers, or files of another form."""
-_SETTINGS = {
-    "benchmark": "data.benchmark.path",
-    "actions": "data.adjust.path",
-    "membership": "data.universe.membership",
-}
 
 
 def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
@@ -31,15 +26,15 @@ def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
 def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
     """What the market is made from, without any path: kind, and the content of every file."""
     inputs = dict(feed.inputs)
-    sides: dict[str, str | None] = {
-        "benchmark": settings.benchmark.path,
-        "actions": settings.adjust.path,
-        "membership": settings.universe.membership,
-    }
-    sides |= {f"features.daily.{name}": path for name, path in settings.features.daily.items()}
-    for name, path in sides.items():
+    daily = [(f"features.daily.{name}", path) for name, path in settings.features.daily.items()]
+    for name, path, setting in (
+        ("benchmark", settings.benchmark.path, "data.benchmark.path"),
+        ("actions", settings.adjust.path, "data.adjust.path"),
+        ("membership", settings.universe.membership, "data.universe.membership"),
+        *((name, path, f"data.{name}") for name, path in daily),
+    ):
         if path is not None:
-            inputs[name] = hashlib.sha256(read_whole(path, _SETTINGS.get(name, f"data.{name}"))).hexdigest()
+            inputs[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
     return inputs
 
 

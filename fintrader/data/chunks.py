@@ -172,15 +172,8 @@ def encode(bars: Bars) -> bytes:
         columns["row"] = pa.array(bars.row)
     sink = io.BytesIO()
     delta = {name: "DELTA_BINARY_PACKED" for name in ("ts", "row") if name in columns}
-    pq.write_table(
-        pa.table(columns),
-        sink,
-        compression="lz4",
-        use_dictionary=False,
-        write_statistics=False,
-        column_encoding=delta,
-        store_schema=False,
-    )
+    plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
+    pq.write_table(pa.table(columns), sink, compression="lz4", column_encoding=delta, **plain)
     return sink.getvalue()
 
 

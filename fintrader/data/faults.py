@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,10 +71,6 @@ class Fault:
     count: int
     """Bars concerned."""
     detail: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
 
 
 def find_faults(bars: Bars, grid: SessionGrid, *, now: float | None = None) -> list[Fault]:

@@ -86,17 +86,9 @@ class FeatureSettings(Settings):
     """Which features a market carries, and how they are scaled."""
 
     names: tuple[str, ...] = (
-        "return_1",
-        "return_5",
-        "return_30",
-        "volatility_30",
-        "volume_30",
-        "rsi_30",
-        "macd",
-        "bollinger_upper",
-        "bollinger_lower",
-        "sma_60",
-    )
+        "return_1", "return_5", "return_30", "volatility_30", "volume_30", "rsi_30", "macd", "bollinger_upper",
+        "bollinger_lower", "sma_60",
+    )  # fmt: skip
     """`kind_window`, or `package.module:function`. Kinds: return, volatility, volume, rsi, cci, dx, macd,
     bollinger_upper, bollinger_lower, sma, age."""
     extra: tuple[str, ...] = ()
@@ -134,9 +126,6 @@ class FeatureSettings(Settings):
                     "index_volatility_K"
                 )
         return value
-
-
-# --- one symbol ------------------------------------------------------------------------------------------
 
 
 def log_return(bars: SymbolBars, window: int) -> Array:
@@ -264,9 +253,6 @@ def symbol_features(bars: SymbolBars, names: Sequence[str]) -> Array:
             values = function(bars, window)
         table[:, column] = values
     return table
-
-
-# --- all symbols -----------------------------------------------------------------------------------------
 
 
 def context_features(

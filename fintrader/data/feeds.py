@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from fintrader.data.bars import Bars
 from fintrader.data.settings import DataSettings
@@ -25,7 +26,8 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     if isinstance(source, SyntheticSettings):
         if cache is not None:
             bar_store(settings, cache)  # nothing goes there, but a store that cannot be one is an error now
-        return MadeFeed({"kind": "synthetic"}, partial(_synthetic, source, settings.calendar, settings.bar_minutes))
+        made = MadeFeed({"kind": "synthetic"}, partial(_synthetic, source, settings.calendar, settings.bar_minutes))
+        return cast(Feed, made)
     if isinstance(source, YahooSettings | AlpacaSettings):
         vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
         if cache is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def examine(bars: Bars, settings: DataSettings, *, now: float | None = None) -> 
         "early_closes": [day for day, count in zip(dates, minutes, strict=True) if count < minutes.max()],
         "coverage": coverage,
         "kinds": dict(sorted(Counter(fault.kind for fault in faults).items())),
-        "faults": [fault.to_json() for fault in faults],
+        "faults": [asdict(fault) for fault in faults],
     }
 
 

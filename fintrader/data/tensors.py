@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,24 +18,41 @@ from fintrader.errors import MarketError
 from fintrader.files import atomic_file
 
 FORMAT = "fintrader-market-1"
-_ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")
 _KINDS = {
-    "open": torch.float32,
-    "close": torch.float32,
-    "features": torch.float32,
-    "context": torch.float32,
-    "tradable": torch.bool,
-    "member": torch.bool,
-    "session": torch.int64,
-    "minutes": torch.int64,
+    "open": torch.float32, "close": torch.float32, "features": torch.float32, "context": torch.float32,
+    "tradable": torch.bool, "member": torch.bool, "session": torch.int64, "minutes": torch.int64,
     "benchmark": torch.float64,
-}
-_SAFETENSORS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.bool: "BOOL"}
+}  # fmt: skip
+_SAFETENSORS = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    array: Any = tensor.cpu().contiguous().view(torch.uint8).numpy()
-    return memoryview(array).cast("B")
+# safetensors by hand (https://github.com/huggingface/safetensors#format): the library would hold all of it twice
+def stored_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Names and tensors in the order in which a safetensors file holds them."""
+    return sorted(tensors, key=lambda item: (-item[1].element_size(), item[0]))
+
+
+def preamble(order: Sequence[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
+    """All bytes of a safetensors file before its tensors, which follow in `order`."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name, tensor in order:
+        stop = offset + tensor.numel() * tensor.element_size()
+        kind = _SAFETENSORS[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header, sort_keys=True).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, where they lie if that is on the host and in one piece."""
+    array: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 class Windows(NamedTuple):
@@ -100,8 +117,6 @@ class MarketTensors:
         if not trusted:
             self._validate_values()
 
-    # --- shape -----------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return self.close.shape[0]
 
@@ -141,8 +156,6 @@ class MarketTensors:
         steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
         return (listed * steps).amax(dim=0) - 1
 
-    # --- parts -----------------------------------------------------------------------------------------
-
     def to(self, device: torch.device | str) -> MarketTensors:
         """The same market on another device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.arrays()}
@@ -163,14 +176,12 @@ class MarketTensors:
 
     def arrays(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each array."""
-        for name in _ARRAYS:
+        for name in _KINDS:
             yield name, getattr(self, name)
 
     def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
         """`[T]` datetime64[ns], UTC, start of each bar."""
         return self.minutes.cpu().numpy().astype("datetime64[ns]")
-
-    # --- truth -----------------------------------------------------------------------------------------
 
     def content_hash(self) -> str:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are equal."""
@@ -196,34 +207,20 @@ class MarketTensors:
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds too."""
         content = self.content_hash()
-        order = self._stored_order()
         try:
             with atomic_file(Path(path)) as file:
                 file.write(self._preamble(content))
-                for _, tensor in order:
-                    file.write(_bytes(tensor))
+                for _, tensor in stored_order(self.arrays()):
+                    file.write(bytes_of(tensor))
         except OSError as error:
             raise MarketError(
                 f"{path} cannot be written ({error.strerror or error}); free some space, or choose another cache"
             ) from None
         return content
 
-    def _stored_order(self) -> list[tuple[str, Tensor]]:
-        return sorted(self.arrays(), key=lambda item: (-item[1].element_size(), item[0]))
-
     def _preamble(self, content: str) -> bytes:
         """All bytes of the file before its arrays."""
-        # safetensors by hand (https://github.com/huggingface/safetensors#format): the library would hold all in memory
-        header: dict[str, Any] = {"__metadata__": {"header": self._header(), "content_hash": content}}
-        offset = 0
-        for name, tensor in self._stored_order():
-            size = tensor.numel() * tensor.element_size()
-            kind = _SAFETENSORS[tensor.dtype]
-            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header, sort_keys=True).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
+        return preamble(stored_order(self.arrays()), {"header": self._header(), "content_hash": content})
 
     @classmethod
     def load(cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False) -> MarketTensors:
@@ -240,7 +237,7 @@ class MarketTensors:
                 header = json.loads(metadata.get("header", "{}"))
                 if header.pop("format", None) != FORMAT:
                     raise MarketError(f"{path} is no market file of this version; build it again")
-                rows = {name: file.get_tensor(name) for name in _ARRAYS}
+                rows = {name: file.get_tensor(name) for name in _KINDS}
             windows = header.pop("windows")
             for name in ("symbols", "feature_names", "context_names"):
                 header[name] = tuple(header[name])
@@ -271,23 +268,14 @@ class MarketTensors:
             raise MarketError(f"{path} is no market file of this version; build it again")
         return str(content)
 
-    # --- validation ------------------------------------------------------------------------------------
-
     def _validate_shapes(self) -> None:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
         if bars == 0 or assets == 0:
             raise MarketError(f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}")
-        shapes = {
-            "open": (bars, assets),
-            "close": (bars, assets),
-            "features": (bars, assets, len(self.feature_names)),
-            "context": (bars, len(self.context_names)),
-            "tradable": (bars, assets),
-            "member": (bars, assets),
-            "session": (bars,),
-            "minutes": (bars,),
-            "benchmark": (bars,),
-        }
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("open", "close", "tradable", "member"), (bars, assets))
+        shapes |= dict.fromkeys(("session", "minutes", "benchmark"), (bars,))
+        shapes["features"] = bars, assets, len(self.feature_names)
+        shapes["context"] = bars, len(self.context_names)
         for name, tensor in self.arrays():
             if tuple(tensor.shape) != shapes[name]:
                 raise MarketError(f"{name} has shape {tuple(tensor.shape)}, expected {shapes[name]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -83,9 +83,6 @@ def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], d
     if not kept:
         raise DataError(f"no symbol is left of {len(chosen)}; lower data.universe.min_coverage")
     return kept, left_out
-
-
-# --- membership ------------------------------------------------------------------------------------------
 
 
 def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
@@ -172,37 +169,6 @@ def _merge(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-class Difference(NamedTuple):
-    """Sessions on which two lists disagree about a ticker."""
-
-    ticker: str
-    first: dt.date
-    last: dt.date
-    only_in: str
-    """Which of the two lists has it."""
-    sessions: int
-
-
-def compare(
-    ours: Mapping[str, Iterable[Interval]],
-    theirs: Mapping[str, Iterable[Interval]],
-    dates: Array,
-    names: tuple[str, str] = ("ours", "theirs"),
-) -> list[Difference]:
-    """Where two membership lists differ on the given sessions `[S]`, by ticker and run of sessions."""
-    tickers = sorted(set(ours) | set(theirs))
-    sides = [member_days(tickers, side, dates, {}) for side in (ours, theirs)]
-    found = []
-    for column, ticker in enumerate(tickers):
-        for number in (0, 1):
-            alone = sides[number][:, column] & ~sides[1 - number][:, column]
-            edges = np.flatnonzero(np.diff(np.concatenate([[0], alone.astype(np.int8), [0]])))
-            for start, stop in zip(edges[::2], edges[1::2], strict=True):
-                first, last = dates[start].item(), dates[stop - 1].item()
-                found.append(Difference(ticker, first, last, names[number], int(stop - start)))
-    return found
-
-
 def member_days(
     symbols: Sequence[str],
     membership: Mapping[str, Iterable[Interval]] | None,
@@ -228,10 +194,9 @@ def ever_members(
     aliases: Mapping[str, str],
 ) -> tuple[list[str], list[str]]:
     """Symbols that belong on some day of the grid, and those that never do."""
-    ever = [bool(column.any()) for column in member_days(symbols, membership, grid.dates, aliases).T]
-    return [name for name, yes in zip(symbols, ever, strict=True) if yes], [
-        name for name, yes in zip(symbols, ever, strict=True) if not yes
-    ]
+    ever = member_days(symbols, membership, grid.dates, aliases).any(axis=0)
+    names = np.array(symbols, dtype=object)
+    return names[ever].tolist(), names[~ever].tolist()
 
 
 _QUARTER = 63

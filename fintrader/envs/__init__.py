@@ -12,12 +12,4 @@ from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 
-__all__ = [
-    "Account",
-    "EnvSettings",
-    "FactoredLinear",
-    "ObservationLayout",
-    "Policy",
-    "TradingEnv",
-    "project_market",
-]
+__all__ = ["Account", "EnvSettings", "FactoredLinear", "ObservationLayout", "Policy", "TradingEnv", "project_market"]

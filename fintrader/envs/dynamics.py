@@ -127,9 +127,6 @@ def _risk_off(market: MarketTensors, settings: EnvSettings) -> Tensor:
     return market.context[:, column] > settings.turbulence_threshold
 
 
-# --- random starts -----------------------------------------------------------------------------------------
-
-
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical right shift of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
@@ -158,9 +155,6 @@ def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:
     return _shift_right(mix(key + episode * _GOLDEN), 1) % torch.clamp(span, min=1)
 
 
-# --- episodes ----------------------------------------------------------------------------------------------
-
-
 def listed(view: MarketView, bar: Tensor) -> Tensor:
     """`[B, N]` bool: what an account may own that begins at `bar` `[B]`: it has a price, and bars are still to come."""
     return (view.mark[bar] > 0) & (view.last_bar > bar.unsqueeze(1))
@@ -184,29 +178,18 @@ def begin(
     last = view.mark.shape[0] - 1
     # With a fixed length every start leaves room for all of it; to the window's end, room for one step.
     length = torch.where(episode_bars > 0, torch.clamp(episode_bars, max=last), torch.ones_like(episode_bars))
-    if settings.random_start:
-        bar = draw(key, episode, last - length + 1)
-    else:
-        bar = torch.zeros_like(key)
+    bar = draw(key, episode, last - length + 1) if settings.random_start else torch.zeros_like(key)
     if start is not None:
         bar = torch.where(start >= 0, start, bar)
     end = torch.where(episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last))
     shares = torch.where(listed(view, bar), shares, torch.zeros_like(shares))
     equity = cash + (shares.to(torch.float64) * view.mark[bar].to(torch.float64)).sum(1)
     variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
+    memory, finished = torch.stack((torch.zeros_like(equity), variance), dim=1), torch.zeros_like(bar, dtype=torch.bool)
     return Account(
-        bar=bar,
-        cash=cash,
-        shares=shares,
-        equity=equity,
-        peak_equity=equity,
-        first_equity=equity,
-        start_bar=bar,
-        end_bar=end,
-        episode=episode + 1,
-        memory=torch.stack((torch.zeros_like(equity), variance), dim=1),
-        finished=torch.zeros_like(bar, dtype=torch.bool),
-    )
+        bar=bar, cash=cash, shares=shares, equity=equity, peak_equity=equity, first_equity=equity, start_bar=bar,
+        end_bar=end, episode=episode + 1, memory=memory, finished=finished,
+    )  # fmt: skip
 
 
 def select(mask: Tensor, chosen: Account, other: Account) -> Account:
@@ -278,34 +261,13 @@ def advance(
     )
     terminated = equity <= settings.ruin_fraction * account.first_equity
     truncated = (bar >= account.end_bar) & ~terminated
-    after = account._replace(
-        bar=bar,
-        cash=cash,
-        shares=shares,
-        equity=equity,
-        peak_equity=peak,
-        memory=memory,
-        finished=terminated | truncated,
-    )
+    after = account._replace(bar=bar, cash=cash, shares=shares, equity=equity, peak_equity=peak, memory=memory)
+    after = after._replace(finished=terminated | truncated)
     entry = None
     if record:
-        bars, bar_equity, closed_shares, closed_costs, interests = (
-            torch.stack(values, dim=1) for values in zip(*steps, strict=True)
-        )
-        entry = Record(
-            decision_bar=account.bar,
-            fill_bar=fill_bar,
-            fill_shares=fills.traded,
-            fill_price=fill_price,
-            fill_cost=closing_cost(fills.closing, settings) + trade_cost(fills.opening, settings),
-            bars=bars,
-            bar_equity=bar_equity,
-            closed_shares=closed_shares,
-            closed_cost=closed_costs,
-            interest=interests,
-            cost=cost,
-            turnover=turnover,
-        )
+        paid = closing_cost(fills.closing, settings) + trade_cost(fills.opening, settings)
+        by_bar = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
+        entry = Record._make((account.bar, fill_bar, fills.traded, fill_price, paid, *by_bar, cost, turnover))
     return after, settings.reward_scale * reward(outcome), terminated, truncated, entry
 
 
@@ -328,9 +290,6 @@ def _close_positions(
     total = total_cost(notional, settings, closing=True)
     kept = torch.where(where, torch.zeros_like(shares), shares)
     return cash + (value.sum(1) - total), kept, -closed, closing_cost(notional, settings), total, notional.sum(1)
-
-
-# --- observations ------------------------------------------------------------------------------------------
 
 
 def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:

@@ -187,13 +187,7 @@ def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> T
 
 
 def fill_orders(
-    cash: Tensor,
-    shares: Tensor,
-    want: Tensor,
-    price: Tensor,
-    buyable: Tensor,
-    mark: Tensor,
-    settings: EnvSettings,
+    cash: Tensor, shares: Tensor, want: Tensor, price: Tensor, buyable: Tensor, mark: Tensor, settings: EnvSettings
 ) -> Fills:
     """Move holdings from `shares` towards `want` at `price`: reductions first, then additions, scaled to fit.
 

@@ -124,8 +124,6 @@ class MultiTraderEnv:
         self._account = after
         return self._observe(after), self._share(reward), self._games(ruined), self._games(truncated), info
 
-    # --- parts -----------------------------------------------------------------------------------------
-
     def _check_action(self, actions: Tensor) -> Tensor:
         """`[G * K, N]` on the environment's device, without NaN: one would stay in the books for good."""
         shape = (self.num_games, self.num_traders, self.layout.num_assets)

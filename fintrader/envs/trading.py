@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
+from fintrader.envs.kernels.buffers import KernelStep
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
 from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
@@ -133,12 +134,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @classmethod
     def evaluation(
-        cls,
-        market: MarketTensors,
-        settings: EnvSettings | None = None,
-        num_envs: int = 1,
-        record: bool = True,
-        device: torch.device | str | None = None,
+        cls, market: MarketTensors, settings: EnvSettings | None = None, num_envs: int = 1, record: bool = True
     ) -> TradingEnv:
         """The whole window from its first bar, in float64, once (autoreset is disabled)."""
         settings = (settings or EnvSettings()).model_copy(update={"random_start": False, "episode_bars": None})
@@ -146,13 +142,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             market,
             settings,
             num_envs=num_envs,
-            device=device,
             dtype=torch.float64,
             autoreset_mode=AutoresetMode.DISABLED,
             record=record,
         )
-
-    # --- state -----------------------------------------------------------------------------------------
 
     @property
     def account(self) -> Account:
@@ -190,8 +183,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._account = Account(*(moved[name] for name in ACCOUNT))
         self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
         self._key = moved["key"]
-
-    # --- gymnasium -------------------------------------------------------------------------------------
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -260,9 +251,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._account = after
         return obs, reward.to(torch.float32), terminated, truncated, info
 
-    # --- parts -----------------------------------------------------------------------------------------
-
-    def _fuse(self, engine: str, *, reuse: bool) -> FusedStep | TritonStep | None:
+    def _fuse(self, engine: str, *, reuse: bool) -> KernelStep | None:
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if engine in ("torch", "compiled"):
@@ -278,7 +267,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return step(self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs, reuse=reuse)
 
     def _step_fused(
-        self, fused: FusedStep | TritonStep, account: Account, action: Tensor
+        self, fused: KernelStep, account: Account, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         try:
             after, reward, terminated, truncated, done, obs, final = fused(account, self._endowment, self._key, action)

@@ -17,20 +17,16 @@ from fintrader.metrics.performance import (
     sharpe,
     sortino,
 )
-from fintrader.metrics.resample import TRADING_DAYS, daily_equity, daily_returns, returns_of, session_ends
+from fintrader.metrics.resample import (
+    TRADING_DAYS,
+    daily_equity,
+    daily_returns,
+    returns_of,
+    session_ends,
+    session_starts,
+)
 
 __all__ = [
-    "TRADING_DAYS",
-    "annual_return",
-    "annual_volatility",
-    "calmar",
-    "cumulative_return",
-    "daily_equity",
-    "daily_returns",
-    "drawdowns",
-    "max_drawdown",
-    "returns_of",
-    "session_ends",
-    "sharpe",
-    "sortino",
-]
+    "TRADING_DAYS", "annual_return", "annual_volatility", "calmar", "cumulative_return", "daily_equity",
+    "daily_returns", "drawdowns", "max_drawdown", "returns_of", "session_ends", "session_starts", "sharpe", "sortino",
+]  # fmt: skip

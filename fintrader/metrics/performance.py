@@ -42,9 +42,6 @@ def deviation(values: Array) -> float:
     return 0.0 if values.max() == values.min() else float(values.std(ddof=1))
 
 
-# --- return ------------------------------------------------------------------------------------------------
-
-
 def cumulative_return(returns: ArrayLike) -> float | None:
     """`Π (1 + r) − 1`."""
     values = known(returns)
@@ -101,9 +98,6 @@ def payoff_ratio(returns: ArrayLike) -> float | None:
     return ratio(float(gains.mean()), float(-losses.mean())) if gains.size and losses.size else None
 
 
-# --- risk --------------------------------------------------------------------------------------------------
-
-
 def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`std(r) · √periods`, sample standard deviation."""
     values = known(returns)
@@ -157,9 +151,6 @@ def tail_ratio(returns: ArrayLike) -> float | None:
     return ratio(abs(float(np.percentile(values, 95))), abs(float(np.percentile(values, 5))))
 
 
-# --- ratios ------------------------------------------------------------------------------------------------
-
-
 def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`mean(r) / std(r) · √periods`, risk-free rate 0."""
     values = known(returns)
@@ -195,9 +186,6 @@ def stability(returns: ArrayLike) -> float | None:
         return None
     correlation = float(np.corrcoef(np.arange(curve.size), curve)[0, 1])
     return finite(correlation**2)
-
-
-# --- drawdown ----------------------------------------------------------------------------------------------
 
 
 def drawdowns(returns: ArrayLike) -> Array:

@@ -20,6 +20,11 @@ def session_ends(session: ArrayLike) -> NDArray[np.int64]:
     return np.append(np.flatnonzero(np.diff(numbers)), numbers.size - 1).astype(np.int64)
 
 
+def session_starts(session: ArrayLike) -> NDArray[np.int64]:
+    """Index of the first bar of each session, `[S]`. `session`: `[T]`, never decreasing, not empty."""
+    return np.append(0, session_ends(session)[:-1] + 1)
+
+
 def daily_equity(equity: ArrayLike, session: ArrayLike) -> Array:
     """The last value of each session: `[T]` (or `[T, B]`) and `[T]` -> `[S]` (or `[S, B]`)."""
     values: Array = np.asarray(equity, dtype=np.float64)[session_ends(session)]

@@ -37,17 +37,11 @@ EQUITY_COLUMNS = (
 PRICE_COLUMNS = ("minute", "session", "symbol", "close_usd")
 POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
 TRADE_COLUMNS: dict[str, str] = {
-    "decision_bar": "int64",
-    "fill_bar": "int64",
-    "decision_time": "datetime64[ns, UTC]",
-    "fill_time": "datetime64[ns, UTC]",
-    "symbol": "str",
-    "shares": "float64",
-    "price_usd": "float64",
-    "notional_usd": "float64",
-    "cost_usd": "float64",
+    "decision_bar": "int64", "fill_bar": "int64",
+    "decision_time": "datetime64[ns, UTC]", "fill_time": "datetime64[ns, UTC]",
+    "symbol": "str", "shares": "float64", "price_usd": "float64", "notional_usd": "float64", "cost_usd": "float64",
     "kind": "str",
-}
+}  # fmt: skip
 """One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`, `forced` (the symbol
 ended, or a margin call) or `ruin` (the account was closed)."""
 _TABLES = {
@@ -238,12 +232,8 @@ class _Files(Mapping[str, Any]):
         return len(_READERS)
 
 
-def _context(folder: Folder) -> dict[str, Any]:
-    return folder.json("context.json") if folder.exists("context.json") else {}
-
-
-def _honesty(folder: Folder) -> dict[str, Any]:
-    return folder.json("honesty.json") if folder.exists("honesty.json") else {}
+def _record(folder: Folder, name: str) -> dict[str, Any]:
+    return folder.json(name) if folder.exists(name) else {}
 
 
 def _sensitivity(folder: Folder) -> list[dict[str, Any]]:
@@ -301,7 +291,7 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "positions": lambda folder: _table(folder, "positions"),
     "prices": lambda folder: _table(folder, "prices"),
     "trades": lambda folder: _table(folder, "trades"),
-    "context": _context,
-    "honesty": _honesty,
+    "context": lambda folder: _record(folder, "context.json"),
+    "honesty": lambda folder: _record(folder, "honesty.json"),
     "sensitivity": _sensitivity,
 }

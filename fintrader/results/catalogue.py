@@ -28,7 +28,8 @@ CAPACITY_SHARE = 0.5
 CAPACITY_IMPACT_BPS_PER_MILLION = 10.0
 
 
-class History(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class History:
     """What the numbers are computed from: one strategy over T bars and N assets."""
 
     minutes: NDArray[np.int64]
@@ -36,21 +37,22 @@ class History(NamedTuple):
     session: NDArray[np.int64]
     """`[T]`: number of the trading session."""
     equity: Array
-    """`[T]` USD at each bar's close; the first is the starting capital."""
+    """`[T]` USD at each bar's close; `equity[0]` is the starting capital, nothing has been traded by then."""
     benchmark: Array
     """`[T]`: level of the index."""
     shares: Array
-    """`[T, N]` held at each bar's close."""
+    """`[T, N]` held at each bar's close, before the orders decided at that close."""
     mark: Array
-    """`[T, N]` USD: the price each position is marked at."""
+    """`[T, N]` USD: the price each position is marked at; 0 before a symbol's first bar."""
     costs_usd: Array
-    """`[T]`."""
+    """`[T]` fees, spread, impact and interest, at the bar whose equity they first reduce."""
     turnover_usd: Array
-    """`[T]`: notional bought and sold."""
+    """`[T]` notional bought and sold, at the same bars."""
     trades: pd.DataFrame
-    """One row a fill, columns `backtest_files.TRADE_COLUMNS`."""
+    """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not;
+    `kind` is `order`, `forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
     has_positions: bool = True
-    """False for a curve that was not traded here (the index)."""
+    """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
 
 
 class _Sample:

@@ -11,7 +11,6 @@ from fintrader.results.formatting import moment, number
 from fintrader.runs import MANIFEST_FORMAT
 
 Status = Literal["running", "finished", "interrupted", "broken"]
-STAGES = ("data", "tournament", "backtest")
 
 
 @dataclass(frozen=True)
@@ -104,22 +103,18 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
     done = isinstance(finished, str) and moment(finished) is not None
     versions = values.get("versions")
     stages = values.get("stages")
+    words = ("created", "finished", "device", "market", "data_hash", "config_hash")
+    known: dict[str, Any] = {key: _text(values.get(key)) for key in words}
+    known |= {key: _whole(values.get(key)) for key in ("seed", "trials")}
     return Summary(
         name=name,
         status="broken" if problem else "finished" if done else "interrupted",
         problem=problem,
-        created=_text(values.get("created")),
-        finished=_text(finished),
-        seed=_whole(values.get("seed")),
-        device=_text(values.get("device")),
-        trials=_whole(values.get("trials")),
         command=_command(values.get("command")),
-        market=_text(values.get("market")),
-        data_hash=_text(values.get("data_hash")),
-        config_hash=_text(values.get("config_hash")),
         versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
         stages=({str(k): v for k, v in stages.items() if isinstance(v, dict)} if isinstance(stages, dict) else {}),
         metrics=strategies,
+        **known,
     )
 
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.build import assemble, build_market, load_market, make_market
+from fintrader.data.build import assemble, build_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
+from fintrader.data.load import load_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.data.build import load_market
+from fintrader.data.load import load_market
 from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, ConfigError

@@ -15,7 +15,6 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.universe import (
     UniverseSettings,
     companies,
-    compare,
     describe,
     index_membership,
     member_days,
@@ -87,16 +86,6 @@ def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
     assert table[0, 7]
     count = member_days(sorted(members), members, dates, {})[0].sum()
     assert 100 <= count <= 125  # two tickers for some companies
-
-
-def test_compare_lists_runs_of_days() -> None:
-    dates = np.arange("2016-01-04", "2016-01-09", dtype="datetime64[D]")
-    ours = {"AAA": [(dt.date(2016, 1, 4), dt.date(2016, 1, 6))], "BBB": [(dt.date(2016, 1, 1), None)]}
-    theirs = {"AAA": [(dt.date(2016, 1, 5), dt.date(2016, 1, 8))], "BBB": [(dt.date(2016, 1, 1), None)]}
-    assert compare(ours, theirs, dates) == [
-        ("AAA", dt.date(2016, 1, 4), dt.date(2016, 1, 4), "ours", 1),
-        ("AAA", dt.date(2016, 1, 6), dt.date(2016, 1, 7), "theirs", 2),
-    ]
 
 
 def growth(close: np.ndarray, held: np.ndarray) -> float:

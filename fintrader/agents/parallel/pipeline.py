@@ -69,8 +69,6 @@ class PipelinedAgent:
         self._take_over()
         self.agent.anneal(fraction)
 
-    # --- the training loop's side ----------------------------------------------------------------------
-
     def act(self, obs: Tensor) -> Tensor:
         """Exploring actions `[B, N]` of the networks last taken over."""
         self._front.replay = self.agent.replay
@@ -110,8 +108,6 @@ class PipelinedAgent:
             for mine, theirs in zip(self._front.actor.parameters(), self.agent.actor.parameters(), strict=True):
                 mine.copy_(theirs)
 
-    # --- the thread's side -----------------------------------------------------------------------------
-
     def _learn(self, count: int) -> None:
         agent = self.agent
         assert agent.replay is not None
@@ -130,8 +126,6 @@ class PipelinedAgent:
                     self._stream.synchronize()  # whoever reads the weights comes after, and the sample is free again
         finally:
             self._drawn.set()
-
-    # --- state -----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         """The agent's state, with the random stream of the side that acts."""

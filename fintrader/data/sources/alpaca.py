@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from pydantic import Field
 
-from fintrader.data.bars import Array, Bars
+from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.sources.vendor import Busy, VendorSettings
 from fintrader.errors import DataError
 
@@ -67,11 +67,9 @@ class Alpaca:
         from alpaca.data.requests import StockBarsRequest
         from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
 
-        number, unit = {
-            "1m": (1, TimeFrameUnit.Minute),
-            "5m": (5, TimeFrameUnit.Minute),
-            "1d": (1, TimeFrameUnit.Day),
-        }[self.settings.interval]
+        number, unit = {"1m": (1, TimeFrameUnit.Minute), "5m": (5, TimeFrameUnit.Minute), "1d": (1, TimeFrameUnit.Day)}[
+            self.settings.interval
+        ]
         midnight = dt.time(tzinfo=_NEW_YORK)
         request = StockBarsRequest(
             symbol_or_symbols=list(symbols),
@@ -121,18 +119,12 @@ class Alpaca:
         ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
         if self.daily:  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
-
-        def column(key: str) -> Array:
-            return np.array([row[key] for row in rows], dtype=np.float64)
-
+        # Alpaca calls columns by their first letters.
+        columns: dict[str, Any] = {name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS}
         return Bars(
             ts=ts.astype(np.int64),
             symbol=np.zeros(len(rows), dtype=np.int32),
             symbols=(symbol,),
-            open=column("o"),
-            high=column("h"),
-            low=column("l"),
-            close=column("c"),
-            volume=column("v"),
             origin="alpaca",
+            **columns,
         )

@@ -37,34 +37,27 @@ class Feed(Protocol):
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Do what takes long: read files, ask vendors. Raises DataError."""
-        ...
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """What identifies the bars, as plain JSON without any path."""
-        ...
 
     @property
     def actions(self) -> tuple[Action, ...]:
         """Splits and dividends that the source itself announces."""
-        ...
 
     @property
     def symbols(self) -> list[str]:
         """Symbols that have bars, sorted."""
-        ...
 
     def span(self) -> tuple[int, int]:
         """First and last time of all bars (int64 nanoseconds)."""
-        ...
 
     def bars(self, symbol: str) -> Bars:
         """All bars of one symbol as the source had them."""
-        ...
 
     def index(self, grid: SessionGrid) -> Array | None:
         """`[T]` level of the source's own index at each bar's close, None where it has none."""
-        ...
 
 
 class FilesFeed:
@@ -184,28 +177,10 @@ class MadeFeed:
                 self._made = self._make()
                 task.advance()
 
-    @property
-    def _ready(self) -> MemoryFeed:
+    def __getattr__(self, name: str) -> Any:
+        """All else is the bars' own: symbols, span, actions, index."""
         self.prepare()
-        assert self._made is not None
-        return self._made
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return self._ready.actions
-
-    @property
-    def symbols(self) -> list[str]:
-        return self._ready.symbols
-
-    def span(self) -> tuple[int, int]:
-        return self._ready.span()
-
-    def bars(self, symbol: str) -> Bars:
-        return self._ready.bars(symbol)
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        return self._ready.index(grid)
+        return getattr(self._made, name)
 
 
 def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:

@@ -302,9 +302,7 @@ def _open_csv(file: BarFile, wanted: list[str] | None, types: dict[str, pa.DataT
     if file.path.lower().endswith(".gz") or (file.member or "").lower().endswith(".gz"):
         source = pa.CompressedInputStream(pa.OSFile(source) if isinstance(source, str) else source, "gzip")
     return pa_csv.open_csv(
-        source,
-        read_options=pa_csv.ReadOptions(block_size=32 << 20, use_threads=False),
-        convert_options=options,
+        source, read_options=pa_csv.ReadOptions(block_size=32 << 20, use_threads=False), convert_options=options
     )
 
 

@@ -72,9 +72,6 @@ def frames_feed(frames: Frames, source: FilesSettings, *, zoned: bool, calendar:
     return MemoryFeed(bars, {"kind": "frames", "sha256": _digest(bars)}), length
 
 
-# --- one long table ------------------------------------------------------------------------------------------------
-
-
 def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
     """All bars in one table, its columns called as `source.columns` says; extra columns as they are."""
     if isinstance(frames, pd.DataFrame):
@@ -155,9 +152,6 @@ def _word(role: str) -> str:
 def _some(columns: Any) -> str:
     listed = [str(column) for column in columns]
     return ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "") or "no column"
-
-
-# --- times -----------------------------------------------------------------------------------------------------------
 
 
 def _whole_days(times: pd.Series[Any]) -> bool:

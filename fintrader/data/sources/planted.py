@@ -34,7 +34,6 @@ class Layout(Protocol):
 
     def split(self, obs: Tensor) -> Mapping[str, Tensor]:
         """Parts named account, holdings `[B, N]`, features `[B, N, F]`, tradable, context."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -220,11 +220,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
         ts=np.tile(grid.minutes, num_symbols)[keep],
         symbol=np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
         symbols=symbols,
-        open=column(open_),
-        high=column(high),
-        low=column(low),
-        close=column(close),
-        volume=column(volume),
+        **{name: column(values) for name, values in (prices | {"volume": volume}).items()},
         extras={name: column(values) for name, values in extras.items()},
         origin="synthetic market",
     )

@@ -65,18 +65,15 @@ class Vendor(Protocol):
     @property
     def identity(self) -> Mapping[str, Any]:
         """What decides the bars besides ticker and day: interval, feed, adjustment."""
-        ...
 
     def earliest(self, today: dt.date) -> dt.date | None:
         """First day that the vendor still has, None when it is not known."""
-        ...
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
         """Bars of the days `first` to `last` by ticker; a ticker without bars may be absent.
 
         Raises Busy for what may pass and DataError for what will not.
         """
-        ...
 
 
 class VendorFeed:

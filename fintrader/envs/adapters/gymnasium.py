@@ -59,13 +59,11 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         market: MarketTensors | Path | str | None = None,
         settings: EnvSettings | None = None,
         *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        record: bool = False,
         render_mode: None = None,
+        **options: Any,
     ) -> None:
-        """See `TradingEnv`; without a market it trades `built_in_market()`.
+        """`options` are those of `TradingEnv`: device, dtype, seed, record. Without a market it trades
+        `built_in_market()`.
 
         The episode's end is reported by `truncated`, ruin by `terminated`.
         """
@@ -73,12 +71,9 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
             built_in_market() if market is None else market,
             settings,
             num_envs=1,
-            device=device,
-            dtype=dtype,
-            seed=seed,
             autoreset_mode=AutoresetMode.DISABLED,
-            record=record,
             copy=False,
+            **options,
         )
         self.render_mode = render_mode
         self.action_space = self.vector_env.single_action_space
@@ -99,13 +94,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
             raise EnvError(f"the action must be floating point, got {action.dtype}")
         batch = torch.as_tensor(action, dtype=torch.float32, device=self.vector_env.device).unsqueeze(0)
         obs, reward, terminated, truncated, info = self.vector_env.step(batch)
-        return (
-            _first(obs),
-            float(reward[0]),
-            bool(terminated[0]),
-            bool(truncated[0]),
-            {k: _first(v) for k, v in info.items()},
-        )
+        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
 
 def _first(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -12,13 +12,12 @@ from fintrader.envs.dynamics import MarketView
 from fintrader.envs.ledger import Account
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
+from fintrader.envs.state import Endowment
 
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
 MODES = {
-    AutoresetMode.SAME_STEP: SAME_STEP,
-    AutoresetMode.NEXT_STEP: NEXT_STEP,
-    AutoresetMode.DISABLED: DISABLED,
-}
+    AutoresetMode.SAME_STEP: SAME_STEP, AutoresetMode.NEXT_STEP: NEXT_STEP, AutoresetMode.DISABLED: DISABLED,
+}  # fmt: skip
 OTHER, LOG_RETURN, PROFIT = 0, 1, 2  # rewards: what a kernel prepares for torch to finish
 WORTHS = {"log_return": LOG_RETURN, "profit": PROFIT}
 BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of `ints`
@@ -26,6 +25,22 @@ CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of `floats`; those below describe
 STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
 TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
 FILL, MARK = 0, 1  # the two prices of a bar in `quotes`
+StepResult = tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Account, reward `[B]` float32, terminated, truncated, either, observation, final observation."""
+
+
+def why_not_any_kernel(settings: EnvSettings, dtype: torch.dtype, *, record: bool, own: dict[str, bool]) -> str | None:
+    """Why a fused kernel cannot take this environment, or None; `own` are the reasons of one kernel, true or not."""
+    reasons = own | {
+        "it computes in float32": dtype != torch.float32,
+        "it trades whole shares": settings.fractional,
+        "it is long-only": settings.short,
+        "it has no impact": settings.impact_bps_per_million_usd > 0.0,
+        "it has no least commission": settings.min_commission_usd > 0.0,
+        "it decides at every bar": settings.decision_interval > 1,
+        "it keeps no record": record,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 class Buffers(NamedTuple):
@@ -52,19 +67,12 @@ class Buffers(NamedTuple):
 
     def account(self, memory: Tensor) -> Account:
         """The accounts in these buffers, which share their memory."""
+        ints, floats = self.ints, self.floats
         return Account(
-            bar=self.ints[BAR],
-            cash=self.floats[CASH],
-            shares=self.shares,
-            equity=self.floats[EQUITY],
-            peak_equity=self.floats[PEAK],
-            first_equity=self.floats[FIRST],
-            start_bar=self.ints[START],
-            end_bar=self.ints[END],
-            episode=self.ints[EPISODE],
-            memory=memory,
+            bar=ints[BAR], cash=floats[CASH], shares=self.shares, equity=floats[EQUITY], peak_equity=floats[PEAK],
+            first_equity=floats[FIRST], start_bar=ints[START], end_bar=ints[END], episode=ints[EPISODE], memory=memory,
             finished=self.flags[FINISHED],
-        )
+        )  # fmt: skip
 
 
 def copy_account(source: Account, target: Account) -> None:
@@ -108,3 +116,44 @@ def finish_reward(
                 prior[:, 1] = settings.sharpe_prior_volatility**2
                 memory = torch.where(fresh.unsqueeze(1), prior, memory)
     return value if settings.reward_scale == 1.0 else settings.reward_scale * value, memory
+
+
+class KernelStep:
+    """What the fused steps share: a kernel bound to one market and one set of settings."""
+
+    def __init__(
+        self,
+        view: MarketView,
+        settings: EnvSettings,
+        reward: Reward,
+        mode: AutoresetMode,
+        num_envs: int,
+        *,
+        reuse: bool,
+    ) -> None:
+        self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
+        self._worth = WORTHS.get(settings.reward, OTHER)
+        self._flat = settings.observation == "flat"
+        self._device, self._count, self._num_assets = view.mark.device, num_envs, view.mark.shape[1]
+        self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
+        self.final_bar = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
+        """`[B]`: the bar each account stood at before it was reset."""
+
+    def __call__(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+        """One decision of every account."""
+        raise NotImplementedError
+
+    def restore(self, obs: Any) -> None:
+        """Put the last observation back where it was given out, after a step that failed."""
+
+    def _new_buffers(self) -> Buffers:
+        return Buffers.empty(self._count, self._num_assets, self._device)
+
+    def _finish(self, account: Account, new: Buffers) -> tuple[Tensor, Tensor]:
+        """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `account` to `new`."""
+        return finish_reward(account, new, self._settings, self._reward, self._mode)
+
+    def _result(self, after: Account, reward: Tensor, new: Buffers, obs: Tensor, final: Tensor) -> StepResult:
+        self.final_bar = new.ints[FINAL_BAR]
+        flags = new.flags
+        return after, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, final

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,20 +17,14 @@ from torch import Tensor
 
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.kernels.buffers import (
-    DONE,
-    FINAL_BAR,
-    MODES,
-    OTHER,
     SAME_STEP,
-    TERMINATED,
-    TRUNCATED,
-    WORTHS,
     Buffers,
+    KernelStep,
+    StepResult,
     copy_account,
-    finish_reward,
     pack_quotes,
+    why_not_any_kernel,
 )
-from fintrader.envs.kernels.step import why_not_any_kernel
 from fintrader.envs.ledger import Account
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import REWARDS, EnvSettings
@@ -47,12 +42,11 @@ def why_not_triton(settings: EnvSettings, device: torch.device, dtype: torch.dty
         "triton is not installed": importlib.util.find_spec("triton") is None,
         "it runs on CUDA": device.type != "cuda" and not interpreted(),
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or why_not_any_kernel(settings, dtype, record=record)
+    return why_not_any_kernel(settings, dtype, record=record, own=reasons)
 
 
-class TritonStep:
-    """The kernel, bound to one market and one set of settings. Raises ImportError without triton."""
+class TritonStep(KernelStep):
+    """The CUDA kernel. Raises ImportError without triton."""
 
     def __init__(
         self,
@@ -68,16 +62,9 @@ class TritonStep:
         that stay where they are can be captured in a CUDA graph."""
         from fintrader.envs.kernels import cuda
 
+        super().__init__(view, settings, reward, mode, num_envs, reuse=reuse)
         self._kernel = cuda.step_kernel
-        self._settings = settings
-        self._reward = reward
-        self._mode = MODES[mode]
-        self._flat = settings.observation == "flat"
-        self._count, self._num_assets = num_envs, view.mark.shape[1]
-        self._device = view.mark.device
-        self._reuse = reuse
         market_width = view.rows.shape[1]
-        self._width = 4 + self._num_assets + (market_width if self._flat else 0)
         self._dtype = view.rows.dtype
         rules = torch.zeros(6, dtype=torch.float64)
         rules[cuda.RATE] = settings.fee_rate + settings.spread_rate
@@ -103,14 +90,12 @@ class TritonStep:
             "TURBULENT": settings.turbulence_column is not None,
             "BANDED": settings.rebalance_band > 0.0,
             "ENDS": view.ends,
-            "WORTH": WORTHS.get(settings.reward, OTHER),
+            "WORTH": self._worth,
             "EVERY_FINAL": not reuse,
             "num_warps": 4,
             "enable_fp_fusion": False,  # as torch rounds: a product, then a sum
         }
         self._num_bars = view.mark.shape[0]
-        self.final_bar = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
-        """`[B]`: the bar each account stood at before it was reset."""
         self._current = 0
         self._known: tuple[Account | None, Buffers | None] = (None, None)
         self._given: tuple[Endowment | None, Tensor | None] = (None, None)
@@ -128,10 +113,8 @@ class TritonStep:
             self._rewards = torch.zeros(num_envs, device=self._device)
             self._graphs = self._capture() if self._device.type == "cuda" else None
 
-    def __call__(
-        self, account: Account, endow: Endowment, key: Tensor, action: Tensor
-    ) -> tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Account, reward `[B]` float32, terminated, truncated, either, observation, final observation.
+    def __call__(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+        """One decision of every account.
 
         With `reuse` only the final observation's rows of accounts that finished are written. Observations are
         `[B, D]`, or `[B, A + N]` where they are factored.
@@ -141,9 +124,7 @@ class TritonStep:
     def restore(self, obs: Any) -> None:
         """Nothing was harmed: actions are looked at before the launch, or not at all."""
 
-    def _afresh(
-        self, account: Account, endow: Endowment, key: Tensor, action: Tensor
-    ) -> tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _afresh(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into new buffers."""
         known, old = self._known
         if account is not known or old is None:
@@ -152,14 +133,12 @@ class TritonStep:
         new, obs = self._new_buffers(), self._new_obs()
         final = self._new_obs() if self._mode == SAME_STEP else obs
         self._launch((action.detach().contiguous(), key, *endow), old, new, obs, final)
-        reward, memory = finish_reward(account, new, self._settings, self._reward, self._mode)
+        reward, memory = self._finish(account, new)
         after = new.account(memory)
         self._known = (after, new)
-        return self._result(after, reward.to(torch.float32), new, obs, final)
+        return self._result(after, reward, new, obs, final)
 
-    def _replay(
-        self, account: Account, endow: Endowment, key: Tensor, action: Tensor
-    ) -> tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _replay(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into the buffers of this environment, by a graph where there is one."""
         current = self._current
         old, new = self._buffers[current], self._buffers[1 - current]
@@ -179,10 +158,8 @@ class TritonStep:
         after = new.account(self._memory[1 - current])
         reward = self._rewards
         if not self._reward_inside:
-            value, memory = finish_reward(
-                old.account(self._memory[current]), new, self._settings, self._reward, self._mode
-            )
-            reward, after = value.to(torch.float32), after._replace(memory=memory)
+            reward, memory = self._finish(old.account(self._memory[current]), new)
+            after = after._replace(memory=memory)
         self._known, self._current = (after, new), 1 - current
         return self._result(after, reward, new, obs, final)
 
@@ -196,8 +173,7 @@ class TritonStep:
         old, new = self._buffers[current], self._buffers[1 - current]
         self._launch(self._inputs, old, new, *self._outputs)
         if self._reward_inside:
-            before = old.account(self._memory[current])
-            reward, memory = finish_reward(before, new, self._settings, self._reward, self._mode)
+            reward, memory = self._finish(old.account(self._memory[current]), new)
             self._rewards.copy_(reward)
             self._memory[1 - current].copy_(memory)
 
@@ -225,21 +201,8 @@ class TritonStep:
         arguments = (
             *self._market, *given, *_plain(old), *_plain(new), obs, final, self._count, self._num_bars,
         )  # fmt: skip
-        if self._device.type == "cuda":
-            with torch.cuda.device(self._device):
-                self._kernel[(self._count,)](*arguments, **self._options)
-        else:
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._kernel[(self._count,)](*arguments, **self._options)
-
-    def _result(
-        self, after: Account, reward: Tensor, new: Buffers, obs: Tensor, final: Tensor
-    ) -> tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        self.final_bar = new.ints[FINAL_BAR]
-        flags = new.flags
-        return after, reward, flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, final
-
-    def _new_buffers(self) -> Buffers:
-        return Buffers.empty(self._count, self._num_assets, self._device)
 
     def _new_obs(self, count: int | None = None) -> Tensor:
         return torch.empty(count or self._count, self._width, dtype=self._dtype, device=self._device)

@@ -112,18 +112,9 @@ def _note(
 
 @njit(error_model="numpy", cache=True)
 def _order(
-    action: Any,
-    bar: int,
-    state: Any,
-    held: Any,
-    rules: Any,
-    flags: Any,
-    market: Any,
-    book: Any,
-    fills: Any,
-    count: int,
-    work: Any,
-) -> int:
+    action: Any, bar: int, state: Any, held: Any, rules: Any, flags: Any, market: Any, book: Any, fills: Any,
+    count: int, work: Any,
+) -> int:  # fmt: skip
     """Carry an action out; returns the number of fills noted so far."""
     mark, fill, buyable, risk_off, _ = market
     want, kept, closing, opening = work
@@ -191,18 +182,9 @@ def _close(
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def decide_and_wait(
-    action: Any,
-    times: Any,
-    state: Any,
-    held: Any,
-    rules: Any,
-    flags: Any,
-    market: Any,
-    book: Any,
-    fills: Any,
-    count: int,
-    work: Any,
-) -> tuple[int, int, bool]:
+    action: Any, times: Any, state: Any, held: Any, rules: Any, flags: Any, market: Any, book: Any, fills: Any,
+    count: int, work: Any,
+) -> tuple[int, int, bool]:  # fmt: skip
     """Order at `times[0]` (an empty `action`: nothing), then mark every bar up to `times[1]`.
 
     `times`: bar, bar to stop at, decision interval. `rules`: fee, spread and impact rates, least commission, rebalance

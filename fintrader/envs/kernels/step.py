@@ -19,17 +19,13 @@ from torch import Tensor
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.kernels.buffers import (
     DONE,
-    FINAL_BAR,
-    MODES,
-    OTHER,
     SAME_STEP,
-    TERMINATED,
-    TRUNCATED,
-    WORTHS,
     Buffers,
+    KernelStep,
+    StepResult,
     copy_account,
-    finish_reward,
     pack_quotes,
+    why_not_any_kernel,
 )
 from fintrader.envs.ledger import Account
 from fintrader.envs.reward import Reward
@@ -45,20 +41,6 @@ _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
 
-def why_not_any_kernel(settings: EnvSettings, dtype: torch.dtype, *, record: bool) -> str | None:
-    """Why no fused kernel, on CPU or CUDA, can take this environment, or None."""
-    reasons = {
-        "it computes in float32": dtype != torch.float32,
-        "it trades whole shares": settings.fractional,
-        "it is long-only": settings.short,
-        "it has no impact": settings.impact_bps_per_million_usd > 0.0,
-        "it has no least commission": settings.min_commission_usd > 0.0,
-        "it decides at every bar": settings.decision_interval > 1,
-        "it keeps no record": record,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
 def why_not_fused(settings: EnvSettings, device: torch.device, dtype: torch.dtype, *, record: bool) -> str | None:
     """Why the kernel cannot take this environment, or None if it can."""
     reasons = {
@@ -66,12 +48,11 @@ def why_not_fused(settings: EnvSettings, device: torch.device, dtype: torch.dtyp
         "it makes float32 observations": settings.observation_dtype != "float32",
         "it shows one bar at a time": settings.lookback > 1,
     }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or why_not_any_kernel(settings, dtype, record=record)
+    return why_not_any_kernel(settings, dtype, record=record, own=reasons)
 
 
-class FusedStep:
-    """The kernel, bound to one market and one set of settings."""
+class FusedStep(KernelStep):
+    """The CPU kernel."""
 
     def __init__(
         self,
@@ -90,14 +71,8 @@ class FusedStep:
         """
         from fintrader.envs.kernels import batch
 
+        super().__init__(view, settings, reward, mode, num_envs, reuse=reuse)
         self._kernel = batch
-        self._mode = MODES[mode]
-        self._settings = settings
-        self._reward = reward
-        self._worth = WORTHS.get(settings.reward, OTHER)
-        self._flat = settings.observation == "flat"
-        self._num_assets = view.mark.shape[1]
-        self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
         self._stream = self._flat and num_envs * self._width * 4 > STREAM_ABOVE_BYTES
         quotes = pack_quotes(view)
         self._market = (
@@ -109,20 +84,10 @@ class FusedStep:
             view.risk_off.numpy(),
         )
         self._rules = (
-            settings.action == "target",
-            settings.fill == "close",
-            settings.random_start,
-            settings.fee_rate + settings.spread_rate,
-            settings.ruin_fraction,
-            settings.max_shares,
-            settings.dead_band,
-            settings.rebalance_band,
-            settings.turbulence_column is not None,
-        )
-        self._count = num_envs
-        self.final_bar = torch.zeros(num_envs, dtype=torch.int64)
-        """`[B]`: the bar each account stood at before it was reset."""
-        self._reuse = reuse
+            settings.action == "target", settings.fill == "close", settings.random_start,
+            settings.fee_rate + settings.spread_rate, settings.ruin_fraction, settings.max_shares, settings.dead_band,
+            settings.rebalance_band, settings.turbulence_column is not None,
+        )  # fmt: skip
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
         self._known: tuple[Account | None, _Arrays] = (None, ())
@@ -136,7 +101,7 @@ class FusedStep:
 
     def _generation(self) -> tuple[Buffers, _Arrays, Account]:
         """Fresh buffers, their arrays, and the account in them (its memory is replaced in every step)."""
-        buffers = Buffers.empty(self._count, self._num_assets, self._obs.device)
+        buffers = self._new_buffers()
         return buffers, tuple(value.numpy() for value in buffers), buffers.account(buffers.floats)
 
     def _pack(self, account: Account) -> _Arrays:
@@ -145,10 +110,8 @@ class FusedStep:
         copy_account(account, views)
         return arrays
 
-    def __call__(
-        self, account: Account, endow: Endowment, key: Tensor, action: Tensor
-    ) -> tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Account, reward `[B]` float32, terminated, truncated, either, observation, final observation.
+    def __call__(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+        """One decision of every account.
 
         Without `reuse` the final observation's other rows hold the observation. Observations are `[B, D]`, or
         `[B, A + N]` where they are factored. Raises EnvError for an action that is not finite; the account that was
@@ -171,16 +134,13 @@ class FusedStep:
         if ended < 0:
             self._generations.reverse()
             raise EnvError("actions contain NaN or infinity; check the policy's output")
-        self.final_bar = new.ints[FINAL_BAR]
-        reward, memory = finish_reward(account, new, self._settings, self._reward, self._mode)
+        reward, memory = self._finish(account, new)
         after = views._replace(memory=memory)
         self._known = (after, arrays)
-        flags = new.flags
-        done = flags[DONE]
         final = obs
         if ended and self._mode == SAME_STEP:
-            final = self._final if self._reuse else torch.where(done.unsqueeze(1), self._final, obs)
-        return after, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], done, obs, final
+            final = self._final if self._reuse else torch.where(new.flags[DONE].unsqueeze(1), self._final, obs)
+        return self._result(after, reward, new, obs, final)
 
     def restore(self, obs: Any) -> None:
         """Put the last observation back where it was given out, after a step that failed."""

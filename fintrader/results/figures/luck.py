@@ -15,6 +15,22 @@ _OTHERS, _OURS, _WARN = "#c3cdd6", "#0b4f9e", "#b42318"
 MOST_BARS, BINS = 300, 60
 
 
+def _point(
+    figure: go.Figure,
+    x: float,
+    label: str,
+    marker: Mapping[str, Any],
+    hover: str,
+    ends: tuple[float, float] | None = None,
+) -> None:
+    """A marker in the row `label`, with its interval where it has one."""
+    low, high = ends or (x, x)
+    bars = {"type": "data", "symmetric": False, "array": [high - x], "arrayminus": [x - low], "thickness": 2}
+    hover = f"{hover}<extra></extra>"
+    trace = go.Scatter(x=[x], y=[label], mode="markers", marker=marker, hovertemplate=hover)
+    figure.add_trace(trace if ends is None else trace.update(error_x=bars))
+
+
 def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -> go.Figure:
     """Where the result stands among random static portfolios. `found`: `random_portfolios`."""
     counts, edges = np.array(found["histogram"]["counts"]), np.array(found["histogram"]["edges"])
@@ -44,35 +60,12 @@ def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -
 def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
     """The Sharpe ratio with its interval beside what the best of the trials shows without skill. `found`: `sharpe`."""
     figure = go.Figure()
-    figure.add_trace(
-        go.Scatter(
-            x=[found["sharpe"]],
-            y=["this result"],
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [found["high"] - found["sharpe"]],
-                "arrayminus": [found["sharpe"] - found["low"]],
-                "thickness": 2,
-            },
-            mode="markers",
-            marker={"size": 13, "color": _OURS},
-            hovertemplate="Sharpe %{x:.2f}<extra></extra>",
-        )
-    )
-    bars = [("luck, all trials", found.get("expected_best"))]
-    bars.append(("luck, effective trials", found.get("expected_best_effective")))
-    for label, value in bars:
-        if value is not None:
-            figure.add_trace(
-                go.Scatter(
-                    x=[value],
-                    y=[label],
-                    mode="markers",
-                    marker={"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}},
-                    hovertemplate="expected Sharpe %{x:.2f}<extra></extra>",
-                )
-            )
+    ends = found["low"], found["high"]
+    _point(figure, found["sharpe"], "this result", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}", ends)
+    mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
+    for label, key in (("luck, all trials", "expected_best"), ("luck, effective trials", "expected_best_effective")):
+        if found.get(key) is not None:
+            _point(figure, found[key], label, mark, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
     figure = layout(figure, "Sharpe ratio, 95 % interval, and what luck shows", "", height=240)
     figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
@@ -103,22 +96,9 @@ def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     """Annualised excess over every baseline with its bootstrap interval. `found`: `excess`."""
     figure = go.Figure()
     for position, (name, row) in enumerate(found.items()):
-        figure.add_trace(
-            go.Scatter(
-                x=[row["excess"]],
-                y=[title_of(name)],
-                error_x={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [row["high"] - row["excess"]],
-                    "arrayminus": [row["excess"] - row["low"]],
-                    "thickness": 2,
-                },
-                mode="markers",
-                marker={"size": 11, "color": colour_of(name, position)},
-                hovertemplate=f"excess %{{x:+.1%}} a year, p = {row['p_value']:.3f}<extra></extra>",
-            )
-        )
+        marker = {"size": 11, "color": colour_of(name, position)}
+        hover = f"excess %{{x:+.1%}} a year, p = {row['p_value']:.3f}"
+        _point(figure, row["excess"], title_of(name), marker, hover, (row["low"], row["high"]))
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     figure = layout(figure, "Excess return a year over each baseline, 95 % interval", "", height=130 + 34 * len(found))
     figure.update_xaxes(tickformat="+.0%")

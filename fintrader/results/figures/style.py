@@ -16,34 +16,18 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.results.figures.downsample import keep
+from fintrader.results.strategies import BASELINES
 
 POINTS = 2000
 """Most points of a drawn curve."""
 INK, MUTED, GRID, ZERO = "#1f2933", "#616e7c", "#e4e7eb", "#9aa5b1"
 PALETTE = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#b35900", "#2f8f9d", "#7f6d5f")
 COLOURS = {
-    "ensemble": "#0b4f9e",
-    "policy": "#0b4f9e",
-    "best": "#2a9d8f",
-    "buy_and_hold": "#d9730d",
-    "equal_weight": "#9065b0",
-    "benchmark": "#616e7c",
-    "cash": "#a0a8b0",
-    "inverse_volatility": "#b35900",
-    "minimum_variance": "#7f6d5f",
-    "momentum": "#c14c8a",
-    "oracle": "#448361",
-}
-DASHES = {
-    "benchmark": "dot",
-    "cash": "dot",
-    "buy_and_hold": "dash",
-    "equal_weight": "dash",
-    "inverse_volatility": "dash",
-    "minimum_variance": "dash",
-    "momentum": "dash",
-    "oracle": "dashdot",
-}
+    "ensemble": "#0b4f9e", "policy": "#0b4f9e", "best": "#2a9d8f", "buy_and_hold": "#d9730d",
+    "equal_weight": "#9065b0", "benchmark": "#616e7c", "cash": "#a0a8b0", "inverse_volatility": "#b35900",
+    "minimum_variance": "#7f6d5f", "momentum": "#c14c8a", "oracle": "#448361",
+}  # fmt: skip
+DASHES = {"oracle": "dashdot"} | {name: "dot" if name in ("benchmark", "cash") else "dash" for name in BASELINES}
 
 
 def timezone_of(about: Mapping[str, Any]) -> str:

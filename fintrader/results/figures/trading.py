@@ -12,17 +12,7 @@ import plotly.graph_objects as go
 
 from fintrader.metrics import session_ends
 from fintrader.results.figures.curves import Session
-from fintrader.results.figures.style import (
-    DASHES,
-    INK,
-    MUTED,
-    ZERO,
-    colour_of,
-    layout,
-    lines,
-    time_axis,
-    title_of,
-)
+from fintrader.results.figures.style import DASHES, INK, MUTED, ZERO, colour_of, layout, lines, time_axis, title_of
 
 BUY, SELL = "#0b6e99", "#b42318"
 SHADES = (
@@ -33,9 +23,6 @@ APART = 8
 """Symbols whose weights are drawn apart, unless the reader chooses another number."""
 MOST_MARKS = 600
 """Most fills that are marked on a price."""
-
-
-# --- holdings ----------------------------------------------------------------------------------------------
 
 
 def weights_figure(
@@ -97,9 +84,6 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
     lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
     figure = layout(figure, "Costs so far", "USD", height=280)
     return figure.update_yaxes(rangemode="tozero").update_layout(showlegend=costs.shape[1] > 1)
-
-
-# --- fills on prices ---------------------------------------------------------------------------------------
 
 
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
@@ -199,9 +183,6 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any) -> None:
         )
 
 
-# --- other choices -----------------------------------------------------------------------------------------
-
-
 def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     """Return at every proportional cost, each a whole simulation. `rows`: the `cost_bps` rows of `sensitivity`."""
     ordered = sorted(rows, key=lambda row: float(row["setting"]))
@@ -243,11 +224,7 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
                 y=(profit - traded * steps / 1e4) / curve[0],
                 name=title_of(str(name)),
                 mode="lines",
-                line={
-                    "color": colour_of(str(name), position),
-                    "width": 2,
-                    "dash": DASHES.get(str(name), "solid"),
-                },
+                line={"color": colour_of(str(name), position), "width": 2, "dash": DASHES.get(str(name), "solid")},
                 hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>" + title_of(str(name)) + "</extra>",
             )
         )
