@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -170,37 +170,6 @@ def _merge(intervals: Iterable[Interval]) -> list[Interval]:
         else:
             merged.append((first, stop))
     return merged
-
-
-class Difference(NamedTuple):
-    """Sessions on which two lists disagree about a ticker."""
-
-    ticker: str
-    first: dt.date
-    last: dt.date
-    only_in: str
-    """Which of the two lists has it."""
-    sessions: int
-
-
-def compare(
-    ours: Mapping[str, Iterable[Interval]],
-    theirs: Mapping[str, Iterable[Interval]],
-    dates: Array,
-    names: tuple[str, str] = ("ours", "theirs"),
-) -> list[Difference]:
-    """Where two membership lists differ on the given sessions `[S]`, by ticker and run of sessions."""
-    tickers = sorted(set(ours) | set(theirs))
-    sides = [member_days(tickers, side, dates, {}) for side in (ours, theirs)]
-    found = []
-    for column, ticker in enumerate(tickers):
-        for number in (0, 1):
-            alone = sides[number][:, column] & ~sides[1 - number][:, column]
-            edges = np.flatnonzero(np.diff(np.concatenate([[0], alone.astype(np.int8), [0]])))
-            for start, stop in zip(edges[::2], edges[1::2], strict=True):
-                first, last = dates[start].item(), dates[stop - 1].item()
-                found.append(Difference(ticker, first, last, names[number], int(stop - start)))
-    return found
 
 
 def member_days(

@@ -6,21 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import known_optimum, time_to_return
+from benchmarks import time_to_return
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from fintrader.backtesting.account import make_account
-
-
-def test_cut_episodes_begin_anew_and_show_where_they_led() -> None:
-    env = known_optimum.QuadraticMarket(2000, episode_steps=4, seed=1)
-    obs, _ = env.reset(seed=1)
-    env.position += 1000 * known_optimum.UNIT
-    obs, _, terminated, truncated, info = env.step(torch.zeros(2000, 10))
-    assert not terminated.any()
-    assert 400 < int(truncated.sum()) < 600
-    assert bool((info["final_obs"][:, :10] > 900).all())
-    assert bool((obs[truncated][:, :10] < 10).all())
-    assert torch.equal(obs[~truncated], info["final_obs"][~truncated])
 
 
 def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:

@@ -23,12 +23,12 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.layers import AttentionEncoder, GruEncoder
+from fintrader.agents.layers import GruEncoder
 from fintrader.agents.networks import Actor, Critic
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
-from fintrader.envs.observation import split_columns, statistic_groups, window_of
+from fintrader.envs.observation import split_columns, window_of
 from fintrader.errors import ConfigError
 from tests.factories import joined, make_market, pick_assets
 
@@ -112,17 +112,6 @@ def test_the_gru_is_that_of_torch() -> None:
         torch.testing.assert_close(ours(window), theirs(window)[1][0])
 
 
-def test_attention_is_that_of_torch() -> None:
-    torch.manual_seed(0)
-    ours = AttentionEncoder(3, 5, BARS)
-    window = torch.randn(7, BARS, 3)
-    query, key = window[:, -1:] @ ours.query.weight, window @ ours.key.weight + ours.position
-    expected = nn.functional.scaled_dot_product_attention(query, key, window @ ours.value.weight)
-    torch.testing.assert_close(ours(window), expected[:, 0])
-    with torch.no_grad():  # it knows the order of the bars before
-        assert not torch.allclose(ours(window), ours(window[:, [1, 0, 2, 3]]))
-
-
 @pytest.mark.parametrize("kind", ["per_asset", "mlp"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_members_are_independent_networks(kind: str, encoder: str) -> None:
@@ -148,14 +137,6 @@ def test_permuting_assets_permutes_actions(encoder: str) -> None:
     agent.policy.normaliser.update(seen(market))
     with torch.no_grad():
         torch.testing.assert_close(agent.policy(seen(shuffled)), agent.policy(seen(market))[:, order])
-
-
-def test_bars_share_their_statistics() -> None:
-    groups, slices = statistic_groups(LAYOUT), LAYOUT.slices
-    row = groups[slices["features"].start :]
-    assert torch.equal(groups[slices["history"]], row.repeat(3))
-    assert torch.equal(groups.unique(), torch.arange(int(groups.max()) + 1))
-    assert ObservationLayout.from_json(LAYOUT.to_json()) == LAYOUT
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -134,21 +133,6 @@ def test_learners_learn_resume_and_pass_on(tmp_path: Path) -> None:
         assert torch.equal(
             child.state_dict()["optimisers.adam.0.exp_avg"], whole.state_dict()["optimisers.adam.0.exp_avg"]
         )
-
-
-def test_every_learner_has_its_own_accounts() -> None:
-    """With one account's rows changed, only the learner that has it takes another step."""
-    agent = on_policy("a2c", {**SMALL, "learners": 2}, Identity().layout, 0)
-    whole = rollout_of(8 * 4, 2, agent.head.latents, 1)
-    last = torch.arange(8 * 4) % 4 == 3
-    changed = whole._replace(obs=torch.where(last.unsqueeze(1), whole.obs + 1.0, whole.obs))
-    weights = []
-    for rollout in (whole, changed):
-        learners = BatchedLearners(copy.deepcopy(agent), 2)
-        learners.learn(rollout)
-        weights.append(learners.weights["parts.actor.mlp.layers.0.weight"].detach())
-    assert torch.equal(weights[0][0], weights[1][0])
-    assert not torch.equal(weights[0][1], weights[1][1])
 
 
 def test_learners_that_make_no_sense() -> None:

@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from fintrader.agents import PPO, ActionHeadSettings, FlatLayout, NetworkSettings, make_agent
+from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings, make_agent
 from fintrader.agents.action_head import ActionHead
-from fintrader.agents.layers import Dense
 from fintrader.agents.networks import Critic
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.envs.observation import ObservationLayout, holdings_of, num_actions, split_columns, statistic_groups
+from fintrader.envs.observation import ObservationLayout, holdings_of, statistic_groups
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from tests.factories import planted_market
 
@@ -28,17 +27,6 @@ def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     features = obs[:, slices["features"]].reshape(-1, 5, 3)
     obs[:, slices["features"]] = features[:, order].flatten(1)
     return obs
-
-
-def test_columns_agree_with_the_environment() -> None:
-    obs = torch.randn(4, LAYOUT.width)
-    mine, theirs = split_columns(obs, LAYOUT), LAYOUT.split(obs)
-    for name, part in mine._asdict().items():
-        if name != "history":  # which one bar does not have
-            assert torch.equal(part, theirs[name]), name
-    assert torch.equal(holdings_of(obs, LAYOUT), theirs["holdings"])
-    assert num_actions(LAYOUT) == 5
-    assert num_actions(FlatLayout(3, 2)) == 2
 
 
 @pytest.mark.parametrize(("account", "layer_norm"), [(True, False), (False, True)])
@@ -70,11 +58,6 @@ def test_an_action_critic_sees_each_action_at_its_asset() -> None:
     cash = latent.clone()
     cash[:, 5] += 1
     assert not torch.allclose(critic(obs, cash), critic(obs, latent))
-
-
-def test_dense_starts_orthogonal() -> None:
-    weight = Dense(6, 6, gain=2.0).weight.detach()
-    torch.testing.assert_close(weight @ weight.T, 4 * torch.eye(6), atol=1e-5, rtol=0)
 
 
 def test_aim_goes_part_of_the_way() -> None:

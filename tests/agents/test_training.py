@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -23,7 +22,6 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.engines.tiny import ConstantReward, Identity
@@ -208,20 +206,6 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Pa
     go_on(replace(MARKET), settings, steps=128)  # equal content in another object
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
     assert header["env_steps"] == 128
-
-
-def test_a_training_in_one_classic_environment_does_not_go_on_in_another(tmp_path: Path) -> None:
-    def go_on(name: str) -> None:
-        env = WorkerEnv.make(GymnasiumSettings(id=name, num_envs=2, workers="sync"))
-        try:
-            train(make_agent(SMALL, env.layout), env, Budget(env_steps=32), folder=tmp_path)
-        finally:
-            env.close()
-
-    go_on("MountainCarContinuous-v0")
-    gymnasium.register("tests/Hills-v0", entry_point="gymnasium.envs.classic_control:Continuous_MountainCarEnv")
-    with pytest.raises(CheckpointError, match=r"env\.id differs"):
-        go_on("tests/Hills-v0")
 
 
 def test_a_parent_of_another_shape_is_refused() -> None:

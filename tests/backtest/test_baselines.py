@@ -62,13 +62,6 @@ def test_benchmark_is_the_scaled_index() -> None:
     assert result.metrics["exposure_mean"] is None
 
 
-@pytest.mark.parametrize("fractional", [False, True])
-def test_holding_means_no_orders(fractional: bool) -> None:
-    market = make_market(40, 3, gaps=False)
-    result = simulate_baselines(market, EnvSettings(fractional=fractional))["buy_and_hold"]
-    assert len(result.trades) == 3
-
-
 def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> None:
     market = make_market(400, 5, session_bars=20)
     other = make_market(400, 5, session_bars=20, seed=9)

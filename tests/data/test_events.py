@@ -30,12 +30,6 @@ def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
     assert int(changed.sum()) == 3
 
 
-def test_splits_stand_in_the_raw_bars() -> None:
-    report = quality_report(synthetic(splits=3))
-    assert report["kinds"] == {"split": 3}
-    assert len({fault["symbol"] for fault in report["faults"]}) == 3
-
-
 def test_listings_and_delistings_are_seen() -> None:
     settings = synthetic(delistings=2, late_listings=3)
     report = quality_report(settings)
@@ -65,13 +59,6 @@ def test_jumps_come_with_the_open_and_balance() -> None:
     assert large[first].mean() > 0.2
     assert large[inside].sum() == 0
     assert np.exp(step[first]).mean() == pytest.approx(1.0, abs=0.005)
-
-
-def test_half_days_are_the_calendars() -> None:
-    source = {"kind": "synthetic", "start": "2019-11-25", "num_sessions": 10}
-    market, _ = make_market(validate(DataSettings, {"source": source}, "test"))
-    counts = torch.bincount(market.session).tolist()
-    assert counts == [390, 390, 390, 210, 390, 390, 390, 390, 390, 390]
 
 
 def test_more_events_than_stocks_are_refused() -> None:

@@ -13,9 +13,6 @@ from fintrader.config import validate
 from fintrader.data.build import make_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.universe import (
-    UniverseSettings,
-    companies,
-    compare,
     describe,
     index_membership,
     member_days,
@@ -55,16 +52,6 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
     assert market.member[:, 2].all()
 
 
-def test_the_tickers_of_a_company_are_known() -> None:
-    pytest.importorskip("index_constitution")
-    known = companies(UniverseSettings(index="nasdaq100"))
-    assert known["PCLN"] == "BKNG"
-    assert known["TCFCA"] == "FOXA"
-    members = index_membership("nasdaq100")
-    assert members["SYMC"] == members["NLOK"]
-    assert companies(UniverseSettings()) == {}
-
-
 def test_a_bad_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
     with pytest.raises(DataError, match=r"list.csv, line 2"):
@@ -87,16 +74,6 @@ def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
     assert table[0, 7]
     count = member_days(sorted(members), members, dates, {})[0].sum()
     assert 100 <= count <= 125  # two tickers for some companies
-
-
-def test_compare_lists_runs_of_days() -> None:
-    dates = np.arange("2016-01-04", "2016-01-09", dtype="datetime64[D]")
-    ours = {"AAA": [(dt.date(2016, 1, 4), dt.date(2016, 1, 6))], "BBB": [(dt.date(2016, 1, 1), None)]}
-    theirs = {"AAA": [(dt.date(2016, 1, 5), dt.date(2016, 1, 8))], "BBB": [(dt.date(2016, 1, 1), None)]}
-    assert compare(ours, theirs, dates) == [
-        ("AAA", dt.date(2016, 1, 4), dt.date(2016, 1, 4), "ours", 1),
-        ("AAA", dt.date(2016, 1, 6), dt.date(2016, 1, 7), "theirs", 2),
-    ]
 
 
 def growth(close: np.ndarray, held: np.ndarray) -> float:

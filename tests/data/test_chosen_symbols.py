@@ -1,8 +1,7 @@
-"""A build reads every symbol once, whatever the universe asks for, and keeps what a list of the kept would keep."""
+"""A universe that chooses symbols keeps what a list of the kept would keep."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data import build, chunks
+from fintrader.data import build
 from fintrader.data.build import build_market, make_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
@@ -42,36 +41,6 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(bars: Path, values: dict[str, Any]) -> DataSettings:
     return validate(DataSettings, {"path": str(bars), **PLAIN, **values}, "test")
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_symbol_is_decoded_cleaned_and_gridded_once(
-    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
-) -> None:
-    build_market(settings(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
-    counts: dict[str, Counter[Any]] = {name: Counter() for name in ("decode", "clean", "to_grid")}
-    real = {"decode": chunks.decode, "clean": build.clean, "to_grid": build.to_grid}
-
-    def decode(data: bytes, *rest: Any) -> Any:
-        counts["decode"][data] += 1
-        return real["decode"](data, *rest)
-
-    def clean(bars: Any) -> Any:
-        counts["clean"][bars.symbols] += 1
-        return real["clean"](bars)
-
-    def to_grid(bars: Any, grid: Any) -> Any:
-        counts["to_grid"][bars.symbols] += 1
-        return real["to_grid"](bars, grid)
-
-    monkeypatch.setattr(chunks, "decode", decode)
-    monkeypatch.setattr(build, "clean", clean)
-    monkeypatch.setattr(build, "to_grid", to_grid)
-    build_market(settings(bars, choice), cache=tmp_path)
-    listed = choice.get("universe", {}).get("symbols", [])
-    symbols = {("AAA",), *((name,) for name in listed or ("BBB", "CCC", "DDD", "EEE"))}  # AAA is the source's first
-    assert counts["clean"] == counts["to_grid"] == dict.fromkeys(symbols, 1)
-    assert list(counts["decode"].values()) == [1] * 2 * len(symbols)  # a chunk a month
 
 
 @pytest.mark.parametrize("block", [7, 4096])
