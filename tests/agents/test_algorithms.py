@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
 from fintrader.agents import (
-    AgentSettings,
     Budget,
     Transition,
     load_policy,
@@ -24,7 +22,7 @@ from fintrader.envs.observation import holdings_of
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.resume import Killed, assert_same_training, killed_after
-from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv
+from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv, agent_settings
 from tests.factories import rising_market
 
 ON = {"network": {"hidden": [32]}}
@@ -46,10 +44,6 @@ MARKET: dict[str, dict[str, Any]] = {
 }
 # One on-policy and one off-policy algorithm here, the others in `make test-all`.
 EVERY = [algo if algo in ("ppo", "sac") else pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET]
-
-
-def agent_settings(algo: str, values: dict[str, Any]) -> Any:
-    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
 
 
 @pytest.mark.parametrize("algo", IDENTITY)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, make_agent, read_agent_state, train
+from fintrader.agents import Budget, make_agent, read_agent_state, train
 from fintrader.agents.buffers import Transition
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.parallel.pipeline import PipelinedAgent
@@ -18,7 +17,7 @@ from fintrader.config import validate
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
 from tests.engines.resume import Killed, assert_same_training, killed_after
-from tests.engines.tiny import Identity
+from tests.engines.tiny import Identity, agent_settings
 
 OFF: dict[str, Any] = {
     "network": {"hidden": [32]},
@@ -36,10 +35,6 @@ DEVICES = [
         marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
     ),
 ]
-
-
-def agent_settings(algo: str, values: dict[str, Any]) -> Any:
-    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
 
 
 def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) -> PipelinedAgent:

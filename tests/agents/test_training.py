@@ -175,23 +175,12 @@ def test_factored_observations_are_refused() -> None:
         train(make_agent(SMALL, env.layout), env, Budget(env_steps=64))
 
 
-def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
-    env = market_env()
-    train(make_agent(SMALL, env.layout), env, Budget(env_steps=64), folder=tmp_path)
-    other = SMALL.model_copy(update={"learning_rate": 0.1})
-    with pytest.raises(CheckpointError, match=r"agent\.learning_rate differs"):
-        train(make_agent(other, env.layout), env, Budget(env_steps=64), folder=tmp_path)
-    longer = TradingEnv(planted_market(301, 3), EnvSettings(num_envs=8))
-    with pytest.raises(CheckpointError, match=r"market\.content_hash, market\.num_bars differ"):
-        train(make_agent(SMALL, env.layout), longer, Budget(env_steps=64), folder=tmp_path)
-
-
 def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
     settings = EnvSettings(num_envs=8, episode_bars=20)
 
-    def go_on(market: Any, settings: EnvSettings, steps: int = 64) -> None:
+    def go_on(market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL) -> None:
         env = TradingEnv(market, settings)
-        train(make_agent(SMALL, env.layout), env, Budget(env_steps=steps), folder=tmp_path)
+        train(make_agent(agent, env.layout), env, Budget(env_steps=steps), folder=tmp_path)
 
     go_on(MARKET, settings)
     for column in ("close", "features", "benchmark"):  # of the same shape, with one other number in it
@@ -199,6 +188,8 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Pa
         changed[250] *= 1.001
         with pytest.raises(CheckpointError, match=r"market\.content_hash differs"):
             go_on(replace(MARKET, **{column: changed}), settings)
+    with pytest.raises(CheckpointError, match=r"agent\.learning_rate differs"):
+        go_on(MARKET, settings, agent=SMALL.model_copy(update={"learning_rate": 0.1}))
     with pytest.raises(CheckpointError, match=r"\(env\.cost_bps differs\)"):
         go_on(MARKET, settings.model_copy(update={"cost_bps": 5.0}))
     with pytest.raises(CheckpointError, match=r"env\.cost_bps, env\.reward, num_envs differ"):

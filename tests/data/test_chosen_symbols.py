@@ -9,17 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.config import validate
 from fintrader.data import build
 from fintrader.data.build import build_market, make_market
-from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
+from tests.data.tables import file_settings as settings
 from tests.data.tables import minute_table, write_csv
 
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]},
-}
 CHOICES: list[dict[str, Any]] = [
     {},
     {"universe": {"min_coverage": 0.5}},
@@ -39,20 +34,16 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_csv(tmp_path_factory.mktemp("bars"), table[chance.random(len(table)) > 0.18 * number])
 
 
-def settings(bars: Path, values: dict[str, Any]) -> DataSettings:
-    return validate(DataSettings, {"path": str(bars), **PLAIN, **values}, "test")
-
-
 @pytest.mark.parametrize("block", [7, 4096])
 @pytest.mark.parametrize("choice", CHOICES[1:4])
 def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
     bars: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], block: int
 ) -> None:
     monkeypatch.setattr(build, "_BLOCK_BARS", block)
-    chosen, report = make_market(settings(bars, choice))
+    chosen, report = make_market(settings(bars, **choice))
     assert 0 < chosen.num_assets < 5
     assert len(report["left_out"]) == 5 - chosen.num_assets
-    listed, again = make_market(settings(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}}))
+    listed, again = make_market(settings(bars, **{**choice, "universe": {"symbols": list(chosen.symbols)}}))
     assert chosen.symbols == listed.symbols
     assert report["repairs"] == again["repairs"]
     for name, tensor in listed.arrays():
@@ -60,12 +51,12 @@ def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
 
 
 def test_the_highest_turnover_of_the_training_window_is_kept(bars: Path, tmp_path: Path) -> None:
-    every, _ = make_market(settings(bars, {}))
+    every, _ = make_market(settings(bars))
     assert every.windows is not None
     first, last = every.windows.train
     table = pd.read_csv(bars)
     days = np.unique(every.timestamps()[first:last].astype("datetime64[D]"))
     table = table[np.isin(pd.to_datetime(table.ts).dt.floor("D"), days)]
     turnover_usd = (table.close * table.volume).groupby(table.ticker).sum()
-    market = MarketTensors.load(build_market(settings(bars, CHOICES[2]), cache=tmp_path))
+    market = MarketTensors.load(build_market(settings(bars, **CHOICES[2]), cache=tmp_path))
     assert set(market.symbols) == set(turnover_usd.nlargest(2).index)

@@ -76,13 +76,6 @@ def test_the_oracle_reaches_the_optimum(seed: int) -> None:
     assert np.log(equity[-1] / equity[0]) / np.log(best) == pytest.approx(1.0, abs=0.2)
 
 
-def test_the_default_market_pays_at_twenty_basis_points() -> None:
-    market, _ = make_market(synthetic())
-    start, stop = market.windows.test
-    optimum = planted_optimum(market.meta["planted"], 20.0, stop - start - 1)
-    assert 1.3 < optimum.expected_multiple < 2.0
-
-
 def test_the_signal_is_a_feature_just_as_it_is() -> None:
     settings = synthetic(seed=3)
     market, _ = make_market(settings)

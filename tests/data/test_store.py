@@ -15,26 +15,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.config import dump_yaml, validate
+from fintrader.config import dump_yaml
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
 from fintrader.data.feeds import bar_store
 from fintrader.data.inspect import verify
-from fintrader.data.settings import DataSettings, read_settings
+from fintrader.data.settings import read_settings
 from fintrader.data.sources import base as feed_module
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, StorageAccessError, StorageFullError
+from tests.data.tables import file_settings as settings
 from tests.data.tables import minute_table, write_csv
 from tests.engines.killing import killed_at, writes_of
-
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]},
-}
-
-
-def settings(path: Path | str, **values: object) -> DataSettings:
-    return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
 def chunks(store: Path) -> dict[str, float]:

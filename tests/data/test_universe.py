@@ -21,12 +21,7 @@ from fintrader.data.universe import (
     survivorship,
 )
 from fintrader.errors import DataError
-from tests.data.tables import minute_table, write_csv
-
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1"], "context": []},
-}
+from tests.data.tables import PLAIN, minute_table, write_csv
 
 
 def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
