@@ -11,9 +11,7 @@ from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings, make_agen
 from fintrader.agents.action_head import ActionHead
 from fintrader.agents.networks import Critic
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.envs.observation import ObservationLayout, holdings_of, statistic_groups
-from fintrader.envs.trading import EnvSettings, TradingEnv
-from tests.factories import planted_market
+from fintrader.envs.observation import ObservationLayout, statistic_groups
 
 LAYOUT = ObservationLayout(5, 3, 2)
 
@@ -82,26 +80,6 @@ def test_a_gap_inside_the_band_is_not_traded() -> None:
     action = head.decode(obs, torch.zeros(1, 6))
     torch.testing.assert_close(action[0, :3], held[0, :3])
     torch.testing.assert_close(action[0, 3:], aim[0, 3:] + torch.tensor([0.1, -0.1]))
-
-
-def test_actions_never_need_more_than_the_account_has() -> None:
-    obs = torch.zeros(64, LAYOUT.width)
-    obs[:, LAYOUT.slices["holdings"]] = torch.rand(64, 5) / 5
-    action = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0)).decode(obs, torch.randn(64, 6) * 5)
-    assert bool((action >= 0).all())
-    assert bool((action.sum(dim=1) <= 1 + 1e-6).all())
-
-
-def test_a_fresh_agent_hardly_trades_once_invested() -> None:
-    env = TradingEnv(planted_market(200, 5), EnvSettings(num_envs=4, fractional=True))
-    agent = make_agent(PPO(), env.layout, seed=0)
-    obs, _ = env.reset(seed=0)
-    with torch.no_grad():
-        for _ in range(60):
-            obs, *_ = env.step(agent.policy(obs))
-        change = agent.policy(obs) - holdings_of(obs, env.layout)
-    assert float(change.abs().sum(dim=1).max()) < 0.02
-    assert 0.6 < float(holdings_of(obs, env.layout).sum(dim=1).mean()) < 0.85
 
 
 def test_observation_statistics_pool_assets_and_match_numpy() -> None:

@@ -246,6 +246,3 @@ def test_step_sizes_fall_to_zero_over_the_budget(algo: str, tmp_path: Path) -> N
     resumed = agent()
     train(resumed, market_env(), Budget(env_steps=2 * steps), folder=tmp_path)
     assert rate(resumed) == 0
-    fixed = make_agent(settings.model_copy(update={"anneal": False}), market_env().layout, seed=5)
-    train(fixed, market_env(), Budget(env_steps=steps))
-    assert rate(fixed) == first

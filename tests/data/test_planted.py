@@ -105,9 +105,3 @@ def test_same_seed_same_market_and_another_differs() -> None:
     other, _ = make_market(synthetic(num_sessions=10, seed=1))
     assert first.content_hash() == again.content_hash()
     assert first.content_hash() != other.content_hash()
-
-
-def test_missing_bars_are_not_tradable() -> None:
-    market, _ = make_market(synthetic(missing=0.2, num_sessions=10))
-    assert float((~market.tradable).float().mean()) == pytest.approx(0.2, abs=0.02)
-    assert not torch.isnan(market.close).any()

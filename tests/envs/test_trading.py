@@ -113,22 +113,6 @@ def test_short_sales_respect_the_leverage_limit() -> None:
     assert env.equity.item() == pytest.approx(gross / 2)
 
 
-def test_turbulence_sells_and_blocks() -> None:
-    market = plain_market([[100.0]] * 4)
-    context = torch.tensor([[0.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 0.0]])
-    settings = EnvSettings(turbulence_column="c1", turbulence_threshold=3.0, random_start=False)
-    env = TradingEnv(replace(market, context=context), settings, num_envs=1)
-    env.reset()
-    held = []
-    for _ in range(3):
-        env.step(torch.ones(1, 1))
-        held.append(float(env.account.shares.sum()))
-    assert held[0] > 0
-    assert held[1] == 0.0
-    with pytest.raises(EnvError, match="turbulence_column"):
-        TradingEnv(market, EnvSettings(turbulence_column="vix"))
-
-
 # --- gymnasium ---------------------------------------------------------------------------------------------
 
 
@@ -294,6 +278,8 @@ def test_other_misuse() -> None:
         env.step(torch.ones(2, 3))
     with pytest.raises(EnvError, match="at least two"):
         TradingEnv(market.window(3, 4))
+    with pytest.raises(EnvError, match="turbulence_column"):
+        TradingEnv(market, EnvSettings(turbulence_column="vix"))
     with pytest.raises(EnvError, match="dtype"):
         TradingEnv(market, dtype=torch.float16)
     with pytest.raises(EnvError, match="num_envs"):
