@@ -14,16 +14,6 @@ from fintrader import files, runs
 from fintrader.errors import RunError
 
 
-def test_a_failing_writer_leaves_the_old_file_and_no_rubbish(tmp_path: Path):
-    path = tmp_path / "a.json"
-    files.write_json(path, {"x": 1})
-    with pytest.raises(ZeroDivisionError), files.atomic_file(path) as file:
-        file.write(b"half")
-        raise ZeroDivisionError
-    assert files.read_json(path) == {"x": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "a.json"
     files.write_json(path, {"x": 1})

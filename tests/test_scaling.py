@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.cluster.prediction import PAPER, amdahl, overhead, paper, throughput
+from benchmarks.cluster.prediction import PAPER, amdahl, overhead, paper
 
 SAMPLES = {
     "warm_start": [1.0, 3.0],
@@ -36,13 +34,3 @@ def test_a_pods_overhead_is_the_sum_of_its_parts() -> None:
     assert remote == {"start": [14.0, 16.0], "end": [6.1, 8.1]}
     without_ray = {name: samples for name, samples in SAMPLES.items() if name != "task_start"}
     assert overhead(without_ray, 100.0, False)["start"] == [12.0]
-
-
-def test_the_prediction_agrees_with_its_formula(tmp_path: Path) -> None:
-    """Many pods for few GPUs: P/G (S + o), and at most one pod's time for the tail."""
-    found = throughput(tmp_path, SAMPLES, pods=120, seconds=100.0, remote=False, gpus=(4,))
-    row = found["by_gpus"]["4"]
-    assert found["overhead_seconds"] == pytest.approx(14.0 + 5.35)
-    formula = 30 * 119.35
-    assert formula - 30 <= row["seconds"] <= formula + 130
-    assert row["efficiency"] == pytest.approx(3000 / row["seconds"], abs=1e-4)

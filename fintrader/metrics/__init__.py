@@ -1,8 +1,7 @@
 """Performance metrics in empyrical's conventions (252 sessions a year, risk-free rate 0).
 
-`performance` reads one series of returns, `relative` one beside a benchmark, `batched` many equity curves at once
-in torch; `resample` makes daily returns of an equity curve. All of it is pure arithmetic: nothing here knows a
-market, an environment or a strategy.
+`performance` reads one series of returns, `relative` one beside a benchmark; `resample` makes daily returns of an
+equity curve. All of it is pure arithmetic: nothing here knows a market, an environment or a strategy.
 """
 
 from __future__ import annotations

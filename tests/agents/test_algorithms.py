@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
 from fintrader.agents import (
-    AgentSettings,
     Budget,
     Transition,
     load_policy,
@@ -24,7 +22,7 @@ from fintrader.envs.observation import holdings_of
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.resume import Killed, assert_same_training, killed_after
-from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv
+from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv, agent_settings
 from tests.factories import rising_market
 
 ON = {"network": {"hidden": [32]}}
@@ -46,10 +44,6 @@ MARKET: dict[str, dict[str, Any]] = {
 }
 # One on-policy and one off-policy algorithm here, the others in `make test-all`.
 EVERY = [algo if algo in ("ppo", "sac") else pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET]
-
-
-def agent_settings(algo: str, values: dict[str, Any]) -> Any:
-    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
 
 
 @pytest.mark.parametrize("algo", IDENTITY)
@@ -199,40 +193,3 @@ def test_an_unknown_algorithm_is_refused() -> None:
 def test_apg_needs_an_environment_that_can_be_differentiated() -> None:
     with pytest.raises(ConfigError, match="apg"):
         make_agent(agent_settings("apg", {}), Identity().layout)
-
-
-def test_apg_gradient_is_that_of_finite_differences() -> None:
-    env = rising_market_env(4)
-    settings = agent_settings(
-        "apg",
-        {
-            "noise": 0.0,
-            "num_steps": 5,
-            "bootstrap": False,
-            "normalise_rewards": False,
-            "normalise_observations": False,
-            "gamma": 0.9,
-            "head": {"rate": 0.5},
-        },
-    )
-
-    def objective(shift: float) -> tuple[torch.Tensor, Any]:
-        agent = make_agent(settings, env.layout, seed=0)
-        bias = agent.actor.head.bias  # type: ignore[attr-defined]
-        with torch.no_grad():
-            bias.add_(shift)
-        world = agent.training_env(env)  # type: ignore[attr-defined]
-        assert world.settings.fractional
-        obs, _ = world.reset(seed=4)
-        total = torch.zeros(4)
-        for k in range(5):
-            obs, reward, *_ = world.step(agent.act(obs))
-            total = total + 0.9**k * reward
-        return total.mean(), bias
-
-    value, bias = objective(0.0)
-    value.backward()
-    step = 0.02
-    numeric = (objective(step)[0] - objective(-step)[0]).item() / (2 * step)
-    assert bias.grad.item() == pytest.approx(numeric, rel=0.02)
-    assert abs(numeric) > 1e-5

@@ -80,15 +80,6 @@ def test_an_ensemble_of_unlike_members(mode: Any, count: int) -> None:
     assert bound_actions(policy, obs, LAYOUT) == pytest.approx(policy(obs).numpy(), abs=2e-5)
 
 
-@pytest.mark.parametrize(("assets", "features", "context"), [(1, 1, 0), (2, 5, 0), (33, 2, 3)])
-def test_layouts_of_every_size(assets: int, features: int, context: int) -> None:
-    layout = ObservationLayout(assets, features, context)
-    for network in ({}, {"kind": "mlp"}, {"account": True}):
-        policy = actor(layout, 0, "aim", **network)
-        obs = observations(layout, 5)
-        assert bound_actions(policy, obs, layout) == pytest.approx(policy(obs).numpy(), abs=2e-5)
-
-
 def test_what_only_the_networks_can_do_is_not_bound() -> None:
     rows = np.zeros((3, LAYOUT.market_width), np.float32)
     policy = actor(LAYOUT, 0, "aim")

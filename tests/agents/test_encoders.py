@@ -23,14 +23,14 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.layers import AttentionEncoder, GruEncoder
+from fintrader.agents.layers import GruEncoder
 from fintrader.agents.networks import Actor, Critic
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
-from fintrader.envs.observation import split_columns, statistic_groups, window_of
+from fintrader.envs.observation import split_columns, window_of
 from fintrader.errors import ConfigError
-from tests.factories import joined, make_market, pick_assets
+from tests.factories import joined, make_market
 
 LAYOUT = ObservationLayout(5, 3, 2, lookback=4)
 ENCODERS = ["none", "gru", "attention"]
@@ -64,13 +64,6 @@ def test_history_is_what_the_bars_before_showed() -> None:
     assert torch.equal(window[9, :, -1, :-1], market.features[9])
     assert torch.equal(window[9, :, 0, :-1], market.features[6])
     assert torch.equal(window[9, :, 1, -1].bool(), market.tradable[7])
-
-
-def test_bars_are_stored_once() -> None:
-    market = make_market(60, 4)
-    env = TradingEnv(market, EnvSettings(lookback=20))
-    assert env.market_rows.shape == (60, 20 * env.layout.row_width)
-    assert env.market_rows.untyped_storage().nbytes() == 4 * (60 + 19) * env.layout.row_width
 
 
 @pytest.mark.parametrize("cut", [5, 17])
@@ -112,17 +105,6 @@ def test_the_gru_is_that_of_torch() -> None:
         torch.testing.assert_close(ours(window), theirs(window)[1][0])
 
 
-def test_attention_is_that_of_torch() -> None:
-    torch.manual_seed(0)
-    ours = AttentionEncoder(3, 5, BARS)
-    window = torch.randn(7, BARS, 3)
-    query, key = window[:, -1:] @ ours.query.weight, window @ ours.key.weight + ours.position
-    expected = nn.functional.scaled_dot_product_attention(query, key, window @ ours.value.weight)
-    torch.testing.assert_close(ours(window), expected[:, 0])
-    with torch.no_grad():  # it knows the order of the bars before
-        assert not torch.allclose(ours(window), ours(window[:, [1, 0, 2, 3]]))
-
-
 @pytest.mark.parametrize("kind", ["per_asset", "mlp"])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_members_are_independent_networks(kind: str, encoder: str) -> None:
@@ -135,27 +117,6 @@ def test_members_are_independent_networks(kind: str, encoder: str) -> None:
         shapes = {name: tensor.shape for name, tensor in single.state_dict().items()}
         single.load_state_dict({n: t[k].reshape(shapes[n]) for n, t in several.state_dict().items()})
         torch.testing.assert_close(values[k], single(obs, latent))
-
-
-@pytest.mark.parametrize("encoder", ENCODERS)
-def test_permuting_assets_permutes_actions(encoder: str) -> None:
-    market = make_market(60, 4, gaps=False)
-    order = [2, 0, 3, 1]
-    shuffled = pick_assets(market, order)
-    agent = make_agent(PPO(network=network(encoder)), ObservationLayout.of(market, BARS), seed=1)
-    for parameter in agent.policy.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    agent.policy.normaliser.update(seen(market))
-    with torch.no_grad():
-        torch.testing.assert_close(agent.policy(seen(shuffled)), agent.policy(seen(market))[:, order])
-
-
-def test_bars_share_their_statistics() -> None:
-    groups, slices = statistic_groups(LAYOUT), LAYOUT.slices
-    row = groups[slices["features"].start :]
-    assert torch.equal(groups[slices["history"]], row.repeat(3))
-    assert torch.equal(groups.unique(), torch.arange(int(groups.max()) + 1))
-    assert ObservationLayout.from_json(LAYOUT.to_json()) == LAYOUT
 
 
 @pytest.mark.parametrize(

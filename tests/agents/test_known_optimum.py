@@ -7,7 +7,6 @@ import torch
 from pydantic import TypeAdapter
 
 from benchmarks.known_optimum import (
-    RISK_AVERSION,
     SETTINGS,
     TRUE_RATE,
     QuadraticMarket,
@@ -15,18 +14,6 @@ from benchmarks.known_optimum import (
     optimal_policy,
 )
 from fintrader.agents import AgentSettings, Budget, make_agent, train
-
-
-def test_the_trade_rate_solves_the_riccati_equation() -> None:
-    # One asset without predictability: V(x) = −q x²/2 with q = min over the trade; x' = (1 − rate) x. With the
-    # utility's γσ² and λσ² divided by σ²: q = γ(1−k)² + λk² + q(1−k)², stationary in k.
-    cost = 50.0
-    q = 0.0
-    for _ in range(10_000):
-        k = (RISK_AVERSION + q) / (RISK_AVERSION + q + cost)
-        q = (RISK_AVERSION + q) * (1 - k) ** 2 + cost * k**2
-    assert pytest.approx(k, rel=1e-9) == TRUE_RATE
-    assert pytest.approx(0.27, abs=0.001) == TRUE_RATE
 
 
 def test_nothing_near_the_closed_form_is_better() -> None:

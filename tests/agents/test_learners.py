@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, load_policy, make_agent, read_agent_state, save_policy, train
+from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
 from fintrader.agents.parallel.fusion import average
 from fintrader.agents.parallel.learners import BatchedLearners
@@ -18,7 +16,7 @@ from fintrader.config import validate
 from fintrader.envs import ObservationLayout
 from fintrader.errors import ConfigError
 from fintrader.pipeline.config import RunConfig
-from tests.engines.tiny import Identity
+from tests.engines.tiny import Identity, agent_settings
 
 SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
 LEARNS: dict[str, Any] = {
@@ -31,38 +29,10 @@ LEARNS: dict[str, Any] = {
 }
 
 
-def agent_settings(algo: str, values: dict[str, Any]) -> Any:
-    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
-
-
 def on_policy(algo: str, values: dict[str, Any], layout: Any, seed: int) -> OnPolicyAgent:
     agent = make_agent(agent_settings(algo, values), layout, seed=seed)
     assert isinstance(agent, OnPolicyAgent)
     return agent
-
-
-def trained(seed: int, steps: int = 512) -> dict[str, torch.Tensor]:
-    env = Identity(seed=seed)
-    agent = make_agent(agent_settings("ppo", SMALL), env.layout, seed=seed)
-    train(agent, env, Budget(env_steps=steps))
-    return agent.state_dict()
-
-
-def test_the_average_holds_parameters_moments_and_pooled_statistics() -> None:
-    a, b = trained(1), trained(2)
-    fused = average([a, b])
-    assert fused.keys() == a.keys()
-    for name, tensor in fused.items():
-        if not name.startswith(("modules.", "optimisers.")):
-            assert torch.equal(tensor, a[name]), name  # what belongs to one learner is the first's
-        elif not name.endswith(".var"):
-            torch.testing.assert_close(tensor, (a[name] + b[name]) / 2, msg=name)
-    moment = "optimisers.adam.0.exp_avg_sq"
-    assert not torch.equal(a[moment], b[moment])
-    mean, var = (f"modules.policy.normaliser.{name}" for name in ("mean", "var"))
-    pooled = (a[var] + b[var]) / 2 + ((a[mean] - b[mean]) / 2) ** 2  # of two halves of equal size
-    torch.testing.assert_close(fused[var], pooled)
-    assert not torch.equal(a["generator"], b["generator"])
 
 
 def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:
@@ -134,21 +104,6 @@ def test_learners_learn_resume_and_pass_on(tmp_path: Path) -> None:
         assert torch.equal(
             child.state_dict()["optimisers.adam.0.exp_avg"], whole.state_dict()["optimisers.adam.0.exp_avg"]
         )
-
-
-def test_every_learner_has_its_own_accounts() -> None:
-    """With one account's rows changed, only the learner that has it takes another step."""
-    agent = on_policy("a2c", {**SMALL, "learners": 2}, Identity().layout, 0)
-    whole = rollout_of(8 * 4, 2, agent.head.latents, 1)
-    last = torch.arange(8 * 4) % 4 == 3
-    changed = whole._replace(obs=torch.where(last.unsqueeze(1), whole.obs + 1.0, whole.obs))
-    weights = []
-    for rollout in (whole, changed):
-        learners = BatchedLearners(copy.deepcopy(agent), 2)
-        learners.learn(rollout)
-        weights.append(learners.weights["parts.actor.mlp.layers.0.weight"].detach())
-    assert torch.equal(weights[0][0], weights[1][0])
-    assert not torch.equal(weights[0][1], weights[1][1])
 
 
 def test_learners_that_make_no_sense() -> None:

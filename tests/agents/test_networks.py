@@ -7,14 +7,11 @@ import math
 import pytest
 import torch
 
-from fintrader.agents import PPO, ActionHeadSettings, FlatLayout, NetworkSettings, make_agent
+from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings, make_agent
 from fintrader.agents.action_head import ActionHead
-from fintrader.agents.layers import Dense
 from fintrader.agents.networks import Critic
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.envs.observation import ObservationLayout, holdings_of, num_actions, split_columns, statistic_groups
-from fintrader.envs.trading import EnvSettings, TradingEnv
-from tests.factories import planted_market
+from fintrader.envs.observation import ObservationLayout, statistic_groups
 
 LAYOUT = ObservationLayout(5, 3, 2)
 
@@ -28,17 +25,6 @@ def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     features = obs[:, slices["features"]].reshape(-1, 5, 3)
     obs[:, slices["features"]] = features[:, order].flatten(1)
     return obs
-
-
-def test_columns_agree_with_the_environment() -> None:
-    obs = torch.randn(4, LAYOUT.width)
-    mine, theirs = split_columns(obs, LAYOUT), LAYOUT.split(obs)
-    for name, part in mine._asdict().items():
-        if name != "history":  # which one bar does not have
-            assert torch.equal(part, theirs[name]), name
-    assert torch.equal(holdings_of(obs, LAYOUT), theirs["holdings"])
-    assert num_actions(LAYOUT) == 5
-    assert num_actions(FlatLayout(3, 2)) == 2
 
 
 @pytest.mark.parametrize(("account", "layer_norm"), [(True, False), (False, True)])
@@ -72,11 +58,6 @@ def test_an_action_critic_sees_each_action_at_its_asset() -> None:
     assert not torch.allclose(critic(obs, cash), critic(obs, latent))
 
 
-def test_dense_starts_orthogonal() -> None:
-    weight = Dense(6, 6, gain=2.0).weight.detach()
-    torch.testing.assert_close(weight @ weight.T, 4 * torch.eye(6), atol=1e-5, rtol=0)
-
-
 def test_aim_goes_part_of_the_way() -> None:
     head = ActionHead(LAYOUT, ActionHeadSettings(rate=0.25, scale=2.0, cash_logit=0.5))
     obs = torch.zeros(1, LAYOUT.width)
@@ -99,26 +80,6 @@ def test_a_gap_inside_the_band_is_not_traded() -> None:
     action = head.decode(obs, torch.zeros(1, 6))
     torch.testing.assert_close(action[0, :3], held[0, :3])
     torch.testing.assert_close(action[0, 3:], aim[0, 3:] + torch.tensor([0.1, -0.1]))
-
-
-def test_actions_never_need_more_than_the_account_has() -> None:
-    obs = torch.zeros(64, LAYOUT.width)
-    obs[:, LAYOUT.slices["holdings"]] = torch.rand(64, 5) / 5
-    action = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0)).decode(obs, torch.randn(64, 6) * 5)
-    assert bool((action >= 0).all())
-    assert bool((action.sum(dim=1) <= 1 + 1e-6).all())
-
-
-def test_a_fresh_agent_hardly_trades_once_invested() -> None:
-    env = TradingEnv(planted_market(200, 5), EnvSettings(num_envs=4, fractional=True))
-    agent = make_agent(PPO(), env.layout, seed=0)
-    obs, _ = env.reset(seed=0)
-    with torch.no_grad():
-        for _ in range(60):
-            obs, *_ = env.step(agent.policy(obs))
-        change = agent.policy(obs) - holdings_of(obs, env.layout)
-    assert float(change.abs().sum(dim=1).max()) < 0.02
-    assert 0.6 < float(holdings_of(obs, env.layout).sum(dim=1).mean()) < 0.85
 
 
 def test_observation_statistics_pool_assets_and_match_numpy() -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, read_agent_state, train
+from fintrader.agents import Budget, make_agent, read_agent_state, train
 from fintrader.agents.buffers import Transition
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.config import validate
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
-from tests.engines.tiny import Identity
+from tests.engines.resume import Killed, assert_same_training, killed_after
+from tests.engines.tiny import Identity, agent_settings
 
 OFF: dict[str, Any] = {
     "network": {"hidden": [32]},
@@ -37,56 +37,25 @@ DEVICES = [
 ]
 
 
-def agent_settings(algo: str, values: dict[str, Any]) -> Any:
-    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
-
-
 def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) -> PipelinedAgent:
     agent = make_agent(agent_settings(algo, {**OFF, **(values or {})}), Identity().layout, seed=seed)
     assert isinstance(agent, PipelinedAgent)
     return agent
 
 
-def test_a_pipelined_agent_learns() -> None:
-    agent = pipelined("td3")
-    train(agent, Identity(seed=3), Budget(env_steps=10_000))
-    shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
-    with torch.no_grad():
-        assert float((agent.policy(shown) - shown).abs().mean()) < 0.15
-    # a report follows 10 steps: 10,080 env-steps are 630 vector steps, of which the first 15 only warm up
-    assert agent.agent.learned == 630 - 15
-
-
-class Killed(Exception):
-    """A process that ends at a chosen update."""
-
-
 @pytest.mark.parametrize("values", [{}, {"updates_per_step": 0.3}, {"updates_per_step": 3.0, "noise_persistence": 0.8}])
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "redq"])
 def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Path) -> None:
-    def killed_at_third(progress: TrainProgress) -> None:
-        if progress.updates == 3:
-            raise Killed
+    def run(folder: str, on_progress: Any = None) -> int:
+        agent, budget = pipelined(algo, values), Budget(env_steps=16 * 60)
+        train(agent, Identity(seed=3), budget, folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0)
+        return agent.agent.learned
 
-    def run(folder: str, *, killed: bool = False) -> dict[str, torch.Tensor]:
-        agent = pipelined(algo, values)
-        train(
-            agent,
-            Identity(seed=3),
-            Budget(env_steps=16 * 60),
-            folder=tmp_path / folder,
-            on_progress=killed_at_third if killed else None,
-            checkpoint_seconds=0,
-        )
-        return agent.state_dict()
-
-    whole = run("whole")
+    assert run("whole") > 0
     with pytest.raises(Killed):
-        run("killed", killed=True)
-    resumed = run("killed")
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
-    assert whole["extra.learned"] > 0
+        run("killed", killed_after(3))
+    run("killed")
+    assert_same_training(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_accounts_trade_on_while_an_update_runs() -> None:

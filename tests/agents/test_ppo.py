@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, NetworkSettings, make_agent, train
-from fintrader.agents.on_policy import Rollout, gaussian_log_prob
+from fintrader.agents.on_policy import Rollout
 from fintrader.agents.ppo import PPOAgent, ppo_objective
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
@@ -26,12 +26,6 @@ def test_gradient_of_the_clipped_objective(ratio: float, advantage: float, gradi
     ppo_objective(r, torch.tensor(advantage), 0.2).backward()
     assert r.grad is not None
     assert r.grad.item() == gradient
-
-
-def test_log_density_is_that_of_torch() -> None:
-    latent, mean, log_std = torch.randn(5, 3), torch.randn(5, 3), torch.randn(3)
-    expected = torch.distributions.Normal(mean, log_std.exp()).log_prob(latent).sum(-1)
-    torch.testing.assert_close(gaussian_log_prob(latent, mean, log_std), expected)
 
 
 @pytest.mark.parametrize(("steps", "accounts", "minibatches"), [(4, 3, 4), (5, 7, 4), (10, 1, 4), (3, 3, 5), (7, 1, 7)])

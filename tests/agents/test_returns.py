@@ -20,13 +20,6 @@ def flags(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.bool).unsqueeze(1)
 
 
-def test_gae_by_hand_without_an_end() -> None:
-    # γ = 0.5, λ = 0.5: δ_1 = 2 + 0.5·4 − 3 = 1, δ_0 = 1 + 0.5·3 − 2 = 0.5, A_0 = 0.5 + 0.25·1
-    advantages, targets = gae(column(1, 2), column(2, 3), column(3, 4), flags(0, 0), flags(0, 0), 0.5, 0.5)
-    assert advantages.flatten().tolist() == [0.75, 1.0]
-    assert targets.flatten().tolist() == [2.75, 4.0]
-
-
 def test_termination_cuts_bootstrap_and_trace() -> None:
     # δ_0 = 1 − 2 = −1 (no future), and step 1 belongs to another episode
     advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), flags(1, 0), flags(0, 0), 0.5, 0.5)

@@ -26,16 +26,6 @@ def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
     assert result.costs_usd.sum() == pytest.approx(0.002 * spent.sum(), rel=1e-9)
 
 
-def test_only_members_that_trade_are_bought() -> None:
-    market = make_market(60, 5)  # S001 is listed later, S002 ends early
-    result = simulate_baselines(market, EnvSettings())["buy_and_hold"]
-    bought = result.trades[result.trades["shares"] > 0]
-    assert "S001" not in set(bought["symbol"])
-    sold = result.trades[result.trades["shares"] < 0]
-    assert list(sold["symbol"]) == ["S002"]
-    assert list(sold["kind"]) == ["forced"]
-
-
 def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it() -> None:
     market = make_market(80, 4, gaps=False, session_bars=20)
     result = equal_weight(market, EnvSettings(cost_bps=20))
@@ -60,13 +50,6 @@ def test_benchmark_is_the_scaled_index() -> None:
     assert result.metrics["information_ratio"] is None  # nothing active: not 0/0 of rounding
     assert result.metrics["batting_average"] == 0
     assert result.metrics["exposure_mean"] is None
-
-
-@pytest.mark.parametrize("fractional", [False, True])
-def test_holding_means_no_orders(fractional: bool) -> None:
-    market = make_market(40, 3, gaps=False)
-    result = simulate_baselines(market, EnvSettings(fractional=fractional))["buy_and_hold"]
-    assert len(result.trades) == 3
 
 
 def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> None:

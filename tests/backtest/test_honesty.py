@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -136,29 +135,6 @@ def test_random_portfolios_of_nothing_is_a_typed_error() -> None:
     nothing = replace(market, member=torch.zeros_like(market.member))
     with pytest.raises(BacktestError, match="no member trades"):
         random_portfolios(nothing, EnvSettings(), seed=0)
-
-
-def test_the_whole_assessment_is_plain_json() -> None:
-    market, settings = make_market(240, 4, session_bars=20), EnvSettings()
-    results = {
-        "ensemble": simulate(noisy_policy(4), market, settings),
-        "best": simulate(noisy_policy(4, 1), market, settings),
-        **simulate_baselines(market, settings),
-    }
-    trials = np.random.default_rng(0).normal(0, 0.01, (40, 12))
-    report = assess(results, trials=12, trial_returns=trials, market=market, settings=settings, control={"sharpe": 1.0})
-    text = json.dumps(report, allow_nan=False, sort_keys=True)
-    assert text == json.dumps(
-        assess(results, trials=12, trial_returns=trials, market=market, settings=settings, control={"sharpe": 1.0}),
-        allow_nan=False,
-        sort_keys=True,
-    )
-    assert report["sharpe"]["effective_trials"] <= 12
-    assert report["overfitting"]["splits"] == math.comb(
-        report["overfitting"]["blocks"], report["overfitting"]["blocks"] // 2
-    )
-    assert set(report["excess"]) == {"buy_and_hold", "equal_weight", "benchmark"}
-    assert 0 <= report["random_portfolios"]["share_above"]["cumulative_return"] <= 1
 
 
 def test_the_folds_of_a_walk_forward_are_judged_together() -> None:

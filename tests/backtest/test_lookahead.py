@@ -9,30 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtesting.lookahead import column_name, find_leaks, lookahead
+from fintrader.backtesting.lookahead import find_leaks, lookahead
 from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.factories import make_market
+from tests.factories import joined, make_market
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def future(cut: int, mode: str) -> MarketTensors:
     """The test market, with another market's bars from `cut` on."""
-    market, other = make_market(90, 4, seed=1), make_market(90, 4, seed=2)
-    parts = {}
-    for name, tensor in market.arrays():
-        if name not in ("minutes", "session", "tradable", "member"):
-            changed = tensor.clone()
-            listed = ~market.close.isnan() if name in ("open", "close") else None
-            later = getattr(other, name)[cut:]
-            if listed is not None:  # the same symbols are listed at the same bars
-                later = torch.where(listed[cut:], later.nan_to_num(nan=42.0), torch.nan)
-            changed[cut:] = later
-            parts[name] = changed
-    return replace(market, **parts)
+    return joined(make_market(90, 4, seed=1), make_market(90, 4, seed=2), cut)
 
 
 def leaking(market: MarketTensors, where: str) -> MarketTensors:
@@ -77,8 +66,8 @@ def test_a_planted_leak_is_named(where: str) -> None:
 
 
 def test_the_pipeline_does_not_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"source": {"kind": "synthetic", "num_symbols": 4, "start": "2020-01-02", "end": "2020-02-14"}}
-    data = small(values)
+    source = {"kind": "synthetic", "num_symbols": 4, "num_sessions": 30}
+    data = DataSettings.model_validate({"source": source, "bar_minutes": 30})
     assert lookahead(data, EnvSettings(), cuts=2).clean
 
     from fintrader.data import build
@@ -95,24 +84,6 @@ def test_the_pipeline_does_not_look_ahead(monkeypatch: pytest.MonkeyPatch) -> No
     report = lookahead(data, EnvSettings(), cuts=2)
     assert not report.clean
     assert f"feature {data.features.names[0]}" in {leak.what for leak in report.leaks}
-
-
-def small(values: dict) -> DataSettings:
-    """Settings that survive small changes of the source's own fields."""
-    known = type(DataSettings().source).model_fields
-    source = {key: value for key, value in values["source"].items() if key in known}
-    return DataSettings.model_validate({"source": source, "bar_minutes": 30})
-
-
-def test_columns_have_names() -> None:
-    market = make_market(60, 3)
-    layout = ObservationLayout(3, 2, 2)
-    names = [column_name(layout, market, k) for k in range(layout.width)]
-    assert len(set(names)) == layout.width
-    assert names[layout.slices["features"].start + 3] == "feature f1 of S001"
-    assert names[-1] == "context c1"
-    with pytest.raises(IndexError):
-        column_name(layout, market, layout.width)
 
 
 def test_no_room_to_cut_is_a_typed_error() -> None:

@@ -11,7 +11,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
 from fintrader.envs import EnvSettings
-from tests.engines.policies import crashing_market, noisy_policy
+from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 
@@ -46,21 +46,6 @@ def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
         alone = simulate(masked, market, settings)
         assert row.setting == market.symbols[n]
         assert row.cumulative_return == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
-
-
-def test_removing_the_stock_that_ruins_leaves_the_others_going() -> None:
-    """S000 crashes; the account without it goes on to the end, the other is closed."""
-    market = crashing_market()
-    calm = replace(make_market(40, 2, gaps=False))
-    close = market.close.clone()
-    close[:, 1] = calm.close[:, 1]
-    open_ = market.open.clone()
-    open_[:, 1] = calm.open[:, 1]
-    market = replace(market, close=close, open=open_)
-    policy_all_in = lambda obs: torch.tensor([[1.0, 0.0]]).repeat(len(obs), 1) + torch.tensor([0.0, 0.02])  # noqa: E731
-    rows = without_each(policy_all_in, market, EnvSettings(cost_bps=0))
-    assert rows[0].cumulative_return == pytest.approx(0, abs=0.02)
-    assert rows[1].cumulative_return < -0.9
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])

@@ -12,7 +12,7 @@ import torch
 
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import daily_returns
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
@@ -76,22 +76,6 @@ def test_equity_is_what_the_trade_list_says(variant: str) -> None:
     assert result.turnover_usd.sum() == pytest.approx(result.trades["notional_usd"].sum(), rel=1e-9)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equity_is_the_environments(variant: str) -> None:
-    market, policy = make_market(60, 5), noisy_policy(5)
-    settings = EnvSettings(**VARIANTS[variant])
-    env = TradingEnv.evaluation(market, settings)
-    obs, _ = env.reset()
-    seen, over = {0: float(env.equity[0])}, False
-    while not over:
-        obs, _, terminated, truncated, _ = env.step(policy(obs))
-        seen[int(env.account.bar[0])] = float(env.equity[0])
-        over = bool(terminated | truncated)
-    result = simulate(policy, market, settings, exact=True)
-    for bar, equity in seen.items():
-        assert result.equity[bar] == equity
-
-
 def test_every_fill_is_later_than_its_decision() -> None:
     market = make_market(80, 5, session_bars=20)
     for fill in ("next_open", "next_close"):
@@ -114,18 +98,6 @@ def test_the_future_changes_nothing_before_it() -> None:
     assert (changed.equity[:cut] == plain.equity[:cut]).all()
     assert (changed.shares[: cut - 1] == plain.shares[: cut - 1]).all()
     assert not (changed.equity[cut:] == plain.equity[cut:]).all()
-
-
-def test_an_idle_policy_keeps_its_cash_and_has_no_ratios() -> None:
-    result = simulate(idle_policy, make_market(60, 3), EnvSettings())
-    assert (result.equity == 1_000_000).all()
-    assert len(result.trades) == 0
-    numbers = result.metrics
-    assert numbers["cumulative_return"] == 0
-    assert numbers["max_drawdown"] == 0
-    assert numbers["turnover"] == 0
-    for undefined in ("sharpe", "sortino", "calmar", "break_even_cost_bps", "holding_minutes_mean", "concentration"):
-        assert numbers[undefined] is None, undefined
 
 
 def test_a_ruined_account_is_closed_and_stays_closed() -> None:
@@ -151,19 +123,6 @@ def test_what_cannot_be_traded_is_a_typed_error() -> None:
         simulate(lambda obs: torch.full((1, 3), math.nan), market, EnvSettings())
     with pytest.raises(BacktestError, match="3 assets"):
         simulate(lambda obs: torch.zeros(1, 2), market, EnvSettings())
-
-
-def test_no_gradient_is_built() -> None:
-    weight = torch.ones(1, requires_grad=True)
-    seen = []
-
-    def policy(obs: torch.Tensor) -> torch.Tensor:
-        action = weight * torch.full((1, 3), 0.2)
-        seen.append(action.requires_grad)
-        return action
-
-    simulate(policy, make_market(20, 3), EnvSettings())
-    assert not any(seen)
 
 
 def test_equity_with_a_nan_is_refused() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -23,7 +21,6 @@ from fintrader.backtesting import (
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
-from fintrader.results import figures
 from fintrader.results.folders import DamagedFileError, NotThereError
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
@@ -110,13 +107,6 @@ def test_results_of_different_windows_are_refused(results: dict[str, BacktestRes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_metrics_json_is_plain_and_has_no_clock(results: dict[str, BacktestResult], tmp_path: Path) -> None:
-    write_backtest(tmp_path, results, context=CONTEXT)
-    values = json.loads((tmp_path / "metrics.json").read_text(), parse_constant=lambda text: pytest.fail(text))
-    assert set(values) == set(results)
-    assert all(value is None or isinstance(value, float) for numbers in values.values() for value in numbers.values())
-
-
 def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, BacktestResult], tmp_path: Path) -> None:
     stored = write_backtest(tmp_path, results, context=CONTEXT)
     assert not (tmp_path / "report.html").exists()
@@ -145,17 +135,3 @@ def test_table_has_the_papers_columns(results: dict[str, BacktestResult]) -> Non
         assert heading in text
     assert f"{results['best'].metrics['cumulative_return']:.2%}".replace("%", " %") in text
     assert "–" in text  # the idle strategy has no Sharpe ratio
-
-
-def test_figures_draw_every_strategy_and_the_drawdown_is_right(results: dict[str, BacktestResult]) -> None:
-    from fintrader.backtesting.writer import tabulate
-
-    stored = tabulate(results)
-    curves = stored.curve()
-    assert [trace.name for trace in figures.equity_figure(curves).data] == [figures.title_of(name) for name in results]
-    below = figures.drawdown_figure(curves).data[0].y
-    equity = results["best"].equity
-    assert np.asarray(below) == pytest.approx(equity / np.maximum.accumulate(equity) - 1)
-    weights = figures.weights_figure(stored.weights("best"), top=2).data
-    assert len(weights) == 3
-    assert weights[-1].name == "2 others"

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fintrader.config import validate
+from fintrader.data.settings import DataSettings
+
 REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
 REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
@@ -46,6 +49,17 @@ def write_csv(folder: Path, table: pd.DataFrame, name: str = "bars.csv") -> Path
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / name, index=False)
     return folder / name
+
+
+PLAIN: dict[str, Any] = {
+    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    "features": {"names": ["return_1", "sma_5"], "context": ["time_of_day", "index_return_1"]},
+}
+
+
+def file_settings(path: Path | str, **values: object) -> DataSettings:
+    """Settings for a file of at least five sessions."""
+    return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
 def no_windows() -> dict[str, Any]:

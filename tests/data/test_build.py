@@ -25,17 +25,9 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, DataError, StorageError
-from tests.data.tables import minute_table, no_windows, write_csv
+from tests.data.tables import PLAIN, minute_table, no_windows, write_csv
+from tests.data.tables import file_settings as settings
 from tests.factories import examples
-
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1", "sma_5"], "context": ["time_of_day", "index_return_1"]},
-}
-
-
-def settings(path: Path, **values: object) -> DataSettings:
-    return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
 def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,12 +29,6 @@ def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
     assert int(changed.sum()) == 3
 
 
-def test_splits_stand_in_the_raw_bars() -> None:
-    report = quality_report(synthetic(splits=3))
-    assert report["kinds"] == {"split": 3}
-    assert len({fault["symbol"] for fault in report["faults"]}) == 3
-
-
 def test_listings_and_delistings_are_seen() -> None:
     settings = synthetic(delistings=2, late_listings=3)
     report = quality_report(settings)
@@ -54,24 +47,6 @@ def test_halts_silence_everybody() -> None:
     market, _ = make_market(settings)
     assert int((~market.tradable).all(dim=1).sum()) == 28
     assert not torch.isnan(market.close).any()
-
-
-def test_jumps_come_with_the_open_and_balance() -> None:
-    market, _ = make_market(synthetic(num_symbols=80, jumps=0.5, jump_size=0.1))
-    step = torch.log(market.close[1:] / market.close[:-1]).double().numpy()
-    first = np.flatnonzero(np.diff(market.session.numpy()))
-    inside = np.setdiff1d(np.arange(len(step)), first)
-    large = np.abs(step) > 0.04
-    assert large[first].mean() > 0.2
-    assert large[inside].sum() == 0
-    assert np.exp(step[first]).mean() == pytest.approx(1.0, abs=0.005)
-
-
-def test_half_days_are_the_calendars() -> None:
-    source = {"kind": "synthetic", "start": "2019-11-25", "num_sessions": 10}
-    market, _ = make_market(validate(DataSettings, {"source": source}, "test"))
-    counts = torch.bincount(market.session).tolist()
-    assert counts == [390, 390, 390, 210, 390, 390, 390, 390, 390, 390]
 
 
 def test_more_events_than_stocks_are_refused() -> None:

@@ -259,15 +259,6 @@ def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy: pd.DataFrame)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_few_symbols_that_are_silent_by_chance_make_no_hole(number: int) -> None:
-    thin = {"kind": "synthetic", "num_symbols": number, "num_sessions": 30, "missing": 0.3}
-    settings = validate(DataSettings, {"source": thin}, "test")
-    bars = read_source(settings)
-    report = examine(bars, settings)
-    assert sum(fault["count"] for fault in report["faults"]) < 1e-3 * len(bars), report["kinds"]
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
 def test_what_all_of_few_symbols_lack(healthy: pd.DataFrame, number: int) -> None:
     names = ["BBB", "AAA", "CCC"][:number]
     table = healthy[healthy.ticker.isin(names)].reset_index(drop=True)
@@ -280,14 +271,6 @@ def test_what_all_of_few_symbols_lack(healthy: pd.DataFrame, number: int) -> Non
         assert found == [("gap", "BBB", 20), ("missing_session", "BBB", 390)]
     else:
         assert found == [("market_hole", "", 20), ("market_hole", "", 390)]
-
-
-def test_only_the_chosen_symbols_are_reported(tmp_path: Path, healthy: pd.DataFrame) -> None:
-    values = {"path": str(write_csv(tmp_path, healthy)), "universe": {"symbols": ["CCC", "AAA"]}}
-    report = quality_report(validate(DataSettings, values, "test"))
-    assert report["symbols"] == ["AAA", "CCC"]
-    assert len(report["coverage"]) == 2
-    assert report["rows"] == 2 * 12 * 390
 
 
 def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -157,21 +156,10 @@ def test_no_file_wrong_file_and_truncated_file(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("ts,ticker,open,high,low,close,volume\n")
     with pytest.raises(BarError, match="holds no row"):
         read(tmp_path / "empty.csv")
+    numbers = minute_table(1, 1).assign(ts=lambda table: np.arange(len(table), dtype=float))
+    numbers.to_parquet(tmp_path / "numbers.parquet")
     with pytest.raises(BarError, match="not a time"):
-        _numeric(tmp_path)
-
-
-def _numeric(folder: Path) -> None:
-    table = minute_table(1, 1)
-    table.assign(ts=np.arange(len(table), dtype=float)).to_parquet(folder / "numbers.parquet")
-    read(folder / "numbers.parquet")
-
-
-def test_now_decides_what_the_future_is(tmp_path: Path) -> None:
-    bars = read(write_csv(tmp_path, minute_table(1, 1)))
-    clean(bars, now=dt.datetime(2016, 1, 5, tzinfo=dt.UTC).timestamp())
-    with pytest.raises(BarError, match="future"):
-        clean(bars, now=dt.datetime(2016, 1, 4, tzinfo=dt.UTC).timestamp())
+        read(tmp_path / "numbers.parquet")
 
 
 def test_zip_gzip_and_one_file_per_symbol(tmp_path: Path) -> None:

@@ -12,12 +12,7 @@ from fintrader.config import validate
 from fintrader.data.build import make_market
 from fintrader.data.settings import DataSettings
 from fintrader.errors import BarError
-from tests.data.tables import minute_table, write_csv
-
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1"], "context": []},
-}
+from tests.data.tables import PLAIN, minute_table, write_csv
 
 
 def build(folder: Path, table: pd.DataFrame, **source: object) -> dict[str, int]:

@@ -65,12 +65,6 @@ def test_the_optimum_agrees_with_brute_force(drift_bps: float, switch: float, co
         assert optimum.growth_per_bar == pytest.approx(np.log(expected) / num_bars, rel=1e-9, abs=1e-15)
 
 
-def test_too_dear_to_trade_means_cash() -> None:
-    optimum = planted_optimum({"num_assets": 3, "drift_bps": 1.0, "switch": 0.3}, 500.0, 50)
-    assert optimum.expected_multiple == pytest.approx(1.0, abs=1e-12)
-    assert planted_optimum({"num_assets": 3, "drift_bps": 9.0, "switch": 0.1}, 20.0, 50).expected_multiple > 1.0
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_the_oracle_reaches_the_optimum(seed: int) -> None:
     calm = {"volatility_bps": 0.5, "index_volatility_bps": 0.5, "num_sessions": 12}
@@ -80,13 +74,6 @@ def test_the_oracle_reaches_the_optimum(seed: int) -> None:
     best = planted_optimum(market.meta["planted"], 20.0, market.num_bars - 1).expected_multiple
     # little noise: only the states' luck is left
     assert np.log(equity[-1] / equity[0]) / np.log(best) == pytest.approx(1.0, abs=0.2)
-
-
-def test_the_default_market_pays_at_twenty_basis_points() -> None:
-    market, _ = make_market(synthetic())
-    start, stop = market.windows.test
-    optimum = planted_optimum(market.meta["planted"], 20.0, stop - start - 1)
-    assert 1.3 < optimum.expected_multiple < 2.0
 
 
 def test_the_signal_is_a_feature_just_as_it_is() -> None:
@@ -118,21 +105,3 @@ def test_same_seed_same_market_and_another_differs() -> None:
     other, _ = make_market(synthetic(num_sessions=10, seed=1))
     assert first.content_hash() == again.content_hash()
     assert first.content_hash() != other.content_hash()
-
-
-def test_missing_bars_are_not_tradable() -> None:
-    market, _ = make_market(synthetic(missing=0.2, num_sessions=10))
-    assert float((~market.tradable).float().mean()) == pytest.approx(0.2, abs=0.02)
-    assert not torch.isnan(market.close).any()
-
-
-def test_the_day_is_u_shaped_and_the_index_moves_the_stocks() -> None:
-    market, _ = make_market(synthetic(planted={"enabled": False}, num_sessions=60, regime_switch=0.01))
-    step = torch.log(market.close[1:] / market.close[:-1]).double().numpy()
-    bar = np.arange(market.num_bars) % 78
-    size = np.array([np.abs(step[bar[1:] == k]).mean() for k in range(78)])
-    assert size[[0, 1, 2, -3, -2, -1]].mean() > 1.5 * size[30:48].mean()
-    index = np.diff(np.log(market.benchmark.numpy()))
-    correlation = np.corrcoef(index, step.mean(axis=1))[0, 1]
-    assert correlation > 0.8
-    assert market.benchmark_name == "synthetic index"

@@ -15,55 +15,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.config import dump_yaml, validate
-from fintrader.data.bars import Bars
+from fintrader.config import dump_yaml
 from fintrader.data.build import build_market, make_market
-from fintrader.data.chunks import Collection, decode, encode, verify_store
+from fintrader.data.chunks import verify_store
 from fintrader.data.feeds import bar_store
 from fintrader.data.inspect import verify
-from fintrader.data.settings import DataSettings, read_settings
+from fintrader.data.settings import read_settings
 from fintrader.data.sources import base as feed_module
-from fintrader.data.sources.base import FilesFeed, ingest
-from fintrader.data.sources.files import FilesSettings, list_files
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, StorageAccessError, StorageFullError
-from fintrader.storage.objects import Objects
+from tests.data.tables import file_settings as settings
 from tests.data.tables import minute_table, write_csv
 from tests.engines.killing import killed_at, writes_of
-
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]},
-}
-
-
-def settings(path: Path | str, **values: object) -> DataSettings:
-    return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
 def chunks(store: Path) -> dict[str, float]:
     return {str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")}
-
-
-def test_a_chunk_comes_back_as_it_was() -> None:
-    rows = np.arange(5)
-    bars = Bars(
-        ts=1_451_916_600_000_000_000 + rows * 60_000_000_000,
-        symbol=np.zeros(5, dtype=np.int32),
-        symbols=("AAA",),
-        open=rows + 1.1,
-        high=rows + 2.2,
-        low=rows + 0.3,
-        close=rows + 1.0 / 3,
-        volume=rows * 10.0,
-        extras={"mood": rows / 7},
-        row=rows[::-1].copy(),
-    )
-    again = decode(encode(bars), "AAA", "bars")
-    for name in ("ts", "symbol", "open", "high", "low", "close", "volume", "row"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(bars, name))
-    np.testing.assert_array_equal(again.extras["mood"], bars.extras["mood"])
-    assert encode(bars) == encode(again)
 
 
 @pytest.mark.parametrize("order", ["symbol", "time", "shuffled"])
@@ -300,21 +267,3 @@ def test_symbols_may_have_any_name(tmp_path: Path) -> None:
         file for file in (tmp_path / "deep").rglob("*.parquet") if tmp_path / "deep" / "store" not in file.parents
     ]
     assert outside == []
-
-
-def test_an_unfinished_collection_does_not_count(tmp_path: Path) -> None:
-    files = FilesSettings(path=str(write_csv(tmp_path, minute_table(2, 3))))
-    place = Objects(tmp_path / "store")
-    collection = Collection.open(place, "files", {"a": 1})
-    (file,) = list_files(files)
-    ingest(file, files, collection)
-    again = Collection.open(place, "files", {"a": 1})
-    assert again.complete
-    assert again.symbols == ["AAA", "BBB"]
-    assert len(again.bars("AAA")) == 3 * 390
-    (tmp_path / "store").rename(tmp_path / "gone")
-    assert not Collection.open(place, "files", {"a": 1}).complete
-    feed = FilesFeed(files, place)
-    feed.prepare()
-    assert feed.symbols == ["AAA", "BBB"]
-    assert pd.Timestamp(feed.span()[0]).isoformat() == "2016-01-04T14:30:00"

@@ -13,8 +13,6 @@ from fintrader.config import validate
 from fintrader.data.build import make_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.universe import (
-    UniverseSettings,
-    companies,
     describe,
     index_membership,
     member_days,
@@ -23,12 +21,7 @@ from fintrader.data.universe import (
     survivorship,
 )
 from fintrader.errors import DataError
-from tests.data.tables import minute_table, write_csv
-
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1"], "context": []},
-}
+from tests.data.tables import PLAIN, minute_table, write_csv
 
 
 def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
@@ -52,16 +45,6 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
     market, _ = make_market(validate(DataSettings, values, "test"))
     assert market.symbols == ("AAA", "BBB", "CCC")
     assert market.member[:, 2].all()
-
-
-def test_the_tickers_of_a_company_are_known() -> None:
-    pytest.importorskip("index_constitution")
-    known = companies(UniverseSettings(index="nasdaq100"))
-    assert known["PCLN"] == "BKNG"
-    assert known["TCFCA"] == "FOXA"
-    members = index_membership("nasdaq100")
-    assert members["SYMC"] == members["NLOK"]
-    assert companies(UniverseSettings()) == {}
 
 
 def test_a_bad_list_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
+from fintrader.agents import AgentSettings
 from fintrader.envs.observation import FlatLayout, ObservationLayout
+
+
+def agent_settings(algo: str, values: dict[str, Any]) -> Any:
+    """An algorithm's settings as a configuration gives them."""
+    return TypeAdapter(AgentSettings).validate_python({"algo": algo, **values})
 
 
 class TinyEnv:

@@ -64,17 +64,3 @@ def test_cuda_equals_the_cpu(case: dict[str, Any], mode: AutoresetMode) -> None:
         assert torch.equal(a[3], b[3].cpu())
         assert torch.equal(cpu.account.shares, cuda.account.shares.cpu())  # whole shares: sums are exact everywhere
         torch.testing.assert_close(cpu.account.cash, cuda.account.cash.cpu(), rtol=1e-12, atol=1e-6)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_step_on_cuda_never_waits_for_the_device() -> None:
-    env = TradingEnv(make_market(60, 6), EnvSettings(episode_bars=9), num_envs=64, device="cuda")
-    env.reset()
-    action = torch.rand(64, 6, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(20):
-            env.step(action)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

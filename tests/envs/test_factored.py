@@ -84,20 +84,6 @@ def test_result_and_gradients_are_the_flat_layers(count: int, bars: int, rows: i
     assert "rows" not in layer.state_dict()
 
 
-def test_gradients_in_float64_pass_gradcheck() -> None:
-    layer = make_layer(5).double()
-    for bars in (2, 5):
-        obs = samples(6, bars)
-        private = obs["private"].double().requires_grad_()
-        weight = layer.flat.weight.detach().clone().requires_grad_()
-
-        def first_layer(private: Tensor, weight: Tensor, clock: Tensor = obs["clock"]) -> Tensor:
-            given = {"flat.weight": weight}
-            return torch.func.functional_call(layer, given, ({"private": private, "clock": clock},))
-
-        assert torch.autograd.gradcheck(first_layer, (private, weight))
-
-
 def test_in_eval_mode_all_rows_are_projected_once(projected: list[int]) -> None:
     layer, obs = make_layer().eval(), samples(20, 20)
     optimiser = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)

@@ -47,12 +47,7 @@ def first(number: float) -> Callable[[Tensor], Tensor]:
 
 FLOATS = ("cash", "shares", "equity", "peak_equity", "first_equity", "memory")
 BAD: dict[str, tuple[Callable[[State], State], str]] = {
-    "far ahead": (change("account.bar", lambda bar: bar + 10**6), "outside its episode"),
-    "far behind": (change("account.bar", lambda bar: bar - 10**6), "outside its episode"),
-    "before its start": (lambda state: {**state, "account.bar": state["account.start_bar"] - 1}, "outside"),
-    "negative start": (change("account.start_bar", lambda start: start - BARS), "outside its episode"),
     "beyond the market": (change("account.end_bar", lambda end: end + BARS), "longer market"),
-    "end before bar": (change("account.end_bar", lambda end: 0 * end), "outside its episode"),
     "over, yet not finished": (lambda state: {**state, "account.bar": state["account.end_bar"]}, "not finished"),
     "finished": (change("account.finished", torch.ones_like), "SAME_STEP"),
     **{f"NaN {name}": (change(f"account.{name}", first(float("nan"))), name) for name in FLOATS},
@@ -62,17 +57,11 @@ BAD: dict[str, tuple[Callable[[State], State], str]] = {
     "short": (change("account.shares", first(-1.0)), "env.short"),
     "fractions": (change("account.shares", first(0.5)), "env.fractional"),
     "endowed debts": (change("endowment.cash", first(-1.0)), "endowment"),
-    "endowed shorts": (change("endowment.shares", first(-1.0)), "env.short"),
-    "endowed fractions": (change("endowment.shares", first(0.5)), "env.fractional"),
     "negative length": (change("endowment.episode_bars", first(-1)), "endowment"),
     "float bars": (change("account.bar", lambda bar: bar.double()), "int64"),
-    "short bars": (change("account.bar", lambda bar: bar.int()), "int64"),
     "float32 cash": (change("account.cash", lambda cash: cash.float()), "float64"),
-    "float32 key": (change("key", lambda key: key.float()), "int64"),
     "integer flags": (change("account.finished", lambda flag: flag.long()), "bool"),
-    "integer shares": (change("account.shares", lambda shares: shares.long()), "float64"),
     "another width": (change("account.shares", lambda shares: shares[:, 1:]), "shape"),
-    "fewer accounts": (change("account.bar", lambda bar: bar[1:]), "shape"),
     "no values": (change("account.cash", lambda cash: cash.to("meta")), "meta"),
     "no tensor": (lambda state: {**state, "key": None}, "no tensor"),  # type: ignore[dict-item]
     "nothing": (lambda state: {}, "missing"),

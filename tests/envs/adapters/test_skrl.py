@@ -1,4 +1,4 @@
-"""skrl: a PPO run, tensors without copies, and exact bootstrapping at time limits."""
+"""skrl: tensors without copies, and exact bootstrapping at time limits under its PPO."""
 
 from __future__ import annotations
 
@@ -66,17 +66,10 @@ def make_agent(env: SkrlEnv, folder: Path, rollouts: int, *, oracle: bool = Fals
     return agent
 
 
-def test_ppo_runs_and_nothing_is_copied(tmp_path: Path) -> None:
+def test_nothing_is_copied() -> None:
     inner = TradingEnv(make_market(100, 3), EnvSettings(episode_bars=7), num_envs=6)
     env = SkrlEnv(inner)
-    agent = make_agent(env, tmp_path, 16)
-    before = [p.clone() for p in agent.policy.parameters()]
-    SequentialTrainer(
-        env=env,
-        agents=agent,
-        cfg={"timesteps": 48, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False},
-    ).train()
-    assert any(not torch.equal(a, b) for a, b in zip(before, agent.policy.parameters(), strict=True))
+    env.reset()
     seen = []
     original = inner.step
     inner.step = lambda actions: seen.append(original(actions)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
