@@ -49,7 +49,7 @@ def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) ->
         (("cuda",), [], []),
         (("cuda:1",), ["0", "1"], ["cuda-1-0", "cuda-1-1"]),
         (("cuda:0+1",), ["0", "1"], ["cuda-0+1-0", "cuda-0+1-1"]),
-        (("cuda:2/3",), ["2", "3"], ["cuda-2/3-0", "cuda-2/3-1"]),
+        (("cuda:2/3",), ["2", "3"], ["cuda-2+3-0", "cuda-2+3-1"]),
         (("cuda:2/9",), ["2"], []),
         (("cuda:0", "cuda:7"), ["0"], ["cuda-0-0", "cuda-0-1"]),
     ],
@@ -58,8 +58,9 @@ def test_slots_follow_the_devices_that_are_there(devices: tuple[str, ...], found
     slots = slots_of(devices, 2, lambda: found)
     assert [slot.name for slot in slots] == names
     for slot in slots:
-        wanted = slot.name.split("-")[1].replace("+", ",").replace("/", ",")
-        inside = {"+": "cuda:0+cuda:1", "/": "cuda:0/cuda:1"}.get(slot.name[6], "cuda")
+        wanted = slot.name.split("-")[1].replace("+", ",")
+        join = "/" if "/" in devices[0] else "+"
+        inside = f"cuda:0{join}cuda:1" if "," in wanted else "cuda"
         assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == (inside, wanted)
 
 

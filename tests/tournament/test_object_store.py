@@ -297,7 +297,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, run: R
     assert not list(run.pods.glob("*/metrics.jsonl"))  # that is where the pods were
     assert list(node.pods.glob("*/metrics.jsonl"))
     with pytest.raises(CheckpointError, match="no market"):
-        RunStore(node).market("unknown", tmp_path / "nowhere")
+        open_store(node, mirror_of(node.root)).market("unknown", tmp_path / "nowhere")
 
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:
