@@ -14,16 +14,21 @@ orchestrators `refused`. Each part has the commit that it was measured at.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -198,14 +203,43 @@ def at_random(home: Path, pods: int, expected: Any, target: str, moments: int) -
 
     def strike(run: RunFolder, seed: int) -> Outcome:
         if target == "evaluator":  # an evaluation takes about so long
-            return chaos.random_evaluator_kill(seed, run, pods, within=0.02)
-        return chaos.random_kill(seed, run, pods, target=target, within=1.6)
+            return random_evaluator_kill(seed, run, pods, within=0.02)
+        return random_kill(seed, run, pods, target=target, within=1.6)
 
     for seed in range(moments):
         name = f"random-{target}-{seed}"
         tally.strike_and_recover(home, name, pods, expected, lambda run, seed=seed: strike(run, seed))
     del os.environ["STUB_SECONDS"]
     return tally
+
+
+def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: float) -> Outcome:
+    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a random moment.
+
+    That of a pod is counted from the start of the first pod's process.
+    """
+    chance = random.Random(seed)
+    pid = chaos.fork_race(run, pods)
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
+        orchestrator = psutil.Process(pid)
+        while target == "pod" and not orchestrator.children() and orchestrator.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, within))
+        children = orchestrator.children(recursive=True)
+        if target == "orchestrator":
+            orchestrator.kill()
+        elif children:
+            chance.choice(children).kill()
+    return chaos.ended(pid, run, children, target=target)
+
+
+def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float) -> Outcome:
+    """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and tries again."""
+    chance = random.Random(seed)
+    mark = run.root.parent / f"{run.root.name}.mark"
+    plan = Plan("random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods))
+    return forked(run, pods, evaluators=plan)
 
 
 def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> Tally:

@@ -140,9 +140,15 @@ def at_random_moments(home: Path, moments: int, expected: Any) -> dict[str, Any]
 
 def start(run: RunFolder, url: str) -> subprocess.Popen[bytes]:
     """A head in a process of its own."""
-    command = [sys.executable, "-m", "tests.engines.emptied", str(run.root), url, str(PODS)]
+    command = [sys.executable, __file__, "head", str(run.root), url]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def head(root: Path, url: str) -> None:
+    """One tournament of stub pods in processes of their own: `start` runs it so."""
+    attach(root, url)
+    chaos.race(RunFolder(root), PODS, processes=True)
 
 
 def transfers(url: str, home: Path) -> list[dict[str, float]]:
@@ -227,4 +233,7 @@ def s3_server(home: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["head"]:
+        head(Path(sys.argv[2]), sys.argv[3])
+    else:
+        main()

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.constants import Samples
-from tests.engines.simulation import World, simulate
-from tests.engines.simulation_checks import check, figures, settings
+from tests.engines.simulation import Simulated, World, simulate
+from tests.engines.simulation_checks import check, settings
 
 GPUS = (8, 16, 32, 80, 1000)
 PAPER = {"1.7": {"16": 3400.0, "80": 1900.0}, "1.8": {"16": 4000.0, "80": 2200.0}}
@@ -122,3 +122,33 @@ def stress(home: Path, *, pods: int, gpus: int, quick: bool) -> dict[str, Any]:
     outcome = simulate(home / f"stress-{pods}-{gpus}", asked, world, charge=1.0, kill_after=deaths)
     check(outcome, asked)
     return {**figures(outcome, world, pods), "lost_or_doubled_results": 0, "capacity_exceeded": 0}
+
+
+def figures(outcome: Simulated, world: World, pods: int) -> dict[str, Any]:
+    """What the orchestrator cost, and what its pods waited for."""
+    cluster, clock = outcome.cluster, outcome.clock
+    waits = sorted(outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod]) for pod in outcome.applied)
+    idle = sorted(cluster.idle[world.gpus :]) or [0.0]
+    turns = sorted(clock.turns)
+    return {
+        "pods": pods,
+        "gpus": world.gpus,
+        "simulated_hours": round(outcome.makespan / 3600, 2),
+        "orchestrator_cpu_seconds": round(clock.cpu, 2),
+        "orchestrator_cpu_ms_per_pod": round(1000 * clock.cpu / pods, 3),
+        "turns": len(turns),
+        "turn_cpu_ms_p50": round(1000 * statistics.median(turns), 2),
+        "turn_cpu_ms_p99": round(1000 * percentile(turns, 0.99), 2),
+        "result_waits_seconds_p50": round(percentile(waits, 0.5), 3),
+        "result_waits_seconds_p99": round(percentile(waits, 0.99), 3),
+        "gpu_idle_between_pods_seconds_p50": round(percentile(idle, 0.5), 3),
+        "gpu_idle_between_pods_seconds_p99": round(percentile(idle, 0.99), 3),
+        "losses": dict(cluster.losses),
+        "attempts_most": max(cluster.attempts.values()),
+        "orchestrator_restarts": outcome.restarts,
+    }
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """Nearest rank in a sorted list."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

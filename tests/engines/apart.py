@@ -30,15 +30,12 @@ class Plan:
     """How evaluators are struck: one of them at its `at`-th operation, or (`random`) after so many seconds."""
 
     mode: str
-    """`kill`, `torn`, `full` as in `chaos.Faults`; `random`; `none`."""
+    """`kill`, `torn`, `full` as in `chaos.Faults`; `random`."""
     mark: Path
     at: int = 0
     after: float = 0.0
     nth: int = 1
     """`random`: which of the evaluations is struck."""
-
-
-NOBODY = Plan("none", Path("/nonexistent"))
 
 
 class Evaluators:
@@ -94,7 +91,7 @@ def _serve(connection: socket.socket, plan: Plan) -> None:
 def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
     """The evaluator's process."""
     write = os.write  # as it is before it counts as an operation
-    if plan.mode not in ("none", "random"):
+    if plan.mode != "random":
         chaos.install(chaos.Faults(plan.mode, plan.at, plan.mark))
     context = PodContext(
         RunFolder(Path(task["run"])), Path(task["market"]), token=task["token"], evaluate_elsewhere=True

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import sqlite3
@@ -48,13 +47,10 @@ class Faults:
     at: int
     mark: Path
     count: int = 0
-    names: list[str] = field(default_factory=list)
 
-    def strike(self, name: str) -> bool:
+    def strike(self) -> bool:
         """True if this is the moment, for the first time."""
         self.count += 1
-        if self.mode == "count":
-            self.names.append(name)
         if self.count != self.at:
             return False
         try:
@@ -75,14 +71,14 @@ def install(faults: Faults) -> None:
 
     def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **named: Any) -> Any:
-            if faults.strike(f"before {name}"):
+            if faults.strike():
                 if faults.mode == "full":
                     raise OSError(errno.ENOSPC, "No space left on device")
                 if faults.mode == "torn" and name == "write":
                     _write(args[0], args[1][: len(args[1]) // 2])
                 die()
             result = call(*args, **named)
-            if faults.mode != "full" and faults.strike(f"after {name}"):
+            if faults.mode != "full" and faults.strike():
                 die()
             return result
 
@@ -92,30 +88,30 @@ def install(faults: Faults) -> None:
         setattr(os, name, wrap(name, getattr(os, name)))
 
     class Connection(sqlite3.Connection):
-        def _point(self, when: str) -> None:
-            if (when.startswith("before") or faults.mode != "full") and faults.strike(when):
+        def _point(self, *, before: bool) -> None:
+            if (before or faults.mode != "full") and faults.strike():
                 if faults.mode == "full":
                     raise sqlite3.OperationalError("database or disk is full")
                 die()
 
         def execute(self, *args: Any) -> Any:
-            self._point(f"before sql {str(args[0])[:12]}")
+            self._point(before=True)
             result = super().execute(*args)
-            self._point(f"after sql {str(args[0])[:12]}")
+            self._point(before=False)
             return result
 
         def executemany(self, *args: Any) -> Any:
-            self._point("before sql many")
+            self._point(before=True)
             result = super().executemany(*args)
-            self._point("after sql many")
+            self._point(before=False)
             return result
 
         def __exit__(self, *raised: Any) -> Any:
             if raised[0] is None:
-                self._point("before sql commit")
+                self._point(before=True)
             result = super().__exit__(*raised)
             if raised[0] is None:
-                self._point("after sql commit")
+                self._point(before=False)
             return result
 
     connect = sqlite3.connect
@@ -141,7 +137,6 @@ class Outcome:
 
     status: int
     """Exit status, or minus the signal."""
-    seconds: float
     ready_seconds: float | None = None
     """From its start to the end of its first reconcile: recovery time."""
     points: int = 0
@@ -149,18 +144,9 @@ class Outcome:
     """How often the fault truly struck: a run may end before its moment comes."""
 
 
-def race(
-    run: RunFolder,
-    pods: int,
-    *,
-    processes: bool = False,
-    order: str = "submission",
-    evaluators: Plan | None = None,
-    **how: Any,
-) -> Any:
+def race(run: RunFolder, pods: int, *, processes: bool = False, evaluators: Plan | None = None, **how: Any) -> Any:
     """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
-    from fintrader.tournament.run import run_tournament
-    from tests.engines.races import settings
+    from tests.engines.races import settings, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
     launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
@@ -172,19 +158,8 @@ def race(
         def launcher(_: Any, access: Any) -> ApartLauncher:
             return ApartLauncher(access.run, access.market, server, workers=2, token=access.token)
 
-    return run_tournament(
-        settings(pods=pods, workers=2, order=order, retries=50, fresh=0.2),
-        folder=run,
-        mirror=mirror_of(run.root),
-        market=stubs.market(run.root.parent),
-        agent=stubs.StubAgent(),
-        seed=5,
-        body="tests.engines.chaos:body",
-        launcher=launcher,
-        ensemble=stubs.ensemble,
-        data_hash="data",
-        **how,
-    )
+    wanted = settings(pods=pods, workers=2, order="submission", retries=50, fresh=0.2)
+    return stub_race(run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how)
 
 
 def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes: bool = False, **how: Any) -> Outcome:
@@ -218,7 +193,7 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes
             sys.stderr.flush()
             os._exit(status)
     _, code = os.waitpid(pid, 0)
-    outcome = Outcome(os.waitstatus_to_exitcode(code), time.perf_counter() - begun)
+    outcome = Outcome(os.waitstatus_to_exitcode(code))
     if note.exists():
         outcome.ready_seconds, outcome.points = json.loads(note.read_text())
     marks = [plan.mark for plan in (faults, how.get("evaluators")) if plan is not None]
@@ -306,48 +281,18 @@ class Tally:
             shutil.rmtree(run.root)
 
 
-def count_points(folder: Path, pods: int, mode: str = "count") -> int:
+def count_points(folder: Path, pods: int) -> int:
     """Operations of an undisturbed run (threads; the order of two pods' operations may vary)."""
     run = RunFolder(folder / "count")
-    outcome = forked(run, pods, faults=Faults(mode, -1, folder / "never"))
+    outcome = forked(run, pods, faults=Faults("count", -1, folder / "never"))
     assert outcome.status == DONE
     return outcome.points
 
 
-def _orphans(children: list[Any]) -> bool:
-    """Whether one of them still does something."""
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-                return True
+def _at_work(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: float) -> Outcome:
-    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a random moment.
-
-    That of a pod is counted from the start of the first pod's process.
-    """
-    chance = random.Random(seed)
-    begun = time.perf_counter()
-    pid = _fork_race(run, pods)
-    children: list[Any] = []
-    with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
-        orchestrator = psutil.Process(pid)
-        while target == "pod" and not orchestrator.children() and orchestrator.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.005)
-        time.sleep(chance.uniform(0, within))
-        children = orchestrator.children(recursive=True)
-        if target == "orchestrator":
-            orchestrator.kill()
-        elif children:
-            chance.choice(children).kill()
-    _, code = os.waitpid(pid, 0)
-    status = os.waitstatus_to_exitcode(code)
-    if target == "orchestrator":
-        until(lambda: not _orphans(children), "orphans to follow it")
-    hits = killed(run) if target == "pod" else int(status == -signal.SIGKILL)
-    return Outcome(status, time.perf_counter() - begun, hits=hits)
 
 
 def kill_at_work(run: RunFolder, pods: int, *, target: str) -> Outcome:
@@ -356,22 +301,29 @@ def kill_at_work(run: RunFolder, pods: int, *, target: str) -> Outcome:
     gate.parent.mkdir()
     gate.touch()
     os.environ[stubs.GATE_VARIABLE] = str(gate)
-    pid = _fork_race(run, pods)
+    pid = fork_race(run, pods)
     del os.environ[stubs.GATE_VARIABLE]
     until(lambda: stubs.waiting(gate) is not None, "the pod that waits")
     worker = stubs.waiting(gate)
     assert worker is not None
     children = psutil.Process(pid).children(recursive=True)
     os.kill(pid if target == "orchestrator" else worker, signal.SIGKILL)
-    if target == "orchestrator":
-        until(lambda: not _orphans(children), "orphans to follow it")
-    gate.unlink()
+    if target == "pod":
+        gate.unlink()
+    return ended(pid, run, children, target=target)
+
+
+def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: str) -> Outcome:
+    """What a tournament came to that was killed, or one of whose pods was; orphans must follow it."""
     _, code = os.waitpid(pid, 0)
     status = os.waitstatus_to_exitcode(code)
-    return Outcome(status, 0.0, hits=killed(run) if target == "pod" else int(status == -signal.SIGKILL))
+    if target == "pod":
+        return Outcome(status, hits=killed(run))
+    until(lambda: not any(_at_work(child) for child in children), "orphans to follow it")
+    return Outcome(status, hits=int(status == -signal.SIGKILL))
 
 
-def _fork_race(run: RunFolder, pods: int) -> int:
+def fork_race(run: RunFolder, pods: int) -> int:
     """A tournament of spawned pods in a fork of this process; its number."""
     pid = os.fork()
     if pid == 0:
@@ -385,13 +337,3 @@ def _fork_race(run: RunFolder, pods: int) -> int:
         finally:
             os._exit(BROKEN)
     return pid
-
-
-def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float) -> Outcome:
-    """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and tries again."""
-    from tests.engines.apart import Plan
-
-    chance = random.Random(seed)
-    mark = run.root.parent / f"{run.root.name}.mark"
-    plan = Plan("random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods))
-    return forked(run, pods, evaluators=plan)

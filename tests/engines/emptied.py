@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -82,14 +81,3 @@ def place(home: Path, name: str) -> tuple[RunFolder, str]:
     """A run's folder and its URL in a store on the same disk."""
     (home / "machine").mkdir(exist_ok=True)
     return RunFolder(home / "machine" / name), f"file://{home}/store/{name}"
-
-
-def head() -> None:
-    """`python -m tests.engines.emptied FOLDER URL PODS`: one tournament of stub pods in processes of their own."""
-    root, url, pods = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    attach(root, url)
-    chaos.race(RunFolder(root), pods, processes=True)
-
-
-if __name__ == "__main__":
-    head()

@@ -137,18 +137,12 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
         parents = [entry for entry in entries if entry.result.score is not None]
         parent = parents[int(rng.integers(len(parents)))] if len(parents) > 2 and index % 4 else None
         rate = float(10 ** rng.uniform(-4, -3))
-        spec = PodSpec(
-            pod=f"p{index:04d}",
-            index=index,
-            seed=int(rng.integers(1 << 30)),
-            origin="exploit" if parent else "fresh",
-            parent=parent.spec.pod if parent else None,
+        spec = _spec(
+            index,
+            rate,
+            parent.spec if parent else None,
             snapshot=parent.result.snapshot if parent else None,
-            generation=parent.spec.generation + 1 if parent else 0,
             seen=len(entries),
-            agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
-            hyper={"learning_rate": rate},
-            budget={"env_steps": 20_000, "seconds": None},
             data_hash=data_hash,
         )
         store.write_spec(spec)
@@ -182,24 +176,15 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
             lost = {"event": "lost", "pod": spec.pod, "attempt": 1, "reason": "nan", "detail": "loss is not finite"}
             log.append({**lost, "time": begin + 10.0})
         result = store.write_result(
-            PodResult(
-                pod=spec.pod,
-                status="failed" if failed else "done",
-                reason="nan" if failed else "",
+            _result(
+                spec,
+                None if failed else float(rng.normal() + index / 10),
+                begin,
                 detail="loss is not finite" if failed else "",
-                spec=spec.digest,
-                score=None if failed else float(rng.normal() + index / 10),
                 window_scores=() if failed else (0.5,),
                 metrics={} if failed else {"sharpe": 0.5, "cumulative_return": 0.01},
                 returns=tuple(rng.normal(0, 0.01, 12).tolist()),
                 snapshot=None if failed else store.put(spec.pod.encode()),
-                policy=None,
-                env_steps=20_000,
-                updates=20,
-                started=begin,
-                finished=begin + 10.0,
-                seconds=10.0,
-                device="cpu",
             )
         )
         entries.append(Entry(spec, result))
@@ -221,6 +206,40 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
         with board.connection as connection:
             connection.execute("UPDATE pods SET state = 'running', device = 'cpu' WHERE idx = ?", (pods - 2,))
     board.close()
+
+
+def _spec(index: int, rate: float, parent: PodSpec | None, **more: Any) -> PodSpec:
+    """A pod of that learning rate, with its parent's generation behind it."""
+    return PodSpec(
+        pod=f"p{index:04d}",
+        index=index,
+        seed=index,
+        origin="exploit" if parent else "fresh",
+        parent=parent.pod if parent else None,
+        generation=parent.generation + 1 if parent else 0,
+        agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
+        hyper={"learning_rate": rate},
+        budget={"env_steps": 20_000, "seconds": None},
+        **more,
+    )
+
+
+def _result(spec: PodSpec, score: float | None, begin: float, **more: Any) -> PodResult:
+    """What a pod came to in ten seconds from `begin` on; without a score it died of NaN."""
+    return PodResult(
+        pod=spec.pod,
+        status="failed" if score is None else "done",
+        reason="nan" if score is None else "",
+        spec=spec.digest,
+        score=score,
+        env_steps=20_000,
+        updates=20,
+        started=begin,
+        finished=begin + 10.0,
+        seconds=10.0,
+        device="cpu",
+        **more,
+    )
 
 
 def many_runs(template: RunFolder, runs: Path, count: int) -> None:
@@ -272,37 +291,10 @@ def long_race(folder: RunFolder, *, pods: int) -> None:
     specs, entries = [], []
     for index in range(pods):
         parent = specs[int(rng.integers(max(0, index - 200), index))] if index > 20 and index % 4 else None
-        rate = float(10 ** rng.uniform(-4, -3))
-        spec = PodSpec(
-            pod=f"p{index:04d}",
-            index=index,
-            seed=index,
-            origin="exploit" if parent else "fresh",
-            parent=parent.pod if parent else None,
-            generation=parent.generation + 1 if parent else 0,
-            seen=index,
-            agent={"algo": "ppo", "learning_rate": rate},
-            hyper={"learning_rate": rate},
-            budget={"env_steps": 1000, "seconds": None},
-            data_hash="",
-        )
-        begin = START + 12.0 * (index // 4)
-        failed = index % 17 == 3
-        result = PodResult(
-            pod=spec.pod,
-            status="failed" if failed else "done",
-            reason="nan" if failed else "",
-            spec=spec.digest,
-            score=None if failed else float(rng.normal()),
-            env_steps=1000,
-            updates=1,
-            started=begin,
-            finished=begin + 10.0,
-            seconds=10.0,
-            device="cpu",
-        )
+        spec = _spec(index, float(10 ** rng.uniform(-4, -3)), parent, seen=index, data_hash="")
+        score = None if index % 17 == 3 else float(rng.normal())
         specs.append(spec)
-        entries.append(Entry(spec, result))
+        entries.append(Entry(spec, _result(spec, score, START + 12.0 * (index // 4))))
     board = LeaderboardIndex(folder.leaderboard)
     board.rebuild(16, specs, entries)
     board.close()

@@ -8,9 +8,15 @@ from typing import Any
 from fintrader.agents import PPO, Budget, NetworkSettings
 from fintrader.envs import EnvSettings
 from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.run import TournamentResult, run_tournament
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from tests.engines import stubs
 from tests.factories import make_market
 
 ORDER = TournamentSettings().order
@@ -21,6 +27,13 @@ def settings(**changes: Any) -> TournamentSettings:
     """Small, and the same on every run; tests of the default order ask for it (`order=ORDER`)."""
     values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, "order": "submission"}
     return TournamentSettings(**{**values, **changes})
+
+
+def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> TournamentResult:
+    """A tournament of stub pods; their market lies beside the run."""
+    usual = {"mirror": mirror_of(run.root), "agent": stubs.StubAgent(), "seed": 5, "ensemble": stubs.ensemble}
+    market = stubs.market(how.pop("beside", run.root.parent))
+    return run_tournament(wanted, folder=run, market=market, **{**usual, **how})
 
 
 # --- real pods -------------------------------------------------------------------------------------------------
@@ -49,6 +62,21 @@ def market_file(folder: Path) -> Path:
     return path
 
 
-def real_race(folder: Path, name: str, market: Path) -> TournamentResult:
-    """Four real pods in spawned processes."""
-    return run_tournament(SETTINGS, folder=RunFolder(folder / name), market=market, env=ENV, agent=AGENT, seed=3)
+def real_race(run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any) -> TournamentResult:
+    """A tournament of real pods, in spawned processes unless `how` says otherwise; their market lies beside the run."""
+    usual = {"mirror": mirror_of(run.root), "env": ENV, "agent": AGENT, "seed": 3}
+    return run_tournament(wanted, folder=run, market=market_file(run.root.parent), **{**usual, **how})
+
+
+def first_spec(agent: Any = AGENT, **changes: Any) -> PodSpec:
+    """The first pod of a tournament of real pods with other settings."""
+    wanted = SETTINGS.model_copy(update=changes)
+    return Generator(wanted, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash="").fresh(0, Leaderboard(4))
+
+
+def train_pod(folder: Path, spec: PodSpec, **how: Any) -> tuple[PodResult, PodContext]:
+    """Train and evaluate one real pod in the run at `folder`, in this process."""
+    context = PodContext(RunFolder(folder), market_file(folder), **how)
+    context.folder = context.run.pod(spec.pod)
+    context.folder.mkdir(parents=True, exist_ok=True)
+    return train_and_evaluate(spec, context), context

@@ -34,15 +34,13 @@ QUICK = {
 class Nodes:
     """A cluster with a head that takes no pods, and `cpus` for each worker node."""
 
-    def __init__(self, *cpus: int, loopback: bool = True, quick: bool = False, **variables: str) -> None:
+    def __init__(self, *cpus: int, quick: bool = False, **variables: str) -> None:
         """`quick`: a node that is silent for ten seconds or so is given up."""
-        flags = [name for name, wanted in {"loopback": loopback, "quick": quick}.items() if wanted]
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        if loopback:
-            env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else every address becomes the machine's outward one
+        env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else every address becomes the machine's outward one
         env |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **variables}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engines.ray_cluster", *flags],
+            [sys.executable, "-m", "tests.engines.ray_cluster", *(["quick"] if quick else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -151,8 +149,7 @@ def main() -> None:
     os.dup2(2, 1)
     from ray.cluster_utils import Cluster
 
-    place = {"node_ip_address": "127.0.0.1"} if "loopback" in sys.argv else {}
-    plain = {"include_dashboard": False, "object_store_memory": MEMORY, **place}
+    plain = {"include_dashboard": False, "object_store_memory": MEMORY, "node_ip_address": "127.0.0.1"}
     cluster = Cluster()
     nodes: dict[str, Any] = {}
 

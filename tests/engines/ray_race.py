@@ -17,9 +17,9 @@ from typing import Any
 from fintrader.errors import FintraderError
 from fintrader.files import read_json, write_json
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import attach, mirror_of
+from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
-from fintrader.tournament.run import run_tournament
+from tests.engines import races
 from tests.engines.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,37 +28,11 @@ REFUSED = 7
 
 def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, kind: str, **changes: Any) -> Any:
     """Two generations or more: `stub` pods, such that are `leaving` their evaluation to others, or `real` PPO pods."""
-    watch = changes.pop("watch", None)
+    how = {"launcher": launcher, "watch": changes.pop("watch", None)}
     small = {"scheduler": "generational", "population": 4, "survivors": 2, "retries": 50, "workers": None, **changes}
-    if kind != "real":
-        from tests.engines import stubs
-        from tests.engines.races import settings
-
-        return run_tournament(
-            settings(**small),
-            folder=run,
-            mirror=mirror_of(run.root),
-            market=stubs.market(run.root.parent),
-            agent=stubs.StubAgent(),
-            seed=5,
-            launcher=launcher,
-            ensemble=stubs.ensemble,
-            data_hash="data",
-            watch=watch,
-        )
-    from tests.engines import races as real
-
-    return run_tournament(
-        real.SETTINGS.model_copy(update=small),
-        folder=run,
-        mirror=mirror_of(run.root),
-        market=real.market_file(run.root.parent),
-        env=real.ENV,
-        agent=real.AGENT,
-        seed=3,
-        launcher=launcher,
-        watch=watch,
-    )
+    if kind == "real":
+        return races.real_race(run, races.SETTINGS.model_copy(update=small), **how)
+    return races.stub_race(run, races.settings(**small), data_hash="data", **how)
 
 
 def note_of(run: RunFolder) -> Path:
@@ -95,9 +69,9 @@ class Racer:
         )
 
     def note(self) -> dict[str, Any]:
-        """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `nodes`, `capacity`."""
+        """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `nodes`."""
         if not note_of(self.run).exists():
-            return {"applied": 0, "pods": {}, "nodes": {}, "capacity": 0}
+            return {"applied": 0, "pods": {}, "nodes": {}}
         found: dict[str, Any] = read_json(note_of(self.run))
         return found
 
@@ -131,7 +105,7 @@ def main() -> None:
             "pods": launcher.processes(),
             "nodes": launcher.nodes(),
         }
-        write_json(note_of(run), {**note, "capacity": launcher.capacity(), "done": orchestrator.finished})
+        write_json(note_of(run), note)
 
     try:
         launcher = on_ray(settings, body=bodies[plan["kind"]])

@@ -24,11 +24,12 @@ import numpy as np
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure, PodProgress
-from fintrader.tournament.run import Clock, Orchestrator, run_tournament
+from fintrader.tournament.run import Clock, Orchestrator
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
+from tests.engines.races import stub_race
 
 Score = Callable[[PodSpec, RunStore], tuple[float | None, bytes, int]]
 """spec, store -> score, snapshot and env-steps: what the pod's training comes to."""
@@ -54,8 +55,6 @@ class World:
     """A preempted node comes back after so long."""
     zombies: float = 0.0
     """Share of lost pods that publish their result all the same, a moment after they were given up."""
-    checkpoints: bool = True
-    """A lost pod goes on from where it was (it has its own checkpoints) instead of from the start."""
     seed: int = 0
 
 
@@ -129,7 +128,7 @@ class SimulatedCluster:
         self.gone: set[int] = set()
         self.work: dict[str, _Work] = {}
         self.left: dict[str, float] = {}
-        """Seconds of training that a lost pod still has before it."""
+        """Seconds of training that a lost pod, which has its own checkpoints, still has before it."""
         self.vacant_since: dict[int, float] = dict.fromkeys(self.free, 0.0)
         self.idle: list[float] = []
         """Seconds a GPU stood empty before a pod that was new."""
@@ -172,8 +171,7 @@ class SimulatedCluster:
         self.attempts[spec.pod] += 1
         failure = float(random.exponential(1 / world.failure_rate)) if world.failure_rate else math.inf
         if failure < seconds:
-            if world.checkpoints:
-                self.left[spec.pod] = max(training - max(failure - starting, 0.0), 1e-3)
+            self.left[spec.pod] = max(training - max(failure - starting, 0.0), 1e-3)
             zombie = float(random.uniform()) < world.zombies
             self.clock.at(self.clock.time + failure, lambda: self._lose(work, "killed", zombie))
         else:
@@ -320,10 +318,9 @@ def simulate(
 
     while True:
         try:
-            run_tournament(
+            stub_race(
+                run,
                 settings,
-                folder=run,
-                market=stubs.market(folder.parent),
                 agent=agent or stubs.StubAgent(),
                 seed=world.seed,
                 launcher=cluster,

@@ -123,8 +123,6 @@ def _fault(run: RunFolder, pod: str, step: int) -> None:
             raise TrainingError("update 3: loss is no longer finite")
         case "oom":
             raise MemoryError("no memory left")
-        case "full":
-            raise OSError(28, "No space left on device")
         case "linger":
             _linger(0.5)
         case _:

@@ -21,7 +21,6 @@ from fintrader.errors import (
     StorageFullError,
     StorageOfflineError,
 )
-from fintrader.files import seal
 from fintrader.storage import objects as module
 from fintrader.storage.objects import Objects
 from fintrader.storage.urls import check_url
@@ -80,16 +79,6 @@ def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
     store.put("one", data)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda n: store.get_file("one", tmp_path / f"{n}", digest), range(64)))
-
-
-def test_sealed_objects(url: str) -> None:
-    store = Objects(url)
-    assert store.get_sealed("here") is None
-    store.put("here", seal({"text": '{"a": 1}\n', "files": {"x": "y"}}))
-    assert store.get_sealed("here") == {"text": '{"a": 1}\n', "files": {"x": "y"}}
-    store.put("here", (store.get("here") or b"")[:-9])
-    with pytest.raises(StorageDamagedError, match="here"):
-        store.get_sealed("here")
 
 
 # --- errors ------------------------------------------------------------------------------------------------------

@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
-from fintrader.tournament.run import TournamentResult, run_tournament
+from fintrader.tournament.run import TournamentResult
 from tests.engines import stubs
-from tests.engines.races import settings
+from tests.engines.chaos import DONE, forked
+from tests.engines.races import settings, stub_race
 from tests.engines.thread_launcher import ThreadLauncher
 
 Race = Callable[..., TournamentResult]
+PODS = 5
+"""Of the small tournament that faults strike."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What must come out of that tournament whatever struck it. Nobody may change it."""
+    run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
+    assert forked(run, PODS).status == DONE
+    return run
 
 
 @pytest.fixture
@@ -44,17 +54,7 @@ def race(tmp_path: Path) -> Race:
         how = dict(how or {})
         launcher = None if processes else ThreadLauncher(folder, tmp_path, body, workers=workers)
         launcher = how.pop("launcher", launcher)
-        return run_tournament(
-            settings(workers=workers, **changes),
-            folder=folder,
-            mirror=mirror_of(folder.root),
-            market=stubs.market(tmp_path),
-            agent=stubs.StubAgent(),
-            seed=seed,
-            body="tests.engines.stubs:body",
-            launcher=launcher,
-            ensemble=stubs.ensemble,
-            **how,
-        )
+        usual = {"beside": tmp_path, "body": "tests.engines.stubs:body"}
+        return stub_race(folder, settings(workers=workers, **changes), seed=seed, launcher=launcher, **usual, **how)
 
     return run

@@ -15,17 +15,9 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos
-from tests.engines.apart import NOBODY, Plan
+from tests.engines.apart import Plan
 from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
-
-PODS = 5
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
-    assert forked(run, PODS).status == DONE
-    return run
+from tests.tournament.conftest import PODS
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +103,6 @@ def test_evaluators_struck_at_their_operations(
     assert tally.hits == len(places)
 
 
-def test_an_undisturbed_evaluation_elsewhere_changes_nothing(tmp_path: Path, undisturbed: RunFolder) -> None:
-    run = RunFolder(tmp_path / "run")
-    assert forked(run, PODS, evaluators=NOBODY).status == DONE
-    assert everything(run) == everything(undisturbed)
-    assert chaos.killed(run) == 0
-
-
 def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run, None) as held:
@@ -158,8 +143,10 @@ def _specs(tmp_path: Path) -> Path:
     return other.pods
 
 
-@pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema"])
-def test_a_damaged_database_is_made_again(tmp_path: Path, undisturbed: RunFolder, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])
+def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
+    tmp_path: Path, undisturbed: RunFolder, harm: str
+) -> None:
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
     database = run.leaderboard
@@ -176,8 +163,11 @@ def test_a_damaged_database_is_made_again(tmp_path: Path, undisturbed: RunFolder
             connection.execute("DROP TABLE entries")
             connection.commit()
             connection.close()
+        case "torn log":
+            run.events.write_bytes(run.events.read_bytes()[:-20])
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
+    assert all(line.startswith("{") and line.endswith("}") for line in run.events.read_text().splitlines())
 
 
 @pytest.mark.parametrize("victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"])
@@ -204,13 +194,3 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undistur
     assert any(event["event"] == "damaged" and event["pod"] == "p0001" for event in read_jsonl(run.events))
     applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
     assert len(applied) == len(set(applied)) == PODS
-
-
-def test_a_torn_event_log_is_mended(tmp_path: Path, undisturbed: RunFolder) -> None:
-    run = RunFolder(tmp_path / "run")
-    shutil.copytree(undisturbed.root, run.root)
-    data = run.events.read_bytes()
-    run.events.write_bytes(data[:-20])
-    assert forked(run, PODS).status == DONE
-    assert all(line.startswith("{") and line.endswith("}") for line in run.events.read_text().splitlines())
-    assert everything(run) == everything(undisturbed)

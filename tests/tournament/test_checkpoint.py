@@ -12,7 +12,7 @@ import pytest
 from fintrader.agents import Budget
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror, attach, mirror_of, working_copy
+from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot
@@ -112,13 +112,9 @@ def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_
 
 
 def checkpoint(folder: Path, url: str) -> tuple[TrainingState, Path]:
-    home = folder / "run"
-    attach(home, url)
-    mirror = mirror_of(home)
-    assert isinstance(mirror, Mirror)
-    pod = home / "pods" / "p0000"
+    pod = folder / "run" / "pods" / "p0000"
     pod.mkdir(parents=True, exist_ok=True)
-    return TrainingState(mirror, "p0000", "digest", pod), pod
+    return TrainingState(attach(folder / "run", url), "p0000", "digest", pod), pod
 
 
 def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
@@ -151,19 +147,13 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
     assert (here / "rank-1.log").is_file()
 
     store = Objects(url)
-    stranger = TrainingState(two_mirror(tmp_path), "p0000", "another spec", there)
+    stranger = TrainingState(attach(tmp_path / "two" / "run", url), "p0000", "another spec", there)
     (there / ".stored.json").unlink()
     assert not stranger.restore()
     store.put(f"pods/p0000/state/{stored(url, 'p0000')['state.safetensors']}", b"damaged")
     assert not two.restore()
     assert (there / "state.safetensors").read_text() == "further"
     assert stored(url, "p0000") == {}
-
-
-def two_mirror(folder: Path) -> Mirror:
-    mirror = mirror_of(folder / "two" / "run")
-    assert mirror is not None
-    return mirror
 
 
 def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None:

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy
-from fintrader.runs import RunFolder
 from fintrader.tournament.fusion import threads as fusion
 from fintrader.tournament.fusion.threads import average
-from fintrader.tournament.generator import Generator
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
-from tests.engines.races import AGENT, ENV, SETTINGS, market_file
+from tests.engines.races import first_spec, train_pod
 
 
-def fused_spec(**changes: object) -> PodSpec:
-    settings = SETTINGS.model_copy(update={"replicas": 2, "fusions": 3, "budget": Budget(env_steps=384), **changes})
-    breeder = Generator(settings, (AGENT,), ENV.model_dump(mode="json"), seed=5, data_hash="")
-    return breeder.fresh(0, Leaderboard(4))
-
-
-def run(folder: Path, spec: PodSpec, device: str = "cpu") -> tuple[PodResult, PodContext]:
-    context = PodContext(RunFolder(folder), market_file(folder), device=device)
-    context.folder = context.run.pod(spec.pod)
-    context.folder.mkdir(parents=True, exist_ok=True)
-    return train_and_evaluate(spec, context), context
-
-
-def test_the_average_is_a_mean_of_what_is_inherited_and_nothing_else() -> None:
-    one = {"modules.w": torch.tensor([1.0, 2.0]), "modules.n": torch.tensor(3), "noise": torch.tensor([7.0])}
-    two = {"modules.w": torch.tensor([3.0, 6.0]), "modules.n": torch.tensor(5), "noise": torch.tensor([9.0])}
-    fused = average([one, two])
-    assert fused["modules.w"].tolist() == [2.0, 4.0]
-    assert fused["modules.n"].item() == 3
-    assert fused["noise"].item() == 7.0
+def fused_spec(**changes: Any) -> PodSpec:
+    return first_spec(**{"replicas": 2, "fusions": 3, "budget": Budget(env_steps=384), **changes})
 
 
 def test_variances_are_merged_with_what_lies_between_their_means() -> None:
@@ -58,18 +37,19 @@ def test_variances_are_merged_with_what_lies_between_their_means() -> None:
 
 def test_a_damaged_round_is_fused_again(tmp_path: Path) -> None:
     spec = fused_spec()
-    whole, context = run(tmp_path, spec)
+    whole, context = train_pod(tmp_path, spec)
     path = context.folder / "fused-1.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
-    again, _ = run(tmp_path, spec)
+    again, _ = train_pod(tmp_path, spec)
     assert again.snapshot == whole.snapshot
     assert fusion.read_round(context.folder, 1) is not None
 
 
 def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> None:
-    spec = fused_spec()
-    output, context = run(tmp_path, spec)
+    spec = fused_spec(halving=0.5, halving_rungs=(0.5,))
+    output, context = train_pod(tmp_path, spec)
     assert output.env_steps == 384
+    assert set(output.rung_scores) == {"0.5"}
     states = [fusion.read_agent_state(context.folder / "round-2" / f"replica-{k}") for k in range(2)]
     final = load(RunStore(context.run).get(str(output.snapshot)))
     # a matrix of weights: the counts of the normalisers are equal, and a loaded file has no order of its own
@@ -82,8 +62,8 @@ def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> No
 
 def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = fused_spec()
-    whole, _ = run(tmp_path / "a", spec)
-    beside, _ = run(tmp_path / "b", spec, device="cpu+cpu")
+    whole, _ = train_pod(tmp_path / "a", spec)
+    beside, _ = train_pod(tmp_path / "b", spec, device="cpu+cpu")
     assert beside.snapshot == whole.snapshot
     calls = 0
     train = fusion.train
@@ -97,18 +77,7 @@ def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkey
 
     monkeypatch.setattr(fusion, "train", dies)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "c", spec)
-    again, _ = run(tmp_path / "c", spec)
+        train_pod(tmp_path / "c", spec)
+    again, _ = train_pod(tmp_path / "c", spec)
     assert again.snapshot == whole.snapshot
     assert (again.score, again.returns, again.env_steps) == (whole.score, whole.returns, whole.env_steps)
-
-
-def test_a_child_inherits_what_was_fused(tmp_path: Path) -> None:
-    spec = fused_spec(halving=0.5, halving_rungs=(0.5,))
-    parent, context = run(tmp_path, spec)
-    assert set(parent.rung_scores) == {"0.5"}
-    child = spec.model_copy(update={"pod": "p0001", "index": 1, "seed": 9, "snapshot": parent.snapshot, "replicas": 1})
-    output, _ = run(tmp_path, child)
-    assert output.snapshot != parent.snapshot
-    store = RunStore(context.run)
-    assert set(load(store.get(str(output.snapshot)))) == set(load(store.get(str(parent.snapshot))))

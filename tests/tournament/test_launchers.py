@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,6 @@ import pytest
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot, cuda_devices, slots_of
-from fintrader.tournament.launchers.local import _cause, _oom_kills
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
@@ -51,6 +49,8 @@ def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) ->
         (("cuda",), [], []),
         (("cuda:1",), ["0", "1"], ["cuda-1-0", "cuda-1-1"]),
         (("cuda:0+1",), ["0", "1"], ["cuda-0+1-0", "cuda-0+1-1"]),
+        (("cuda:2/3",), ["2", "3"], ["cuda-2+3-0", "cuda-2+3-1"]),
+        (("cuda:2/9",), ["2"], []),
         (("cuda:0", "cuda:7"), ["0"], ["cuda-0-0", "cuda-0-1"]),
     ],
 )
@@ -59,7 +59,8 @@ def test_slots_follow_the_devices_that_are_there(devices: tuple[str, ...], found
     assert [slot.name for slot in slots] == names
     for slot in slots:
         wanted = slot.name.split("-")[1].replace("+", ",")
-        inside = "cuda:0+cuda:1" if "," in wanted else "cuda"
+        join = "/" if "/" in devices[0] else "+"
+        inside = f"cuda:0{join}cuda:1" if "," in wanted else "cuda"
         assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == (inside, wanted)
 
 
@@ -70,22 +71,16 @@ UNSEEN = "GPU-????????-????-????-????-????????????"
     ("cards", "visible", "found"),
     [
         (["GPU-a1", "GPU-b2"], None, ["0", "1"]),
-        (["GPU-b2"], None, ["0"]),
         ([], None, []),
-        (["GPU-a1", "GPU-b2"], "0,1", ["0", "1"]),
         (["GPU-b2"], "0,1", ["0"]),  # CUDA counts what is left
-        ([], "0,1", []),
         (["GPU-a1", "GPU-b2", "GPU-c3"], "2, 0", ["2", "0"]),
-        (["GPU-a1", "GPU-b2"], "GPU-a1,GPU-b2", ["GPU-a1", "GPU-b2"]),
         (["GPU-b2"], "GPU-a1,GPU-b2", ["GPU-b2"]),
         (["GPU-b2"], "GPU-a", []),
         (["GPU-a1"], "GPU-a", ["GPU-a"]),  # CUDA takes a beginning
         ([UNSEEN], "GPU-a1", ["GPU-a1"]),  # the driver does not say yet
         ([], "GPU-a1", []),
-        (["GPU-a1"], "MIG-7f", ["MIG-7f"]),
         ([], "MIG-7f", []),
         (["GPU-a1", "GPU-b2"], "", []),
-        (["GPU-a1", "GPU-b2"], "-1", []),
         (["GPU-a1", "GPU-b2"], "1,-1,0", ["1"]),
     ],
 )
@@ -107,8 +102,11 @@ def test_a_card_that_is_gone_is_no_device(
 def test_the_cpu_has_a_slot_a_core() -> None:
     cores = len(os.sched_getaffinity(0))
     assert len(slots_of(("cpu",), 1)) == len(slots_of(("auto",), 1, list)) == cores
-    with pytest.raises(ConfigError, match="none of auto"):
-        slots_of(("gpu",), 1)
+    first, second = slots_of(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
+    assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
+    for unknown in ("gpu", "cpu/gpu"):
+        with pytest.raises(ConfigError, match="is none of"):
+            slots_of((unknown,), 1, probe=list)
 
 
 def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path) -> None:
@@ -196,26 +194,3 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
     parent.wait()
     parent.stdout.close()
     until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
-
-
-def test_exit_statuses_in_words(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("one\ntwo\n")
-    assert _cause(-9, log, out_of_memory=False) == ("killed", "killed by signal 9")
-    assert _cause(-9, log, out_of_memory=True)[0] == "oom"
-    assert _cause(-15, log, out_of_memory=True) == ("killed", "killed by signal 15; one | two")
-    assert _cause(3, tmp_path / "none", out_of_memory=False) == ("error", "exited with status 3; ")
-    assert _oom_kills() >= 0
-
-
-def test_a_result_that_exists_is_not_made_again(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    local = launcher(run, [Slot("a")])
-    try:
-        results: list[PodResult] = []
-        for _ in range(2):
-            future: Future[PodResult] = local.submit(spec(0))
-            results.append(future.result(timeout=PATIENCE_SECONDS))
-    finally:
-        local.close()
-    assert results[0] == results[1]  # times and all

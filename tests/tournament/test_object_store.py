@@ -25,18 +25,28 @@ from fintrader.tournament.spec import Fenced, PodContext
 from fintrader.tournament.status import make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
-from tests.engines.chaos import DONE, REFUSED, Faults, everything, forked
+from tests.engines.chaos import DONE, Faults, everything, forked
 from tests.engines.thread_launcher import ThreadLauncher
-from tests.tournament.conftest import Race
-
-PODS = 5
+from tests.tournament.conftest import PODS, Race
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
-    assert forked(run, PODS).status == DONE
-    return run
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Where the run `run` lies in a store."""
+    return f"file://{tmp_path}/store/run"
+
+
+@pytest.fixture
+def run(tmp_path: Path, url: str) -> RunFolder:
+    """The run's folder on a head's disk that has seen none of it yet."""
+    attach(tmp_path / "run", url)
+    return RunFolder(tmp_path / "run")
+
+
+def empty(run: RunFolder, url: str) -> None:
+    """A new disk in the place of the head's."""
+    shutil.rmtree(run.root)
+    attach(run.root, url)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
@@ -118,27 +128,7 @@ def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path: Path, 
 # --- one head --------------------------------------------------------------------------------------------------
 
 
-def test_two_heads_on_two_machines_never_both_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT_SECONDS": 0.1, "LEASE_SECONDS": 0.8, "LAPSE_SECONDS": 300.0}.items():
-        monkeypatch.setattr(leases, name, seconds)
-    url = f"file://{tmp_path}/store/run"
-    here, there = RunFolder(tmp_path / "here" / "run"), RunFolder(tmp_path / "there" / "run")
-    for run in (here, there):
-        attach(run.root, url)
-    mirror = mirror_of(here.root)
-    assert mirror is not None
-    with hold(mirror.objects) as held, monkeypatch.context() as patch:
-        kernel = leases._kernel()
-        patch.setattr(leases, "_kernel", lambda: kernel + "other machine")
-        assert forked(there, PODS).status == REFUSED
-        held.check()
-        assert not there.pods.exists()
-
-
-def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, race: Race) -> None:
-    url = f"file://{tmp_path}/store/run"
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, url)
+def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
     store = Objects(url)
     late = leases.StoreLease(store, leases._take(store, 0))  # a head that sleeps
     leases._held.clear()
@@ -158,8 +148,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, race: Rac
         late.beat()
         late.check()
     leases._held.clear()
-    shutil.rmtree(run.root)
-    attach(run.root, url)
+    empty(run, url)
     race("run", pods=2)
     assert [event["event"] for event in read_jsonl(run.events)][: len(told)] == told
 
@@ -168,9 +157,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, race: Rac
 
 
 @pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
-def test_a_damaged_object_is_made_again(tmp_path: Path, undisturbed: RunFolder, victim: str) -> None:
-    run, url = emptied.place(tmp_path, "run")
-    attach(run.root, url)
+def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: RunFolder, victim: str) -> None:
     assert forked(run, PODS - 1).status == DONE
     store = Objects(url)
     parents = [spec.parent for spec in RunStore(undisturbed).specs().values() if spec.index == PODS - 1]
@@ -189,8 +176,7 @@ def test_a_damaged_object_is_made_again(tmp_path: Path, undisturbed: RunFolder, 
         case "half result":
             name = f"pods/{pod}/result.json"
             store.put(name, (store.get(name) or b"")[:100])
-    shutil.rmtree(run.root)
-    attach(run.root, url)
+    empty(run, url)
     status = forked(run, PODS).status
     if status != DONE:  # noticed only when it was asked for: the same command mends it
         assert victim in ("snapshot", "policy")
@@ -200,10 +186,7 @@ def test_a_damaged_object_is_made_again(tmp_path: Path, undisturbed: RunFolder, 
     assert emptied.check(run, url, {}, everything(undisturbed), PODS) == []
 
 
-def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, race: Race) -> None:
-    run, url = emptied.place(tmp_path, "run")
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, url)
+def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
     race("run", pods=3)
     store = Objects(url)
     kept = {name: store.get(name) or b"" for name in store.names()}
@@ -211,8 +194,7 @@ def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, race: R
     events = max(name for name in kept if name.startswith("events/"))
     for name in (index, events, "pods/p0001/spec.json"):
         store.put(name, kept[name][:-20])
-        shutil.rmtree(run.root)
-        attach(run.root, url)
+        empty(run, url)
         with pytest.raises(StorageDamagedError, match=name):
             race("run", pods=3)
         store.put(name, kept[name])
@@ -233,8 +215,7 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race:
     url = f"file://{tmp_path}/store/run"
     attach(run.root, url)
     race("run", pods=4)
-    shutil.rmtree(run.root)
-    attach(run.root, url)
+    empty(run, url)
     again = race("run", pods=4, body="tests.nowhere:body")
     assert again.leaderboard == board
     run.leaderboard.unlink()
@@ -304,12 +285,9 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
 
 
-def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, race: Race) -> None:
+def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
     how = {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}
     plain = race("plain", **how)
-    url = f"file://{tmp_path}/store/run"
-    run = RunFolder(tmp_path / "run")
-    attach(run.root, url)
     node = RunFolder(working_copy(url, tmp_path / "node"))
 
     def far(settings: Any, access: RunAccess) -> ThreadLauncher:
@@ -336,10 +314,7 @@ def test_nobody_writes_without_the_lease(tmp_path: Path) -> None:
         mirror.publish()
 
 
-def test_another_heads_spec_is_not_written_over(tmp_path: Path, race: Race) -> None:
-    run = RunFolder(tmp_path / "run")
-    url = f"file://{tmp_path}/store/run"
-    attach(run.root, url)
+def test_another_heads_spec_is_not_written_over(run: RunFolder, url: str, race: Race) -> None:
     race("run", pods=2)
     Objects(url).put("pods/p0002/spec.json", seal({"text": "another\n"}))
     shutil.rmtree(run.pods / "p0002", ignore_errors=True)

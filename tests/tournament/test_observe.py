@@ -19,8 +19,7 @@ import pytest
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
-from fintrader.tournament.prometheus import BUCKETS, CATALOGUE, STALE_SECONDS, Endpoint, Watch, _Gpus
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.races import settings
@@ -134,22 +133,6 @@ def test_counts_survive_a_restart_but_the_rate_does_not_jump(race: Race, endpoin
     assert watch._marks[0][1] >= 400, "the first four pods' steps are not this process's work"
 
 
-def test_the_rate_is_that_of_the_last_half_minute() -> None:
-    now = [100.0]
-    watch = Watch("run", TournamentSettings(), clock=lambda: now[0])
-    watch._marks.append((now[0], 0))
-    for _ in range(100):
-        now[0] += 1.0
-        watch._steps("p0000", int(now[0] - 100) * 50)
-        watch._mark()
-        assert watch.rate() == pytest.approx(50.0)
-    watch._steps("p0000", 10)  # an attempt that starts over
-    assert watch.env_steps == 5000
-    now[0] += 300.0
-    watch._mark()
-    assert watch.rate() < 6.0
-
-
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tool of that name which answers as the real one does, and notes that it was asked."""
@@ -160,15 +143,6 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     return asked
-
-
-def test_gpu_memory_is_read_from_nvidia_smi(nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = _Gpus()
-    assert gpus.read() == [("0", 1024 * 2**20, 81559 * 2**20)]
-    gpus.read()
-    assert nvidia_smi.read_text().count("\n") == 1, "asked once in ten seconds at most"
-    monkeypatch.setenv("PATH", str(nvidia_smi.parent / "nothing"))
-    assert _Gpus().read() == []
 
 
 def test_every_family_of_the_catalogue_is_told(race: Race, nvidia_smi: Path, tmp_path: Path) -> None:
@@ -288,10 +262,3 @@ def test_every_query_of_the_dashboard_names_a_metric_that_exists() -> None:
         used = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", query)
         used += [label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")]
         assert set(used) <= labels, query
-
-
-def test_the_dashboard_shows_every_family() -> None:
-    text = " ".join(queries())
-    missing = [name for name in CATALOGUE if not re.search(rf"\b{name}", text)]
-    assert not missing
-    assert list(BUCKETS) == sorted(BUCKETS)

@@ -7,24 +7,18 @@ import pytest
 
 from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
-from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
+from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import cuda_devices
 from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.scale import scale
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
+from tests.engines.chaos import everything
 from tests.engines.races import ORDER
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament.conftest import Race
-
-
-def everything(run: RunFolder) -> tuple[str, dict[str, object], bytes]:
-    """All that a seed fixes: the leaderboard's content, the results, the ensemble's bytes."""
-    results = {pod: result.reproducible() for pod, result in RunStore(run).results().items()}
-    return canonical(run.leaderboard), results, (run.ensemble / "policy.safetensors").read_bytes()
 
 
 def test_same_seed_same_leaderboard_whoever_finishes_first(race: Race, tmp_path: Path) -> None:
@@ -88,11 +82,6 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) ->
     assert {spec.replicas for spec in RunStore(run).specs().values()} == {2}
 
 
-def test_spawned_processes_give_the_same_as_threads(race: Race) -> None:
-    threads, processes = race("a"), race("b", processes=True)
-    assert everything(threads.folder) == everything(processes.folder)
-
-
 @pytest.mark.parametrize(("kind", "reason"), [("kill", "killed"), ("exit", "error"), ("nan", "nan"), ("oom", "oom")])
 def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: str, reason: str) -> None:
     undisturbed = race("a", pods=4)
@@ -126,23 +115,6 @@ def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path
     assert 15 in applied
     specs = RunStore(RunFolder(tmp_path / "a")).specs()
     assert specs["p0015"].seen >= 13
-
-
-def test_by_default_all_workers_work(race: Race, tmp_path: Path) -> None:
-    pods = [f"p{number:04d}" for number in range(6)]
-    for pod in pods:
-        plant(RunFolder(tmp_path / "a"), pod, "wait")
-    at_work: list[int] = []
-
-    def watch(orchestrator: Orchestrator) -> None:
-        at_work.append(len(orchestrator.running))
-        if orchestrator.reconciles == 1:
-            scale(orchestrator.store.run, 6)
-        if orchestrator.reconciles == 3:
-            stubs.release(orchestrator.store.run, pods)
-
-    race("a", pods=9, order=ORDER, workers=2, how={"watch": watch})
-    assert (at_work[0], at_work[2]) == (2, 6)
 
 
 def test_many_failures_at_once_do_not_end_what_others_still_try(race: Race, tmp_path: Path) -> None:
@@ -191,12 +163,3 @@ def test_devices_that_vanish_are_waited_for_and_then_reported(race: Race, tmp_pa
     assert len(RunStore(run).results()) == 1
     assert any(event["event"] == "no_capacity" for event in read_jsonl(run.events))
     assert race("a", pods=3).trials == 3
-
-
-def test_a_full_disk_stops_the_tournament_and_loses_nothing(race: Race, tmp_path: Path) -> None:
-    undisturbed = race("a", pods=4)
-    plant(RunFolder(tmp_path / "b"), "p0002", "full")
-    with pytest.raises(TournamentError, match="disk is full"):
-        race("b", pods=4)
-    assert len(RunStore(RunFolder(tmp_path / "b")).results()) >= 1
-    assert everything(race("b", pods=4).folder) == everything(undisturbed.folder)

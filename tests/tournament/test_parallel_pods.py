@@ -20,11 +20,8 @@ from fintrader.agents.training import FORMAT
 from fintrader.cli import main
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
-from fintrader.tournament.generator import Generator
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from tests.tournament.test_real_pods import ENV, SETTINGS, market_file
+from tests.engines.races import first_spec, train_pod
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)
@@ -33,22 +30,6 @@ PIPELINE = SAC(network=NETWORK, learning_starts=32, batch_size=16, report_every=
 
 class Killed(Exception):
     """The pod's process ends here."""
-
-
-def spec_of(agent: Any) -> PodSpec:
-    settings = SETTINGS.model_copy(update={"budget": Budget(env_steps=256)})
-    return Generator(settings, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash="").fresh(0, Leaderboard(4))
-
-
-def run(folder: Path, spec: PodSpec, kill_at: float | None = None) -> tuple[PodResult, PodContext]:
-    def report(share: float, env_steps: int, note: str) -> None:
-        if kill_at is not None and share >= kill_at:
-            raise Killed
-
-    context = PodContext(RunFolder(folder), market_file(folder), report=report)
-    context.folder = context.run.pod(spec.pod)
-    context.folder.mkdir(parents=True, exist_ok=True)
-    return bodies.train_and_evaluate(spec, context), context
 
 
 @pytest.mark.parametrize("agent", [LEARNERS, PIPELINE], ids=["learners", "pipeline"])
@@ -62,13 +43,18 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
         return train(learner, *rest, **{**named, "checkpoint_seconds": 0.0})
 
     monkeypatch.setattr(bodies, "train", spy)
-    spec = spec_of(agent)
-    whole, context = run(tmp_path / "whole", spec)
+
+    def kill(share: float, env_steps: int, note: str) -> None:
+        if share >= 0.5:
+            raise Killed
+
+    spec = first_spec(agent, budget=Budget(env_steps=256))
+    whole, context = train_pod(tmp_path / "whole", spec)
     assert whole.env_steps == 256
     assert whole.score is not None
     with pytest.raises(Killed):
-        run(tmp_path / "killed", spec, kill_at=0.5)
-    again, _ = run(tmp_path / "killed", spec)
+        train_pod(tmp_path / "killed", spec, report=kill)
+    again, _ = train_pod(tmp_path / "killed", spec)
     assert again.snapshot == whole.snapshot
     assert (again.score, again.updates) == (whole.score, whole.updates)
     # it was this kind of agent, and what it stored is one policy
@@ -85,7 +71,7 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     # a child begins with its parent's networks and moments
     run_folder = tmp_path / "child"
     digest = RunStore(RunFolder(run_folder)).put(stored)
-    run(run_folder, spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": digest}))
+    train_pod(run_folder, spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": digest}))
     began = trained[-1][1]
     inherited = [name for name in state if name.startswith(("modules.", "optimisers."))]
     assert any(name.startswith("optimisers.") for name in inherited)

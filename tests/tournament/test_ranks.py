@@ -16,7 +16,6 @@ from safetensors.torch import load
 
 from fintrader.agents import Budget, read_agent_state
 from fintrader.agents.parallel.fusion import INHERITED
-from fintrader.errors import ConfigError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
@@ -25,27 +24,23 @@ from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
 from fintrader.tournament.fusion.threads import average, home_of, read_round
-from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import cuda_devices, slots_of
+from fintrader.tournament.launchers import cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
-from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.pod_building import maker
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.run import run_tournament
-from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
-from tests.engines.races import AGENT, ENV, SETTINGS, market_file
-from tests.tournament.test_fusion import fused_spec, run
+from tests.engines.races import SETTINGS, market_file, real_race, train_pod
+from tests.tournament.test_fusion import fused_spec
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     """Three replicas on two ranks: the second turn is not full."""
     spec = fused_spec(replicas=3, fusions=2)
-    alone, there = run(tmp_path / "alone", spec)
-    ranked, here = run(tmp_path / "ranked", spec, device="cpu/cpu")
+    alone, there = train_pod(tmp_path / "alone", spec)
+    ranked, here = train_pod(tmp_path / "ranked", spec, device="cpu/cpu")
     assert ranked.snapshot == alone.snapshot
     assert (ranked.score, ranked.returns, ranked.env_steps) == (alone.score, alone.returns, alone.env_steps)
     for number in range(2):
@@ -54,23 +49,8 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
         assert other is not None
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
         assert [total.env_steps for total in one[1]] == [total.env_steps for total in other[1]]
-    again, _ = run(tmp_path / "ranked", spec)  # finished: no process is needed to say so
+    again, _ = train_pod(tmp_path / "ranked", spec)  # finished: no process is needed to say so
     assert again.snapshot == alone.snapshot
-
-
-@pytest.mark.slow
-def test_joined_devices_alone_make_a_learner_for_each(tmp_path: Path) -> None:
-    """`devices: [cpu/cpu]` without `replicas`: two ranks learn, and their average is what comes out."""
-    spec = Generator(
-        TournamentSettings(budget=Budget(env_steps=256), fusions=2, devices=("cpu/cpu",)),
-        (AGENT,),
-        ENV.model_dump(mode="json"),
-        seed=5,
-        data_hash="",
-    ).fresh(0, Leaderboard(4))
-    output, context = run(tmp_path, spec, device="cpu/cpu")
-    assert output.env_steps == 256
-    assert all((context.folder / "round-1" / f"replica-{k}" / "metrics.jsonl").exists() for k in range(2))
 
 
 @pytest.mark.slow
@@ -94,14 +74,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
         barrier.unlink()
 
     threading.Thread(target=kill, daemon=True).start()
-    result = run_tournament(
-        spec_settings,
-        folder=RunFolder(tmp_path / "run"),
-        market=market_file(tmp_path),
-        env=ENV,
-        agent=AGENT,
-        seed=3,
-    )
+    result = real_race(RunFolder(tmp_path / "run"), spec_settings)
     lost = [event for event in read_jsonl(result.folder.events) if event["event"] == "lost"]
     assert [(event["pod"], event["reason"]) for event in lost] == [("p0000", "rank")]
     assert "rank 1 of 2 on cpu: killed by signal 9" in lost[0]["detail"]
@@ -127,7 +100,7 @@ def rank_process(pod: Path, rank: int) -> int | None:
 
 def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: Path) -> None:
     with pytest.raises(RankLost, match=r"rank 1 of 2 on cuda:63") as raised:
-        run(tmp_path, fused_spec(), device="cpu/cuda:63")
+        train_pod(tmp_path, fused_spec(), device="cpu/cuda:63")
     assert failure_reason(raised.value) == "error"
 
 
@@ -141,7 +114,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatc
     url, spec = f"file://{tmp_path}/store/run", fused_spec().model_copy(update={"data_hash": "digest"})
     here = RunFolder(tmp_path / "run")
     mirror = attach(here.root, url)
-    alone, _ = run(tmp_path / "alone", spec)
+    alone, _ = train_pod(tmp_path / "alone", spec)
 
     class Elsewhere:
         address = ""
@@ -199,19 +172,6 @@ def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
     assert "127.0.0.1" in bound
 
 
-def test_devices_of_ranks() -> None:
-    (slot,) = slots_of(("cuda:2/3",), 1, probe=lambda: ["0", "1", "2", "3"])
-    assert (slot.device, dict(slot.variables)["CUDA_VISIBLE_DEVICES"]) == ("cuda:0/cuda:1", "2,3")
-    (threads,) = slots_of(("cuda:2+3",), 1, probe=lambda: ["0", "1", "2", "3"])
-    assert threads.device == "cuda:0+cuda:1"
-    assert slots_of(("cuda:2/9",), 1, probe=lambda: ["2"]) == []
-    first, second = slots_of(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
-    assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
-    assert first.name != second.name
-    with pytest.raises(ConfigError, match="is none of"):
-        slots_of(("cpu/gpu",), 1, probe=list)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
 def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
@@ -237,6 +197,6 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
 def test_two_ranks_share_one_gpu_over_gloo(tmp_path: Path) -> None:
-    output, context = run(tmp_path, fused_spec(), device="cuda:0/cuda:0")
+    output, context = train_pod(tmp_path, fused_spec(), device="cuda:0/cuda:0")
     assert output.env_steps == 384
     assert load(RunStore(context.run).get(str(output.snapshot)))

@@ -11,12 +11,10 @@ import psutil
 import pytest
 
 from fintrader.errors import ConfigError
-from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.fusion.threads import home_of
 from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
-from fintrader.tournament.launchers.ray.launcher import devices
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.replay import compare
 from fintrader.tournament.store import RunStore
@@ -26,7 +24,7 @@ from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import until
 from tests.tournament.test_ranks import rank_process
-from tests.tournament.test_ray import _files
+from tests.tournament.test_ray import _files, _lost
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
@@ -107,10 +105,6 @@ def gone(pid: int) -> bool:
         return True
 
 
-def _lost(run: RunFolder) -> list[dict[str, Any]]:
-    return [event for event in read_jsonl(run.events) if event["event"] == "lost"]
-
-
 def test_groups_of_nodes() -> None:
     assert groups([2, 0, 1], 1) == 3
     assert groups([4], 2) == 0  # a node counts once
@@ -119,12 +113,6 @@ def test_groups_of_nodes() -> None:
     assert groups([3, 1, 1, 1], 2) == 3
     assert groups([5, 1, 1, 1], 3) == 1
     assert groups([], 2) == 0
-
-
-def test_devices_of_a_pod() -> None:
-    assert [devices(0.0, 1), devices(0.5, 1), devices(2.0, 1)] == ["cpu", "cuda", "cuda:0/cuda:1"]
-    assert [devices(0.0, 2), devices(0.5, 2)] == ["cpu/cpu", "cuda:0/cuda:0"]
-    assert devices(2.0, 2) == "cuda:0/cuda:1/cuda:0/cuda:1"
 
 
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:

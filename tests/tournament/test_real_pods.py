@@ -11,42 +11,41 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fintrader.agents import A2C, Budget, load_policy, make_agent
+from fintrader.agents import A2C, load_policy, make_agent
+from fintrader.backtesting import simulate
 from fintrader.envs import TradingEnv
-from fintrader.errors import CheckpointError
 from fintrader.files import read_json
 from fintrader.results.leaderboard import canonical, read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.run import TournamentResult, run_tournament
+from fintrader.tournament.run import TournamentResult
 from fintrader.tournament.spec import PodContext, PodSpec
 from fintrader.tournament.store import RunStore
-from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race
+from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race, train_pod
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import until
 from tests.factories import make_market
 
 
-def in_this_process(folder: Path) -> ThreadLauncher:
-    """For tests that need no process of their own: importing torch takes longer than they do."""
-    return ThreadLauncher(RunFolder(folder / "run"), market_file(folder), bodies.train_and_evaluate, workers=1)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> TournamentResult:
-    folder = tmp_path_factory.mktemp("real")
-    return real_race(folder, "run", market_file(folder))
+    return real_race(RunFolder(tmp_path_factory.mktemp("real") / "run"))
 
 
-def test_policies_and_ensemble_trade(finished: TournamentResult) -> None:
+def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(finished: TournamentResult) -> None:
     market = make_market(240, 3, session_bars=10).split().validation
+    result = RunStore(finished.folder).read_result(finished.best)
+    backtest = simulate(load_policy(finished.best_policy), market, ENV)
+    assert result.score == backtest.metrics["sharpe"]
+    assert result.returns == tuple(backtest.daily_returns.tolist())
     env = TradingEnv.evaluation(market, ENV)
     obs, _ = env.reset()
     ensemble = load_policy(finished.ensemble_policy, market=market)
     members = [load_policy(finished.folder.pod(name) / "policy.safetensors") for name in finished.members]
     expected = torch.stack([member(obs.float()) for member in members]).mean(0)
     torch.testing.assert_close(ensemble(obs.float()), expected)
+    assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(finished.members)
     assert finished.trials == 4
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
 
@@ -55,23 +54,21 @@ def test_policies_and_ensemble_trade(finished: TournamentResult) -> None:
 def test_same_seed_same_bytes_and_sigkill_of_the_orchestrator_changes_nothing(
     finished: TournamentResult, tmp_path: Path
 ) -> None:
-    market = finished.folder.root.parent / "market.safetensors"
-    script = (
-        "import sys; from pathlib import Path; from tests.engines.races import real_race;"
-        "real_race(Path(sys.argv[1]), 'killed', Path(sys.argv[2]))"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path), str(market)]
     run = RunFolder(tmp_path / "killed")
+    script = (
+        "import sys; from pathlib import Path; from fintrader.runs import RunFolder;"
+        "from tests.engines.races import real_race; real_race(RunFolder(Path(sys.argv[1])))"
+    )
     barrier = run.pod("p0003") / "metrics.jsonl"
     barrier.parent.mkdir(parents=True)
     os.mkfifo(barrier)  # the pod reads it as it begins, and gets no further
-    process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[2])
+    process = subprocess.Popen([sys.executable, "-c", script, str(run.root)], cwd=Path(__file__).resolve().parents[2])
     until(lambda: (run.pod("p0001") / "result.json").exists(), "the second result")
     process.kill()
     process.wait()
     barrier.unlink()
     assert not (run.pod("p0003") / "result.json").exists()
-    again = real_race(tmp_path, "killed", market)
+    again = real_race(run)
     assert canonical(again.folder.leaderboard) == canonical(finished.folder.leaderboard)
     assert again.ensemble_policy.read_bytes() == finished.ensemble_policy.read_bytes()
 
@@ -109,22 +106,6 @@ def test_networks_and_optimiser_move_from_parent_to_child(
     assert PodSpec.from_json(store.spec_path(spec.pod)).agent["learning_rate"] != AGENT.learning_rate
 
 
-def test_a_foreign_or_damaged_snapshot_is_refused(finished: TournamentResult, tmp_path: Path) -> None:
-    store = RunStore(finished.folder)
-    spec = next(spec for spec in store.specs().values() if spec.snapshot)
-    assert spec.snapshot is not None
-    run = RunFolder(tmp_path / "again")
-    market = finished.folder.root.parent / "market.safetensors"
-    path = RunStore(run).snapshot_path(spec.snapshot)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(store.get(spec.snapshot)[:-1])
-    with pytest.raises(CheckpointError, match="truncated or foreign"):
-        run_pod(spec, PodContext(run, market))
-    digest = RunStore(run).put(b"no tensors")
-    with pytest.raises(CheckpointError, match="holds no tensors"):
-        run_pod(spec.model_copy(update={"snapshot": digest}), PodContext(run, market))
-
-
 def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> None:
     """Two algorithms, halving, parts of the validation window with a penalty, seconds on the clock."""
     settings = SETTINGS.model_copy(
@@ -139,15 +120,9 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
             "order": "arrival",
         }
     )
-    result = run_tournament(
-        settings,
-        folder=RunFolder(tmp_path / "run"),
-        market=market_file(tmp_path),
-        env=ENV,
-        agent=(AGENT, A2C(num_steps=8)),
-        seed=1,
-        launcher=in_this_process(tmp_path),
-    )
+    run = RunFolder(tmp_path / "run")
+    threads = ThreadLauncher(run, market_file(tmp_path), bodies.train_and_evaluate, workers=1)
+    result = real_race(run, settings, agent=(AGENT, A2C(num_steps=8)), seed=1, launcher=threads)
     store = RunStore(result.folder)
     specs, results = store.specs(), store.results()
     assert {spec.agent["algo"] for spec in specs.values()} == {"ppo", "a2c"}
@@ -171,13 +146,7 @@ def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
 ) -> None:
     fresh = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
     spec = fresh.model_copy(update={"rungs": (0.5,)})
-    market = market_file(tmp_path)
-
-    def home(name: str) -> PodContext:
-        (tmp_path / name).mkdir(exist_ok=True)
-        return PodContext(RunFolder(tmp_path / name), market, folder=tmp_path / name)
-
-    whole = bodies.train_and_evaluate(spec, home("whole"))
+    whole, _ = train_pod(tmp_path / "whole", spec)
     evaluate, calls = bodies.evaluate, 0
 
     def dies(*args, **named):  # type: ignore[no-untyped-def]
@@ -189,36 +158,8 @@ def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
 
     monkeypatch.setattr(bodies, "evaluate", dies)
     with pytest.raises(KeyboardInterrupt):
-        bodies.train_and_evaluate(spec, home("killed"))
-    again = bodies.train_and_evaluate(spec, home("killed"))
+        train_pod(tmp_path / "killed", spec)
+    again, _ = train_pod(tmp_path / "killed", spec)
     assert whole.rung_scores["0.5"] != whole.score
     assert again.rung_scores == whole.rung_scores
     assert (again.score, again.snapshot) == (whole.score, whole.snapshot)
-
-
-def test_budgets_in_seconds_end(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"pods": 2, "budget": Budget(seconds=0.5)})
-    result = run_tournament(
-        settings,
-        folder=RunFolder(tmp_path / "run"),
-        market=market_file(tmp_path),
-        env=ENV,
-        agent=AGENT,
-        seed=1,
-        launcher=in_this_process(tmp_path),
-    )
-    for one in RunStore(result.folder).results().values():
-        assert one.env_steps > 0
-        assert one.seconds > 0.4
-
-
-def test_the_evaluator_agrees_with_the_backtest(finished: TournamentResult) -> None:
-    from fintrader.backtesting import simulate
-
-    result = RunStore(finished.folder).read_result(finished.best)
-    market = make_market(240, 3, session_bars=10).split().validation
-    policy = load_policy(finished.best_policy)
-    backtest = simulate(policy, market, ENV)
-    assert result.score == backtest.metrics["sharpe"]
-    assert result.returns == tuple(backtest.daily_returns.tolist())
-    assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(finished.members)

@@ -20,13 +20,13 @@ from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, weights_of
-from fintrader.tournament.evaluator import check_windows, combine, score
+from fintrader.tournament.evaluator import check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.leaderboard_index import Entry
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.process import location_of
-from fintrader.tournament.schedulers import Generational, Replay, Submission
+from fintrader.tournament.schedulers import Generational
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
@@ -181,13 +181,6 @@ def test_a_zero_that_no_factor_moves_is_drawn_anew() -> None:
     assert all(bred.child(i, board, board.rows[0], generation=1).agent["gamma"] > 0 for i in range(20))
 
 
-def test_integers_stay_integers() -> None:
-    search = {"width": Range(low=1, high=9)}
-    drawn = [breeder(search=search).fresh(i, board_of(1.0)).agent["width"] for i in range(1, 30)]
-    assert all(isinstance(width, int) for width in drawn)
-    assert len(set(drawn)) > 4
-
-
 def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
     board = board_of(None, 0.5, None, 0.7)
     origins = {breeder(fresh=0.0, founders=2).propose(i, board).parent for i in range(5, 30)}
@@ -252,12 +245,6 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
     assert scheduler.make(4, lost, breeder()).origin == "fresh"
 
 
-def test_replay_asks_for_what_was_seen() -> None:
-    scheduler = Replay([0, 0, 1, 1], [1, 0, 3, 2], Submission(2))
-    assert [scheduler.needs(index) for index in range(5)] == [0, 0, 1, 1, None]
-    assert [scheduler.position(index) for index in range(4)] == [1, 0, 3, 2]
-
-
 # --- evaluator -------------------------------------------------------------------------------------------------
 
 
@@ -273,12 +260,6 @@ def test_scores_are_the_metrics_of_the_backtest() -> None:
     assert math.isfinite(gains)
     with pytest.raises(ConfigError, match="unknown metric"):
         score(returns, "luck")
-
-
-def test_spread_over_windows_is_penalised() -> None:
-    assert combine((1.0, 3.0), 0.5) == pytest.approx(2.0 - 0.5 * 1.0)
-    assert combine((2.0, 2.0), 0.5) == 2.0
-    assert combine((1.0, None), 0.0) is None
 
 
 def test_windows_that_do_not_fit_are_refused() -> None:

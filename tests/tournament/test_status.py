@@ -52,17 +52,6 @@ def test_status_counts_and_is_json(race: Race, tmp_path: Path) -> None:
         status(RunFolder(tmp_path / "nothing"))
 
 
-def test_status_while_it_runs(race: Race) -> None:
-    seen: list[dict[str, object]] = []
-
-    def look(orchestrator: Orchestrator) -> None:
-        seen.append(status(orchestrator.store.run))
-
-    race(pods=4, how={"watch": look})
-    assert any(report["active"] for report in seen)
-    assert not any(report["finished"] for report in seen)
-
-
 def test_lineage_leads_to_a_founder(race: Race) -> None:
     run = race(pods=30, fresh=0.0).folder
     store = RunStore(run)
@@ -191,11 +180,13 @@ def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) 
     assert describe(event) == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
 
 
-def test_scaling_what_nobody_races_promises_nothing(race: Race, tmp_path: Path) -> None:
+def test_scaling_what_nobody_races_promises_nothing(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
     generations = {"scheduler": "generational", "population": 4, "survivors": 2}
     finished = race("a", pods=2, order=ORDER).folder
     bred = race("b", pods=4, **generations).folder
-    assert effect(finished, 6).startswith("finished, so nothing is at work")
+    cli.main(["scale", str(finished.root), "--pods", "6"])
+    assert "finished, so nothing is at work" in capsys.readouterr().out
+    assert ScaleRequest(finished).changed()
     assert effect(finished, 6).endswith(": 6 pods")
     assert "as many pods as its settings say" in effect(finished, None)
     assert "6 pods, but at most 4: `population: 4`" in effect(bred, 6)
@@ -203,13 +194,6 @@ def test_scaling_what_nobody_races_promises_nothing(race: Race, tmp_path: Path) 
     lines = finished.events.read_text().splitlines(keepends=True)
     finished.events.write_text("".join(line for line in lines if '"finished"' not in line))
     assert effect(finished, 6) == "nothing is at work now; once the run is resumed by its own command: 6 pods"
-
-
-def test_the_command_says_what_will_happen(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
-    run = race(pods=2, order=ORDER).folder
-    cli.main(["scale", str(run.root), "--pods", "6"])
-    assert "finished, so nothing is at work" in capsys.readouterr().out
-    assert ScaleRequest(run).changed()
 
 
 def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
@@ -220,6 +204,8 @@ def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
 
     run = race(pods=6, how={"watch": look}).folder
     assert status(run)["eta_seconds"] is None, "finished"
+    assert any(report["active"] for report in seen)
+    assert not any(report["finished"] for report in seen)
     rated = [report for report in seen if report["eta_seconds"] is not None]
     assert rated
     for report in rated:

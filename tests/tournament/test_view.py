@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 
 from fintrader.progress import LineProgress, TerminalProgress
 from fintrader.runs import RunFolder
-from fintrader.tournament import terminal
 from fintrader.tournament.run import Orchestrator
 from tests.engines.stubs import plant
 from tests.tournament.conftest import Race
@@ -47,20 +45,3 @@ def test_a_terminal_gets_the_view_below_the_bar(race: Race) -> None:
     with TerminalProgress(Console(file=stream, force_terminal=True, width=150)) as progress:
         race(pods=4, how={"progress": progress})
     assert "leaderboard: validation sharpe" in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("event", "line"),
-    [
-        ({"event": "applied", "pod": "p1", "score": None, "reason": "nan"}, "p1: failed (nan)"),
-        (
-            {"event": "applied", "pod": "p1", "score": 0.5, "position": None, "status": "stopped", "reason": ""},
-            "p1: 0.500, off the leaderboard, stopped early",
-        ),
-        ({"event": "capacity", "pods": 3}, "capacity is now 3 pod(s)"),
-        ({"event": "no_capacity"}, "no device is left; waiting"),
-        ({"event": "started"}, "started"),
-    ],
-)
-def test_events_in_words(event: dict[str, object], line: str) -> None:
-    assert terminal.describe(event) == line
