@@ -175,14 +175,6 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged
     assert (folder / "backtest" / "metrics.json").stat().st_mtime_ns == stamp
 
 
-def test_one_window_is_written_as_before() -> None:
-    assert BacktestSettings.model_validate({"window": "validation"}).window == ("validation",)
-    assert BacktestSettings.model_validate({"window": ["test", "test", "train"]}).window == ("test", "train")
-    for wrong in ("tomorrow", [], ["test", "tomorrow"]):
-        with pytest.raises(ValueError, match="window"):
-            BacktestSettings.model_validate({"window": wrong})
-
-
 def test_a_walk_forward_has_no_other_window(judged: Path) -> None:
     from fintrader.pipeline import walk_forward
 

@@ -54,12 +54,6 @@ def test_mistakes_are_one_readable_line(arguments: list[str], expected: str, cap
     assert expected in complaint(arguments, capsys)
 
 
-def test_a_typo_in_the_file_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = tmp_path / "c.yaml"
-    path.write_text("env:\n  num_env: 3\n")
-    assert "env.num_env: unknown setting; did you mean 'num_envs'?" in complaint(["run", str(path)], capsys)
-
-
 def test_options_override_the_file():
     config = parse_config("run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"])
     assert (config.env.num_envs, config.seed, config.name) == (7, 5, "other")
@@ -94,8 +88,3 @@ def test_a_full_or_forbidden_disk_is_one_line(
 
     monkeypatch.setattr("fintrader.cli.dispatch", refuse)
     assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint(["run"], capsys)
-
-
-def test_errors_are_typed_below_the_command_line():
-    with pytest.raises(ConfigError):
-        parse_config("run", ["--seed", "1"])

@@ -218,20 +218,6 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     assert len(cheaper.context["folds"]) == 2
 
 
-def test_a_second_look_at_other_costs_is_counted_and_named(undisturbed: Path, tmp_path: Path):
-    shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
-    folder = tmp_path / "runs" / "tiny"
-    before = read_backtest(folder / "backtest")
-    words = ["--backtest.cost-bps", "0", "--cache", str(undisturbed.parent / "tensors")]
-    done = fintrader("backtest", str(folder), *words)
-    assert done.status == 0, done.err
-    assert "net of 0 bps a trade" in done.out
-    after = read_backtest(folder / "backtest")
-    assert (before.context["looks"], after.context["looks"], after.context["cost_bps"]) == (1, 2, 0.0)
-    assert after.metrics["ensemble"]["cost_usd"] == 0
-    assert before.metrics["ensemble"]["cost_usd"] != 0
-
-
 def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     folder = undisturbed.parent / "runs" / "tiny"
     shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")
@@ -246,12 +232,6 @@ def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     assert "9 trials in all" in out.read_text()
     assert "elsewhere/tiny" in out.read_text()
     assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).status == 2
-
-
-def test_choosing_another_union_member_keeps_what_both_share(config: Path):
-    assert load_config(config, {"data.source.kind": "synthetic"}).data.source.kind == "synthetic"
-    with pytest.raises(ConfigError, match="choose one of"):
-        load_config(config, {"agent.algo": "nonsense"})
 
 
 def test_a_run_answers_questions(undisturbed: Path):

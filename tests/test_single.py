@@ -222,14 +222,6 @@ def test_what_cannot_be_trained(
         pipeline.train_one(pipeline.load_config(classic(tmp_path, **changes)))
 
 
-def test_accounts_cannot_be_differentiated_where_there_are_none(tmp_path: Path) -> None:
-    path = classic(tmp_path)
-    values = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**values, "agent": {"algo": "apg"}}))
-    with pytest.raises(ConfigError, match="apg needs the trading environment"):
-        pipeline.train_one(pipeline.load_config(path))
-
-
 def test_locomotion_trains(tmp_path: Path) -> None:
     pytest.importorskip("mujoco", reason="mujoco is missing: pip install '.[classic]'")
     agent = {"algo": "sac", "learning_starts": 32, "batch_size": 16, "report_every": 8, "network": {"hidden": [8]}}
@@ -269,11 +261,3 @@ def test_a_damaged_state_is_refused_in_one_line(
     assert sum(line.startswith("fintrader: ") for line in said.splitlines()) == 1  # beside the progress
     state.write_bytes(whole)
     main(["train", str(path)])  # the original is taken back
-
-
-def test_a_replay_ring_larger_than_memory(tmp_path: Path) -> None:
-    path = classic(tmp_path)
-    values = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**values, "agent": {"algo": "ddpg", "buffer_size": 10**13}}))
-    with pytest.raises(ConfigError, match=r"buffer_size of 10,000,000,000,000 steps needs .* GiB.*lower"):
-        pipeline.train_one(pipeline.load_config(path))

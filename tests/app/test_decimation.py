@@ -33,20 +33,6 @@ def test_keeps_extremes_ends_and_order(values: list[float], points: int) -> None
         assert np.nanmax(array[kept]) == np.nanmax(array)
 
 
-@pytest.mark.parametrize("points", [8, 33, 100])
-def test_every_bucket_keeps_its_own_extremes(points: int) -> None:
-    values = np.random.default_rng(0).normal(size=1000)
-    kept = set(decimation.keep(values, points).tolist())
-    edges = np.linspace(0, len(values), points // 4 + 1).astype(int)
-    for begin, end in itertools.pairwise(edges):  # the slow, obvious way
-        assert begin + int(np.argmin(values[begin:end])) in kept
-        assert begin + int(np.argmax(values[begin:end])) in kept
-
-
-def test_short_series_stay_whole() -> None:
-    assert decimation.keep(np.arange(50.0), 100).tolist() == list(range(50))
-
-
 @pytest.mark.parametrize("traces", [1, 6, 12])
 def test_figures_become_light_and_keep_extremes(traces: int) -> None:
     rng = np.random.default_rng(1)
@@ -63,11 +49,6 @@ def test_figures_become_light_and_keep_extremes(traces: int) -> None:
         positions = np.asarray(trace.customdata).ravel()
         assert np.array_equal(drawn, line[positions])  # x, y and custom data still belong together
         assert len(trace.x) == len(drawn)
-
-
-def test_light_figures_are_left_alone() -> None:
-    figure = go.Figure(go.Scatter(x=[1, 2, 3], y=[3.0, 1.0, 2.0]))
-    assert list(decimation.fit(figure).data[0].y) == [3.0, 1.0, 2.0]
 
 
 def test_stamps_are_as_short_as_they_can_be() -> None:

@@ -16,31 +16,6 @@ from fintrader_app import forms
 from tests.app.conftest import Open, healthy, said
 
 
-class Cat(Settings):
-    kind: Literal["cat"] = "cat"
-    lives: int = Field(9, ge=1, le=9)
-
-
-class Dog(Settings):
-    kind: Literal["dog"] = "dog"
-    lives: int = 1
-    tricks: tuple[str, ...] = ("sit",)
-
-
-class Home(Settings):
-    pet: Cat | Dog = Cat()
-    rent: float | None = None
-    size: Literal["small", "large"] = "small"
-
-
-def test_annotations() -> None:
-    assert forms.optional(Home.model_fields["rent"].annotation) == (float, True)
-    assert forms.is_models(Home.model_fields["pet"].annotation)
-    assert not forms.is_models(Home.model_fields["size"].annotation)
-    assert forms.discriminator([Cat, Dog]) == "kind"
-    assert forms.limits(Cat.model_fields["lives"], int) == (1, 9)
-
-
 def test_defaults_are_valid_for_every_model_of_a_run() -> None:
     def walk(model: type[Any]) -> None:
         for field in model.model_fields.values():
@@ -106,16 +81,6 @@ def test_a_mistake_is_named_and_cannot_be_started(open_page: Open, tmp_path: Pat
     assert test.error
     start = next(button for button in test.button if button.label == "Start")
     assert start.disabled
-
-
-def test_another_algorithm_brings_its_own_settings(open_page: Open, tmp_path: Path) -> None:
-    test = open_page(tmp_path, "new_run", section="agent")
-    algo = next(one for one in test.selectbox if one.label == "Algo")
-    algo.set_value("sac").run()
-    assert not test.error, said(test)
-    assert test.session_state["new_draft"]["agent"]["algo"] == "sac"
-    test.run()
-    assert not test.error
 
 
 def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:

@@ -150,13 +150,6 @@ def test_lineage_points_are_pods_and_edges_are_pairs(count: int) -> None:
         assert drawn == set(pods["pod"])
 
 
-def test_a_line_longer_than_the_picture_is_cut_off_at_its_root() -> None:
-    pods = large(30)
-    pods["parent"] = [None, *pods["pod"][:-1]]
-    pods["score"] = np.arange(30.0)
-    assert lineage.best_lines(pods, 10)["pod"].tolist() == pods["pod"].tolist()[-10:]
-
-
 @pytest.mark.parametrize("count", SIZES)
 def test_the_time_line_shows_the_last_attempts(count: int) -> None:
     pods = large(count)

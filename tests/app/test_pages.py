@@ -199,29 +199,6 @@ def test_a_damaged_file_is_named_and_shows_no_number(open_page: Open, site: Path
     assert not test.metric
 
 
-def test_parts_of_the_backtest(open_page: Open, template: Path) -> None:
-    for part in ("curves", "risk", "calendar", "weights", "trades", "metrics"):
-        test = open_page(template, "backtest", run="demo", part=part)
-        healthy(test)
-        assert not test.error, part
-        assert test.get("plotly_chart") or test.dataframe, part
-
-
-def test_parts_of_the_market(open_page: Open, template: Path) -> None:
-    for view in ("bars", "features", "coverage", "quality", "ties"):
-        test = open_page(template, "market", run="demo", view=view)
-        healthy(test)
-        assert not test.error, view
-
-
-def test_trades_of_one_day(open_page: Open, site: Path) -> None:
-    test = open_page(site, "backtest", run="demo", part="trades")
-    days = next(box for box in test.selectbox if box.label == "Session").options
-    test = open_page(site, "backtest", run="demo", part="trades", day=days[1])
-    healthy(test)
-    assert test.get("plotly_chart")
-
-
 def test_market_of_another_run_is_refused(open_page: Open, site: Path) -> None:
     market = site / "data" / "tensors" / "market-0.safetensors"
     fakes.save_market(site / "other", bars=600, seed=5)

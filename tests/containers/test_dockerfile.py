@@ -96,28 +96,3 @@ def test_every_package_of_the_image_has_a_version() -> None:
         match = re.match(r"[A-Za-z0-9_.-]+", requirement)
         assert match is not None
         assert re.sub(r"[-_.]+", "-", match[0]).lower() in {*ours, *image}, f"pin {match[0]}"
-
-
-@pytest.mark.slow
-def test_the_context_is_enough_to_install_from(context: set[str], tmp_path: Path) -> None:
-    """The last RUN of the recipe on the files that a build would see, and the command it leaves behind."""
-    pytest.importorskip("setuptools", reason="setuptools is missing, so the package was not built")
-    source, target = tmp_path / "src", tmp_path / "installed"
-    for path in context:
-        (source / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, source / path)
-    last = parse(TEXT).stage("build-cpu").all("RUN")[-1]
-    assert last.startswith("pip install --no-deps .")
-    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*words, "--target", str(target), "."], cwd=source, check=True, capture_output=True)
-    program = (
-        "import fintrader, fintrader_app.launch, fintrader.cli as c; print(fintrader.__file__); c.main(['--version'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True,
-        env={"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    assert done.stdout.startswith(str(target))
-    assert "fintrader 0" in done.stdout
-    assert (target / "fintrader" / "py.typed").is_file()
-    assert (target / "fintrader_app" / "views" / "tournament.py").is_file()
