@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     return RunsFolder.at(tmp_path / "runs")
 
 
-def test_start_find_again_and_stop(quick: RunsFolder) -> None:
+def test_a_job_is_started_found_again_stopped_and_killed(quick: RunsFolder) -> None:
     job = jobs.start(quick, "one", "name: one\n")
     try:
         assert job.alive
@@ -65,15 +65,12 @@ def test_start_find_again_and_stop(quick: RunsFolder) -> None:
         until(lambda: not jobs.job(quick, "one").alive)
         assert "stored what there is" in jobs.last_words(quick, "one")
         assert not jobs.stop(found)
+        again = jobs.start(quick, "two", "name: two\n")
+        assert jobs.kill(again)
+        until(lambda: not again.alive)
+        assert not jobs.kill(again)
     finally:
         jobs.kill(job)
-
-
-def test_kill_ends_the_whole_session(quick: RunsFolder) -> None:
-    job = jobs.start(quick, "one", "name: one\n")
-    assert jobs.kill(job)
-    until(lambda: not job.alive)
-    assert not jobs.kill(job)
 
 
 STARTS_AND_SERVES = """

@@ -88,8 +88,7 @@ def test_drift_points_are_pods(count: int) -> None:
         for pod, idx, value, score in zip(pods["pod"], pods["idx"], values, pods["score"], strict=True)
     }
     drawn = points(figure.data[0])
-    for x, y, colour, _, told in drawn:
-        assert (x, y, colour) == true[told]
+    assert all((x, y, colour) == true[told] for x, y, colour, _, told in drawn)
     shown, total = (figure.layout.meta or {}).get("shown", (len(drawn), len(drawn)))
     assert shown == len(drawn)
     assert total == pods["score"].notna().sum()
@@ -148,25 +147,6 @@ def test_lineage_points_are_pods_and_edges_are_pairs(count: int) -> None:
         assert pods.loc[pods["score"].idxmax(), "pod"] in drawn
     else:
         assert drawn == set(pods["pod"])
-
-
-@pytest.mark.parametrize("count", SIZES)
-def test_the_time_line_shows_the_last_attempts(count: int) -> None:
-    pods = large(count)
-    found, total = timeline.attempts(pods, {}, [])
-    figure = dressed(timeline.timeline_figure(found, total))
-    bars = {told.split(" ")[0]: told for trace in figure.data for told in trace.customdata}
-    assert len(bars) == min(count - 3, timeline.MOST_BARS)
-    assert sorted(bars) == pods["pod"].tolist()[-3 - len(bars) : -3]
-    by_pod = pods.set_index("pod")
-    zero = by_pod.loc[list(bars), "started"].min()
-    for trace in figure.data:
-        for told, base in zip(trace.customdata, trace.base, strict=True):
-            row = by_pod.loc[told.split(" ")[0]]
-            assert row["state"] == trace.name.lower()
-            assert base * (row["started"] - zero) >= 0
-    note = (figure.layout.meta or {}).get("note", "")
-    assert note == ("" if total <= timeline.MOST_BARS else f"The last 1,000 of {count - 3:,} attempts.")
 
 
 def test_lost_attempts_are_drawn_with_their_reason() -> None:
