@@ -169,17 +169,12 @@ def test_every_algorithm_has_a_page() -> None:
         assert f"({algo}.md)" in overview
 
 
-def test_every_source_of_bars_is_documented() -> None:
+def test_every_source_of_bars_and_every_adapter_is_documented() -> None:
     from fintrader.pipeline import CHOICES
 
     text = (DOCS / "data.md").read_text()
     for kind, model in CHOICES["data.source.kind"].items():
-        assert f"<!-- settings: {model.__module__}:{model.__name__} data.source -->" in text, (
-            f"document the source {kind}"
-        )
-
-
-def test_every_adapter_is_documented() -> None:
+        assert f"<!-- settings: {model.__module__}:{model.__name__} data.source -->" in text, f"document {kind}"
     text = (DOCS / "environment.md").read_text()
     for module in (ROOT / "fintrader" / "envs" / "adapters").glob("*.py"):
         if module.stem not in ("__init__", "single"):

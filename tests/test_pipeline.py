@@ -15,7 +15,7 @@ import yaml
 
 from fintrader import load_policy
 from fintrader.backtesting import read_backtest
-from fintrader.errors import ConfigError, RunError
+from fintrader.errors import RunError
 from fintrader.pipeline import load_config, run, train_one, walk_forward
 from tests.engines.runs import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config
 

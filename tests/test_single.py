@@ -15,10 +15,11 @@ from fintrader.agents import TrainProgress, load_policy
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
-from fintrader.envs.classic import GymnasiumSettings
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import RunConfig
 from fintrader.pipeline import train as single
+from tests.engines.runs import fintrader
+from tests.test_cli import complaint
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,7 +35,7 @@ def classic(folder: Path, **changes: Any) -> Path:
     }
     for name, value in changes.items():
         section, _, key = name.partition("__")
-        values[section][key] = value
+        values[section] = {**values[section], key: value} if key else value
     path = folder / "classic.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
@@ -103,9 +104,8 @@ def test_every_algorithm_trains_from_the_command_line(trader: Path, algo: str, o
     assert load_policy(home / "policy.safetensors").layout.num_assets == 3  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("workers", ["sync", "async"])
-def test_a_classic_environment_is_trained_and_judged(tmp_path: Path, workers: str) -> None:
-    path = classic(tmp_path, env__workers=workers)
+def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
+    path = classic(tmp_path)
     main(["train", str(path)])
     found = evaluation(tmp_path)
     assert found["env_steps"] == 128
@@ -118,7 +118,7 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path: Path, workers: st
     assert evaluation(tmp_path) == found
     assert (tmp_path / "runs" / "classic" / "train" / "state.safetensors").read_bytes() == before
     with pytest.raises(RunError, match=r"agent\.gamma"):
-        pipeline.train_one(pipeline.load_config(classic(tmp_path, env__workers=workers, agent__gamma=0.5)))
+        pipeline.train_one(pipeline.load_config(classic(tmp_path, agent__gamma=0.5)))
 
 
 def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
@@ -191,10 +191,7 @@ def test_a_simulator_of_ones_own_is_imported_by_its_name(
 def test_there_is_no_tournament_in_a_classic_environment(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, str(classic(tmp_path))])
-    assert ended.value.code == 2
-    assert "fintrader train" in capsys.readouterr().err
+    assert "fintrader train" in complaint([command, str(classic(tmp_path))], capsys)
     assert not (tmp_path / "runs" / "classic" / "config.yaml").exists()
 
 
@@ -203,7 +200,8 @@ def test_there_is_no_tournament_in_a_classic_environment(
     [
         ({"env__id": "CartPole-v1"}, r"Discrete\(2\).*continuous"),
         ({"env__id": "Pendulm-v1"}, "Did you mean: `Pendulum`"),
-        ({"agent__algo": "dqn"}, "agent.*ppo"),
+        ({"agent": {"algo": "apg"}}, "apg needs the trading environment"),
+        ({"agent": {"algo": "ddpg", "buffer_size": 10**13}}, r"buffer_size of 10,000,000,000,000 steps needs .* GiB"),
         ({"env__id": "Reacher-v5"}, r"fintrader\[classic\]"),
     ],
 )
@@ -224,40 +222,28 @@ def test_what_cannot_be_trained(
 
 def test_locomotion_trains(tmp_path: Path) -> None:
     pytest.importorskip("mujoco", reason="mujoco is missing: pip install '.[classic]'")
-    agent = {"algo": "sac", "learning_starts": 32, "batch_size": 16, "report_every": 8, "network": {"hidden": [8]}}
-    values = {
-        "runs_dir": str(tmp_path / "runs"),
-        "env": GymnasiumSettings(id="Hopper-v5", num_envs=2, workers="sync", evaluation_episodes=2).model_dump(),
-        "agent": agent,
-        "tournament": {"budget": {"env_steps": 96}},
-    }
-    (tmp_path / "classic.yaml").write_text(yaml.safe_dump(values))
-    pipeline.train_one(pipeline.load_config(tmp_path / "classic.yaml"))
+    sac = {"algo": "sac", "learning_starts": 32, "batch_size": 16, "report_every": 8, "network": {"hidden": [8]}}
+    path = classic(tmp_path, env__id="Hopper-v5", agent=sac)
+    main(["train", str(path), "--tournament.budget.env-steps", "96"])
     assert evaluation(tmp_path)["mean_return"] > 0
 
 
-@pytest.mark.parametrize("damage", ["truncated", "tampered", "foreign"])
-def test_a_damaged_state_is_refused_in_one_line(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = classic(tmp_path)
     main(["train", str(path)])
     state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"
     whole = state.read_bytes()
-    if damage == "truncated":
-        state.write_bytes(whole[: len(whole) // 2])
-    elif damage == "tampered":
-        state.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    else:
-        state.write_bytes((state.parent / "policy.safetensors").read_bytes())
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["train", str(path)])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    wanted = {"truncated": "truncated or damaged", "tampered": "was changed after", "foreign": "expected 'fintrader-t"}
-    assert wanted[damage] in said
-    assert "state.safetensors" in said
-    assert sum(line.startswith("fintrader: ") for line in said.splitlines()) == 1  # beside the progress
+    damages = {
+        "truncated or damaged": whole[: len(whole) // 2],
+        "was changed after": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "expected 'fintrader-t": (state.parent / "policy.safetensors").read_bytes(),
+    }
+    for message, damaged in damages.items():
+        state.write_bytes(damaged)
+        done = fintrader("train", str(path))
+        assert done.status == 2
+        (said,) = [line for line in done.err.splitlines() if line.startswith("fintrader: ")]  # beside the progress
+        assert message in said
+        assert "state.safetensors" in said
     state.write_bytes(whole)
     main(["train", str(path)])  # the original is taken back
