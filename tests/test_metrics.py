@@ -105,15 +105,6 @@ def test_moments_and_stability_agree_with_scipy() -> None:
     assert performance.stability([0.1, -1.0, 0.1]) is None
 
 
-def test_calmar_is_annual_return_over_depth() -> None:
-    """Two sessions, +10 % and -5 %: growth 1.045 in 2/252 years, depth -5 %."""
-    returns = [0.10, -0.05]
-    growth = 1.045**126 - 1
-    assert metrics.annual_return(returns) == pytest.approx(growth, rel=1e-12)
-    assert metrics.max_drawdown(returns) == pytest.approx(-0.05)
-    assert metrics.calmar(returns) == pytest.approx(growth / 0.05, rel=1e-12)
-
-
 def test_undefined_is_none() -> None:
     flat, single, nothing = [0.0, 0.0, 0.0], [0.01], []
     assert metrics.sharpe(flat) is None

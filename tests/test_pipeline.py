@@ -222,9 +222,6 @@ def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     folder = undisturbed.parent / "runs" / "tiny"
     shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")
     out = tmp_path / "comparison.html"
-    done = fintrader("compare", str(folder), str(tmp_path / "other"), "--out", str(out))
-    assert done.status == 0, done.err
-    assert "6 trials in all" in out.read_text()
     shutil.copytree(folder / "backtest", tmp_path / "elsewhere" / "tiny" / "backtest")
     places = (folder, tmp_path / "other", tmp_path / "elsewhere" / "tiny")
     done = fintrader("compare", *map(str, places), "--out", str(out))

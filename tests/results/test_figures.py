@@ -108,12 +108,6 @@ def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
     assert "19:00" in half_past.columns
 
 
-def test_returns_within_a_slot_are_compounded() -> None:
-    times = sessions("UTC", "00:00", ["2024-01-15"], bars=3)
-    table = figures.intraday_returns(pd.Series([100, 110, 121], times), np.zeros(3), "UTC", minutes=180)
-    assert table.loc[0].tolist() == pytest.approx([2100.0])
-
-
 def test_a_session_that_begins_the_day_before_keeps_its_order() -> None:
     times = sessions("America/Chicago", "17:00", ["2024-01-14", "2024-01-15"], bars=46)
     table = figures.intraday_returns(pd.Series(np.arange(92) + 100.0, times), np.repeat([0, 1], 46), "America/Chicago")
