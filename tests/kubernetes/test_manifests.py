@@ -256,6 +256,27 @@ def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str)
 # --- what the manifests say is so ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("ray-")])
+def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
+    """Ray's own autoscaler turns the resource into node types; this is what it will add and remove."""
+    reader = pytest.importorskip("ray.autoscaler._private.kuberay.autoscaling_config", reason="ray is not installed")
+    manifests = overlay(name)
+    (manifest,) = [m for m in manifests if m["kind"] in RAY]
+    resource = {"metadata": {"name": "fintrader", "namespace": "fintrader"}, "spec": cluster_spec(manifest)}
+    config = reader._derive_autoscaling_config_from_ray_cr(copy.deepcopy(resource))
+    types = config["available_node_types"]
+    assert types["headgroup"]["resources"]["CPU"] == 0
+    assert (types["cpu"]["min_workers"], types["cpu"]["max_workers"]) == (0, 8)
+    assert types["cpu"]["resources"]["CPU"] == 4
+    assert "GPU" not in types["cpu"]["resources"]
+    if name.startswith("ray-cpu"):
+        assert set(types) == {"headgroup", "cpu"}
+    else:
+        assert types["gpu"]["resources"]["GPU"] == 1
+        assert types["gpu"]["max_workers"] == (32 if "spot" in name else 16)
+    assert config["idle_timeout_minutes"] == 2
+
+
 def test_the_network_lets_through_what_ray_needs_and_nothing_else() -> None:
     manifests = overlay("ray-gpu")
     head, worker, app = (
