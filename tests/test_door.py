@@ -127,14 +127,6 @@ def test_honesty_says_the_verdict_first_and_counts_the_trials(tests: Backtests) 
             tests.honesty(trials=wrong)  # type: ignore[arg-type]
 
 
-def test_further_strategies_stand_beside_the_first(tests: Backtests, market: MarketTensors) -> None:
-    idle = simulate(lambda obs: torch.zeros(len(obs), 3), market.split().test, EnvSettings(), name="idle")
-    both = tests | {"idle": idle}
-    assert list(both) == [*tests, "idle"]
-    assert "idle" in str(both)
-    assert "idle" not in str(tests)
-
-
 def _learner(market: MarketTensors) -> agents.Agent:
     return agents.make_agent(TINY_PPO, TradingEnv(market, num_envs=2).layout)
 

@@ -157,18 +157,6 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
     assert yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"]["pods"] == 4
 
 
-def test_the_search_is_repeated_without_information(tmp_path: Path):
-    source = TINY["data"]["source"] | {"num_sessions": 24}
-    config = write_config(tmp_path, data={"source": source}, backtest={"control": True, "sensitivity": True})
-    run(load_config(config))
-    folder = tmp_path / "runs" / "tiny"
-    honesty = json.loads((folder / "backtest" / "honesty.json").read_text())
-    assert honesty["trials"] == 3
-    assert honesty["control"]["metrics"]["cumulative_return"] is not None
-    assert json.loads((folder / "backtest" / "sensitivity.json").read_text())
-    assert len(list(folder.glob("control/pods/*/result.json"))) == 3
-
-
 def test_windows_too_short_for_the_control_are_judged_without_it(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -245,13 +233,6 @@ def test_a_run_answers_questions(undisturbed: Path):
     assert fintrader("lineage", folder, "p9999").status == 2
     assert fintrader("scale", folder, "--pods", "0").status == 2
     assert fintrader("status", str(undisturbed)).status == 2
-
-
-@pytest.mark.slow
-def test_a_finished_run_can_be_replayed_byte_for_byte(undisturbed: Path):
-    done = fintrader("replay", str(undisturbed.parent / "runs" / "tiny"))
-    assert done.status == 0, done.out + done.err
-    assert "equal, byte for byte" in done.out
 
 
 def test_one_agent_trains_without_a_tournament(tmp_path: Path):

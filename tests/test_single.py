@@ -60,50 +60,6 @@ def test_the_trading_environment_is_the_default_kind() -> None:
         validate(RunConfig, {"env": {"kind": "chess"}}, "here")
 
 
-@pytest.fixture(scope="module")
-def trader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small training in a synthetic market as a file, for any algorithm; all share one market."""
-    folder = tmp_path_factory.mktemp("trader")
-    values = {
-        "runs_dir": str(folder / "runs"),
-        "cache": str(folder / "cache"),
-        "device": "cpu",
-        "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 20}},
-        "env": {"num_envs": 16, "episode_bars": 100, "decision_interval": 10},
-        "agent": {"network": {"hidden": [8]}},
-        "tournament": {"budget": {"env_steps": 2048}},
-    }
-    path = folder / "trader.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
-ON_POLICY = "--agent.num-steps 16"
-OFF_POLICY = "--agent.learning-starts 256 --agent.batch-size 32 --agent.report-every 16"
-
-
-@pytest.mark.parametrize(
-    ("algo", "options", "loss"),
-    [
-        ("ppo", ON_POLICY, "policy_loss"),
-        ("a2c", ON_POLICY, "policy_loss"),
-        ("ddpg", OFF_POLICY, "critic_loss"),
-        ("td3", OFF_POLICY, "critic_loss"),
-        ("sac", OFF_POLICY, "critic_loss"),
-        ("redq", OFF_POLICY, "critic_loss"),
-        ("apg", ON_POLICY, "objective"),
-    ],
-)
-def test_every_algorithm_trains_from_the_command_line(trader: Path, algo: str, options: str, loss: str) -> None:
-    main(["train", str(trader), "--name", algo, "--agent.algo", algo, *options.split()])
-    home = trader.parent / "runs" / algo / "train"
-    records = [json.loads(line) for line in (home / "metrics.jsonl").read_text().splitlines()]
-    assert records[-1]["env_steps"] == 2048
-    assert len({record[loss] for record in records if loss in record}) > 5  # it learns, and not the same every time
-    assert json.loads((home / "validation.json").read_text())["metrics"]["policy"]
-    assert load_policy(home / "policy.safetensors").layout.num_assets == 3  # type: ignore[union-attr]
-
-
 def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
     path = classic(tmp_path)
     main(["train", str(path)])

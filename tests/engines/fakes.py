@@ -123,6 +123,38 @@ def make_backtest(
     write_backtest(folder.backtest, results, context=context, **checks)
 
 
+def _spec(index: int, rng: np.random.Generator, parent: PodSpec | None, **more: Any) -> PodSpec:
+    rate = float(10 ** rng.uniform(-4, -3))
+    return PodSpec(
+        pod=f"p{index:04d}",
+        index=index,
+        origin="exploit" if parent else "fresh",
+        parent=parent.pod if parent else None,
+        generation=parent.generation + 1 if parent else 0,
+        agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
+        hyper={"learning_rate": rate},
+        budget={"env_steps": 20_000, "seconds": None},
+        **more,
+    )
+
+
+def _result(spec: PodSpec, failed: bool, score: float, begin: float, **more: Any) -> PodResult:
+    return PodResult(
+        pod=spec.pod,
+        status="failed" if failed else "done",
+        reason="nan" if failed else "",
+        spec=spec.digest,
+        score=None if failed else score,
+        env_steps=20_000,
+        updates=20,
+        started=begin,
+        finished=begin + 10.0,
+        seconds=10.0,
+        device="cpu",
+        **more,
+    )
+
+
 def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str = "", racing: bool = False) -> None:
     """Specs, results, learning curves, events and leaderboard of `pods` pods; the fourth one dies of NaN.
 
@@ -136,19 +168,13 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
     for index in range(pods):
         parents = [entry for entry in entries if entry.result.score is not None]
         parent = parents[int(rng.integers(len(parents)))] if len(parents) > 2 and index % 4 else None
-        rate = float(10 ** rng.uniform(-4, -3))
-        spec = PodSpec(
-            pod=f"p{index:04d}",
-            index=index,
+        spec = _spec(
+            index,
+            rng,
+            parent.spec if parent else None,
             seed=int(rng.integers(1 << 30)),
-            origin="exploit" if parent else "fresh",
-            parent=parent.spec.pod if parent else None,
             snapshot=parent.result.snapshot if parent else None,
-            generation=parent.spec.generation + 1 if parent else 0,
             seen=len(entries),
-            agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
-            hyper={"learning_rate": rate},
-            budget={"env_steps": 20_000, "seconds": None},
             data_hash=data_hash,
         )
         store.write_spec(spec)
@@ -182,24 +208,16 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
             lost = {"event": "lost", "pod": spec.pod, "attempt": 1, "reason": "nan", "detail": "loss is not finite"}
             log.append({**lost, "time": begin + 10.0})
         result = store.write_result(
-            PodResult(
-                pod=spec.pod,
-                status="failed" if failed else "done",
-                reason="nan" if failed else "",
+            _result(
+                spec,
+                failed,
+                float(rng.normal() + index / 10),
+                begin,
                 detail="loss is not finite" if failed else "",
-                spec=spec.digest,
-                score=None if failed else float(rng.normal() + index / 10),
                 window_scores=() if failed else (0.5,),
                 metrics={} if failed else {"sharpe": 0.5, "cumulative_return": 0.01},
                 returns=tuple(rng.normal(0, 0.01, 12).tolist()),
                 snapshot=None if failed else store.put(spec.pod.encode()),
-                policy=None,
-                env_steps=20_000,
-                updates=20,
-                started=begin,
-                finished=begin + 10.0,
-                seconds=10.0,
-                device="cpu",
             )
         )
         entries.append(Entry(spec, result))
@@ -272,35 +290,8 @@ def long_race(folder: RunFolder, *, pods: int) -> None:
     specs, entries = [], []
     for index in range(pods):
         parent = specs[int(rng.integers(max(0, index - 200), index))] if index > 20 and index % 4 else None
-        rate = float(10 ** rng.uniform(-4, -3))
-        spec = PodSpec(
-            pod=f"p{index:04d}",
-            index=index,
-            seed=index,
-            origin="exploit" if parent else "fresh",
-            parent=parent.pod if parent else None,
-            generation=parent.generation + 1 if parent else 0,
-            seen=index,
-            agent={"algo": "ppo", "learning_rate": rate},
-            hyper={"learning_rate": rate},
-            budget={"env_steps": 1000, "seconds": None},
-            data_hash="",
-        )
-        begin = START + 12.0 * (index // 4)
-        failed = index % 17 == 3
-        result = PodResult(
-            pod=spec.pod,
-            status="failed" if failed else "done",
-            reason="nan" if failed else "",
-            spec=spec.digest,
-            score=None if failed else float(rng.normal()),
-            env_steps=1000,
-            updates=1,
-            started=begin,
-            finished=begin + 10.0,
-            seconds=10.0,
-            device="cpu",
-        )
+        spec = _spec(index, rng, parent, seed=index, seen=index)
+        result = _result(spec, index % 17 == 3, float(rng.normal()), START + 12.0 * (index // 4))
         specs.append(spec)
         entries.append(Entry(spec, result))
     board = LeaderboardIndex(folder.leaderboard)

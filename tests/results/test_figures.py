@@ -20,9 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 from fintrader.backtesting import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.data.calendar import timezone_of as exchange_timezone
 from fintrader.envs import EnvSettings
-from fintrader.errors import DataError
 from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.results import figures
@@ -162,13 +160,6 @@ def test_deepest_drawdowns_by_hand() -> None:
 )
 def test_the_time_zone_is_what_the_data_says(about: dict[str, Any], zone: str) -> None:
     assert figures.timezone_of(about) == zone
-
-
-def test_exchanges_have_their_time_zones() -> None:
-    assert exchange_timezone("XNAS") == "America/New_York"
-    assert exchange_timezone("XTKS") == "Asia/Tokyo"
-    with pytest.raises(DataError, match="exchange calendar"):
-        exchange_timezone("NOWHERE")
 
 
 # --- report beside app -------------------------------------------------------------------------------------
