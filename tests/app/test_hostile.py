@@ -181,11 +181,6 @@ def test_credentials_in_data_urls_are_refused_untold(url: str) -> None:
         assert "s3cr3t" not in str(caught.value)
 
 
-def test_urls_without_credentials_are_taken() -> None:
-    for url in ("s3://b/2016-0?.parquet", "abfs://c@account.dfs.core.windows.net/x", "sftp://me@host:22/x"):
-        assert validate(DataSettings, {"path": url}, "settings").path == url
-
-
 def test_a_configuration_with_credentials_is_refused_unseen(
     open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

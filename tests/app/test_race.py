@@ -59,7 +59,6 @@ def test_lanes_do_not_overlap() -> None:
     for trace in figure.data:
         for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
             spans.setdefault(int(lane), []).append((base, base + width))
-    assert sum(len(found) for found in spans.values()) == 4
     for found in spans.values():
         found.sort()
         assert all(one[1] <= two[0] + 1e-9 for one, two in itertools.pairwise(found))

@@ -106,14 +106,6 @@ def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
     assert "19:00" in half_past.columns
 
 
-def test_a_session_that_begins_the_day_before_keeps_its_order() -> None:
-    times = sessions("America/Chicago", "17:00", ["2024-01-14", "2024-01-15"], bars=46)
-    table = figures.intraday_returns(pd.Series(np.arange(92) + 100.0, times), np.repeat([0, 1], 46), "America/Chicago")
-    assert list(table.columns[:2]) == ["overnight", "17:30"]
-    assert table.columns[-1] == "15:30"
-    assert list(table.index) == [0, 1]  # Monday's session opens on Sunday
-
-
 def test_months_are_the_markets_own() -> None:
     days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
     table = figures.monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days), "UTC")
