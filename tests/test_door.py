@@ -143,7 +143,7 @@ def _learner(market: MarketTensors) -> agents.Agent:
         (lambda m: fintrader.backtest(_learner(m), m), "PPOAgent is no policy, but has one; pass its .policy"),
         (lambda m: fintrader.backtest(equal, m, {"cost_bps": 5}), "settings must be EnvSettings"),
         (lambda m: fintrader.backtest(equal, m, name="cash"), "choose another name"),
-        (lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m), r"gave \(1, 7\) for one account of 3 assets"),
+        (lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m), r"gave \(1, 7\) for an account of 3 assets"),
         (lambda m: fintrader.backtest(torch.nn.Linear(5, 3), m), "fails on an observation of shape"),
         (lambda m: fintrader.backtest(lambda obs: torch.full((1, 3), torch.nan), m), "NaN or infinity"),
         (lambda m: fintrader.backtest(_learner(make_market(60, 5)).policy, m), "reads 26 columns and trades 5 assets"),

@@ -17,7 +17,7 @@ import yaml
 
 from fintrader.cli import main
 from fintrader.pipeline import RunConfig
-from fintrader.runs import RunFolder
+from fintrader.tournament.launchers.base import RunAccess
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.settings import TournamentSettings
 from tests.engines.thread_launcher import ThreadLauncher
@@ -73,8 +73,8 @@ def fintrader(*words: str) -> Done:
 def pods_in_a_thread() -> Iterator[None]:
     """Tournaments of a run train their pods, one after the other, in a thread of this process."""
 
-    def threads(settings: TournamentSettings, folder: RunFolder, market: Path, token: int) -> ThreadLauncher:
-        return ThreadLauncher(folder, market, train_and_evaluate, workers=1, token=token)
+    def threads(settings: TournamentSettings, access: RunAccess) -> ThreadLauncher:
+        return ThreadLauncher(access.run, access.market, train_and_evaluate, workers=1, token=access.token)
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker: sums over several threads would run in another order
