@@ -35,19 +35,11 @@ def test_a_typo_names_the_field_and_the_nearest_known_one():
     assert "env.num_env: unknown setting; did you mean 'num_envs'?" in problem({"seed": 1, "env": {"num_env": 2}})
 
 
-def test_a_setting_unlike_any_other_lists_what_is_known():
-    assert "known: env, files, seed" in problem({"seed": 1, "zzzzzz": 2})
-
-
 def test_a_wrong_type_a_bad_range_and_a_missing_value_name_their_field():
     assert "seed: input should be a valid integer" in problem({"seed": "x"})
     message = problem({"seed": 1, "env": {"num_envs": 0}})
     assert "env.num_envs: input should be greater than 0, got 0" in message
     assert "seed: a value is required" in problem({})
-
-
-def test_further_problems_are_counted():
-    assert "(and 1 more)" in problem({"seed": "x", "env": {"num_envs": -1}})
 
 
 def test_settings_are_frozen():

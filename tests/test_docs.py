@@ -19,6 +19,13 @@ from typing import Any
 import pytest
 import yaml
 
+from fintrader import TradingEnv, load_market, pipeline
+from fintrader.agents import SAC, Budget, make_agent, train
+from fintrader.cli import _COMMANDS
+from fintrader.config import models_in, validate
+from fintrader.envs import EnvSettings
+from fintrader.pipeline import CHOICES, RunConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("README.md")])
@@ -65,8 +72,6 @@ def label(page: Path) -> str:
 @pytest.fixture(scope="session")
 def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a reader of the docs has it after the quickstart, only smaller."""
-    from fintrader import pipeline
-
     world = tmp_path_factory.mktemp("docs")
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     values["data"]["source"] |= {"num_sessions": 25}
@@ -113,35 +118,20 @@ def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[st
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=label)
 def test_every_yaml_block_is_a_configuration(page: Path) -> None:
-    from fintrader.config import validate
-    from fintrader.pipeline import RunConfig
-
     for block in blocks(page, "yaml"):
         validate(RunConfig, yaml.safe_load(block.code), f"{label(page)}, line {block.line}")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=label)
 def test_every_command_exists(page: Path) -> None:
-    from fintrader.cli import _COMMANDS
-    from fintrader.config import models_in
-    from fintrader.pipeline import CHOICES, RunConfig
-
     def options(model: Any, prefix: str = "") -> Iterator[str]:
         for name, field in model.model_fields.items():
             yield f"--{prefix}{name.replace('_', '-')}"
             for below in models_in(field.annotation):
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
-    known = {
-        *options(RunConfig),
-        *(f"--{name}" for name in CHOICES),
-        "--help",
-        "--json",
-        "--pods",
-        "--port",
-        "--host",
-        "--out",
-    }
+    choices = {f"--{name}" for name in CHOICES}
+    known = {*options(RunConfig), *choices, "--help", "--json", "--pods", "--port", "--host", "--out"}
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()
@@ -158,28 +148,16 @@ def test_every_command_exists(page: Path) -> None:
 # --- completeness ----------------------------------------------------------------------------------------------
 
 
-def test_every_algorithm_has_a_page() -> None:
-    from fintrader.pipeline import CHOICES
-
+def test_every_algorithm_source_of_bars_and_adapter_is_documented() -> None:
     overview = (DOCS / "algorithms" / "index.md").read_text()
     for algo, model in CHOICES["agent.algo"].items():
         page = DOCS / "algorithms" / f"{algo}.md"
         assert page.is_file(), f"write docs/algorithms/{algo}.md and add it to mkdocs.yml"
         assert f"<!-- settings: {model.__module__}:{model.__name__} agent -->" in page.read_text()
         assert f"({algo}.md)" in overview
-
-
-def test_every_source_of_bars_is_documented() -> None:
-    from fintrader.pipeline import CHOICES
-
     text = (DOCS / "data.md").read_text()
     for kind, model in CHOICES["data.source.kind"].items():
-        assert f"<!-- settings: {model.__module__}:{model.__name__} data.source -->" in text, (
-            f"document the source {kind}"
-        )
-
-
-def test_every_adapter_is_documented() -> None:
+        assert f"<!-- settings: {model.__module__}:{model.__name__} data.source -->" in text, f"document {kind}"
     text = (DOCS / "environment.md").read_text()
     for module in (ROOT / "fintrader" / "envs" / "adapters").glob("*.py"):
         if module.stem not in ("__init__", "single"):
@@ -188,11 +166,6 @@ def test_every_adapter_is_documented() -> None:
 
 @pytest.mark.slow
 def test_every_training_metric_is_explained(small_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fintrader import TradingEnv, load_market
-    from fintrader.agents import Budget, make_agent, train
-    from fintrader.envs import EnvSettings
-    from fintrader.pipeline import CHOICES
-
     monkeypatch.chdir(small_world)
     market = load_market("configs/quickstart.yaml").split().train
     names: set[str] = set()
@@ -222,8 +195,6 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    from fintrader.agents import SAC
-
     table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")
     for name in SAC.model_fields:
         assert f"`agent.{name}" in table, name

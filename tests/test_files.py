@@ -23,9 +23,8 @@ def test_a_sealed_body_comes_back(indent: int | None) -> None:
     assert seal(dict(reversed(BODY.items())), indent=indent) == data
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_any_flipped_bit_breaks_the_seal(indent: int | None) -> None:
-    data = seal(BODY, indent=indent)
+def test_any_flipped_bit_breaks_the_seal() -> None:
+    data = seal(BODY)
     for position in range(len(data)):
         for bit in range(8):
             harmed = bytearray(data)

@@ -30,16 +30,6 @@ def test_a_record_carries_what_is_bound_and_what_came_with_it(capsys: pytest.Cap
     assert str(record["time"]).endswith("+00:00")
 
 
-def test_an_exception_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with logs.written("json"):
-        try:
-            raise ValueError("two\nlines")
-        except ValueError:
-            logging.getLogger("x").exception("went wrong")
-    (record,) = lines(capsys)
-    assert "ValueError: two\nlines" in str(record["exception"])
-
-
 def test_warnings_and_prints_of_pods_become_records(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

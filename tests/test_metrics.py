@@ -105,8 +105,17 @@ def test_moments_and_stability_agree_with_scipy() -> None:
     assert performance.stability([0.1, -1.0, 0.1]) is None
 
 
-def test_more_than_everything_lost_has_no_annual_return() -> None:
-    assert performance.annual_return([-1.0, 0.5]) == -1.0
+def test_undefined_is_none() -> None:
+    flat, single, nothing = [0.0, 0.0, 0.0], [0.01], []
+    assert metrics.sharpe(flat) is None
+    assert metrics.sortino(flat) is None
+    assert metrics.calmar(flat) is None
+    assert metrics.sharpe(single) is None
+    assert metrics.annual_volatility(single) is None
+    assert metrics.cumulative_return(single) == pytest.approx(0.01)
+    assert metrics.cumulative_return(nothing) is None
+    assert metrics.max_drawdown(nothing) is None
+    assert metrics.annual_return([-1.0, 0.5]) == -1.0
     assert performance.annual_return([-2.5]) is None
 
 

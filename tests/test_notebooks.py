@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from pathlib import Path
@@ -29,7 +28,7 @@ def test_every_notebook_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_is_stored_without_outputs(name: str) -> None:
+def test_a_notebook_is_stored_without_outputs(name: str) -> None:
     for cell in read(name).cells:
         if cell.cell_type == "code":
             assert cell.outputs == [], f"{name}, {cell.id}: strip the outputs before committing"
@@ -37,18 +36,7 @@ def test_is_stored_without_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tells_before_it_shows(name: str) -> None:
-    cells = read(name).cells
-    assert cells[0].cell_type == "markdown"
-    for before, cell in itertools.pairwise(cells):
-        if cell.cell_type == "code" and before.cell_type == "code":
-            assert len(before.source.splitlines()) < 30, (
-                f"{name}, {cell.id}: a long cell follows another without a word"
-            )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_needs_no_key_no_network_and_no_place_of_its_own(name: str) -> None:
+def test_a_notebook_needs_no_key_no_network_and_no_place_of_its_own(name: str) -> None:
     code = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "code")
     assert not re.search(r"https?://|s3://|environ|api_key|getpass|requests|urllib|!pip|%pip", code)
     assert "/home/" not in code
@@ -57,7 +45,7 @@ def test_needs_no_key_no_network_and_no_place_of_its_own(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install nbclient ipykernel")
     pytest.importorskip("ipykernel", reason="ipykernel is missing: pip install ipykernel")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

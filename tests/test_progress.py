@@ -38,14 +38,6 @@ def test_what_an_earlier_run_did_is_kept_out_of_the_rate() -> None:
     assert task.seconds_left == 8
 
 
-def test_unknown_total_and_long_times() -> None:
-    clock, stream = Clock(), io.StringIO()
-    with LineProgress(stream, clock=clock).task("rows") as task:
-        task.advance(2.5)
-        clock.now = 3725
-    assert stream.getvalue() == "rows: 2.50  0.00/s  in 1 h 02 min\n"
-
-
 def test_pipes_get_lines_terminals_bars_and_quiet_nothing() -> None:
     assert isinstance(reporter(io.StringIO()), LineProgress)
     assert reporter(io.StringIO(), quiet=True) is SILENT

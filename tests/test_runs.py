@@ -30,13 +30,6 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path):
     assert files.read_json(path) == {"x": 1}
 
 
-def test_json_is_canonical_and_refuses_nan(tmp_path: Path):
-    assert files.dump_json({"b": 1, "a": 2}) == files.dump_json({"a": 2, "b": 1})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        files.write_json(tmp_path / "a.json", {"x": float("nan")})
-    assert not (tmp_path / "a.json").exists()
-
-
 def test_damaged_and_missing_json_are_typed(tmp_path: Path):
     (tmp_path / "a.json").write_text('{"x": ')
     with pytest.raises(RunError, match="not valid JSON"):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fintrader import cli
 from fintrader.errors import DataError, RunError
@@ -20,24 +19,17 @@ from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores
 from tests.engines.emptied import results_in
-from tests.engines.runs import Struck, pods_in_a_thread, struck_when
+from tests.engines.runs import TINY, Struck, pods_in_a_thread, struck_when, write_config
 
-TINY: dict[str, Any] = {
-    "seed": 1,
-    "device": "cpu",
-    "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 12}},
-    "env": {"num_envs": 8, "episode_bars": 120, "decision_interval": 10},
-    "agent": {"algo": "ppo", "num_steps": 16},
-    "tournament": {
-        "scheduler": "generational",
-        "population": 2,
-        "survivors": 1,
-        "pods": 4,
-        "workers": 2,
-        "budget": {"env_steps": 512},
-        "ensemble_size": 2,
-    },
-    "backtest": {"control": False, "sensitivity": False},
+RACE = TINY["tournament"] | {
+    "scheduler": "generational",
+    "population": 2,
+    "survivors": 1,
+    "pods": 4,
+    "workers": 2,
+    "order": "arrival",
+    "budget": {"env_steps": 512},
+    "ensemble_size": 2,
 }
 URL = f"s3://{object_stores.BUCKET}/runs"
 
@@ -61,11 +53,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def write(machine: Path, **changes: Any) -> Path:
     """The configuration as it lies on one machine."""
-    values = TINY | {"runs_dir": str(machine / "runs"), "cache": str(machine / "tensors")} | changes
-    machine.mkdir(parents=True, exist_ok=True)
-    path = machine / "tiny.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_config(machine, **{"tournament": RACE} | changes)
 
 
 def artifacts(machine: Path) -> dict[str, bytes]:

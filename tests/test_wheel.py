@@ -83,13 +83,3 @@ obs, _ = gymnasium.make("fintrader/Trading-v0").reset(seed=0)
 print(type(obs).__name__)
 """
     assert run(python, tmp_path, "-c", program).split("\n")[:2] == ["TradingEnv (64,)", "ndarray"]
-
-
-def test_the_app_is_a_package_of_its_own(python: str, tmp_path: Path) -> None:
-    program = "import importlib.util as u; print(u.find_spec('fintrader_app') is not None, u.find_spec('app'))"
-    assert run(python, tmp_path, "-c", program).strip() == "True None"
-
-
-def test_import_loads_no_torch(python: str, tmp_path: Path) -> None:
-    program = "import sys, fintrader; print([name for name in ('torch', 'pandas', 'scipy') if name in sys.modules])"
-    assert run(python, tmp_path, "-c", program).strip() == "[]"

@@ -1,14 +1,11 @@
 """A real browser walks through every page, at two widths and in both themes. Skips where there is none.
 
-    pip install '.[dev]'      # and a Chromium on the PATH
-    python -m pytest tests/app/test_browser.py
-
-`FINTRADER_SCREENSHOTS=FOLDER` keeps what it saw.
+pip install '.[dev]'      # and a Chromium on the PATH
+python -m pytest tests/app/test_browser.py
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -151,23 +148,9 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
         )
         if over > 0 or inner > 0:
             trouble.append(f"{name}: {max(over, inner)} px too wide")
-        keep(page, f"{name} {width} {theme}")
     context.close()
     assert not trouble, "\n".join(trouble)
 
 
 def ws(address: str) -> str:
     return address.replace("http://", "ws://")
-
-
-def keep(page: Any, name: str) -> None:
-    """A picture of the whole page, where somebody asked for it."""
-    folder = os.environ.get("FINTRADER_SCREENSHOTS")
-    if folder is None:
-        return
-    height = page.evaluate("() => document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
-    size = page.viewport_size
-    page.set_viewport_size({"width": size["width"], "height": min(6000, height + 80)})
-    page.wait_for_timeout(1500)  # charts below the fold are drawn when they come into view
-    page.screenshot(path=str(Path(folder) / f"{name.replace(' ', '-').replace('=', '-').replace(',', '-')}.png"))
-    page.set_viewport_size(size)

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import Field
 
-from fintrader.config import Settings, models_in, validate
-from fintrader.errors import ConfigError
+from fintrader.config import models_in, validate
 from fintrader.pipeline import RunConfig
-from fintrader_app import forms
+from fintrader_app import forms, launch
 from tests.app.conftest import Open, healthy, said
-
-
-class Cat(Settings):
-    kind: Literal["cat"] = "cat"
-    lives: int = Field(9, ge=1, le=9)
-
-
-class Dog(Settings):
-    kind: Literal["dog"] = "dog"
-    lives: int = 1
-    tricks: tuple[str, ...] = ("sit",)
-
-
-class Home(Settings):
-    pet: Cat | Dog = Cat()
-    rent: float | None = None
-    size: Literal["small", "large"] = "small"
-
-
-def test_annotations() -> None:
-    assert forms.optional(Home.model_fields["rent"].annotation) == (float, True)
-    assert forms.is_models(Home.model_fields["pet"].annotation)
-    assert not forms.is_models(Home.model_fields["size"].annotation)
-    assert forms.discriminator([Cat, Dog]) == "kind"
-    assert forms.limits(Cat.model_fields["lives"], int) == (1, 9)
 
 
 def test_defaults_are_valid_for_every_model_of_a_run() -> None:
@@ -108,16 +81,6 @@ def test_a_mistake_is_named_and_cannot_be_started(open_page: Open, tmp_path: Pat
     assert start.disabled
 
 
-def test_another_algorithm_brings_its_own_settings(open_page: Open, tmp_path: Path) -> None:
-    test = open_page(tmp_path, "new_run", section="agent")
-    algo = next(one for one in test.selectbox if one.label == "Algo")
-    algo.set_value("sac").run()
-    assert not test.error, said(test)
-    assert test.session_state["new_draft"]["agent"]["algo"] == "sac"
-    test.run()
-    assert not test.error
-
-
 def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
     (site / "runs" / "quickstart").mkdir()
     test = open_page(site, "new_run", section="run")
@@ -125,8 +88,6 @@ def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
 
 
 def test_a_broken_configuration_is_a_message(open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fintrader_app import launch
-
     test = open_page(tmp_path, "new_run")
     configs = tmp_path / "configs"
     configs.mkdir()
@@ -140,5 +101,3 @@ def test_a_broken_configuration_is_a_message(open_page: Open, tmp_path: Path, mo
         source.set_value(f"configs/{name}.yaml").run()
         healthy(test)
         assert test.error or test.info
-    with pytest.raises(ConfigError, match="cost_bps"):
-        validate(RunConfig, {"env": {"cost_bbs": 3}}, "x")

@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     return RunsFolder.at(tmp_path / "runs")
 
 
-def test_start_find_again_and_stop(quick: RunsFolder) -> None:
+def test_a_job_is_started_found_again_stopped_and_killed(quick: RunsFolder) -> None:
     job = jobs.start(quick, "one", "name: one\n")
     try:
         assert job.alive
@@ -65,44 +65,10 @@ def test_start_find_again_and_stop(quick: RunsFolder) -> None:
         until(lambda: not jobs.job(quick, "one").alive)
         assert "stored what there is" in jobs.last_words(quick, "one")
         assert not jobs.stop(found)
-    finally:
-        jobs.kill(job)
-
-
-def test_kill_ends_the_whole_session(quick: RunsFolder) -> None:
-    job = jobs.start(quick, "one", "name: one\n")
-    assert jobs.kill(job)
-    until(lambda: not job.alive)
-    assert not jobs.kill(job)
-
-
-def test_survives_the_app(tmp_path: Path) -> None:
-    """A starting process that is killed leaves its job at work."""
-    script = tmp_path / "sleeper.py"
-    script.write_text(SLEEPER)
-    starter = f"""
-import subprocess, sys, time
-from app import jobs
-from fintrader.results.folders import RunsFolder
-real = subprocess.Popen
-jobs.subprocess.Popen = lambda arguments, **kw: real([sys.executable, {str(script)!r}, *arguments[2:]], **kw)
-jobs.start(RunsFolder.at({str(tmp_path / "runs")!r}), "one", "name: one")
-print("started", flush=True)
-time.sleep(3600)
-"""
-    starting = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    assert starting.stdout is not None
-    starting.stdout.readline()
-    runs = RunsFolder.at(tmp_path / "runs")
-    job = jobs.job(runs, "one")
-    try:
-        starting.send_signal(signal.SIGKILL)
-        starting.wait()
-        starting.stdout.close()
-        assert job.alive
-        until(lambda: "at work on" in jobs.last_words(runs, "one"))
-        assert jobs.stop(job)
-        until(lambda: not job.alive)
+        again = jobs.start(quick, "two", "name: two\n")
+        assert jobs.kill(again)
+        until(lambda: not again.alive)
+        assert not jobs.kill(again)
     finally:
         jobs.kill(job)
 

@@ -1,9 +1,7 @@
-"""Races of thousands of pods: every drawn point is one pod, every edge a true pair, every chart light enough."""
+"""A race of thousands of pods: every drawn point is one pod, every edge a true pair, every chart light enough."""
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from typing import Any
 
@@ -13,186 +11,92 @@ import plotly.graph_objects as go
 import pytest
 
 from fintrader.results.figures.downsample import MAX_CHART_BYTES, figure_bytes
-from fintrader_app import charts, lineage, race, timeline
-
-SIZES = (40, 1_500, 10_000)
-
-
-def large(count: int, seed: int = 0) -> pd.DataFrame:
-    """A race of distinct scores in which every 11th pod failed and the last three wait."""
-    rng = np.random.default_rng(seed)
-    parents = [None if k < 20 or k % 4 == 0 else f"p{rng.integers(max(0, k - 300), k):05d}" for k in range(count)]
-    depth: dict[str, int] = {}
-    for k, parent in enumerate(parents):
-        depth[f"p{k:05d}"] = depth[parent] + 1 if parent else 0
-    state = np.where(np.arange(count) % 11 == 5, "failed", "done").astype(object)
-    state[-3:] = "waiting"
-    ended = state != "waiting"
-    begin = 1e9 + 7.0 * (np.arange(count) // 4)
-    return pd.DataFrame(
-        {
-            "pod": list(depth),
-            "idx": np.arange(count),
-            "origin": ["exploit" if parent else "fresh" for parent in parents],
-            "parent": parents,
-            "generation": list(depth.values()),
-            "state": state,
-            "reason": np.where(state == "failed", "nan", ""),
-            "device": "cpu",
-            "score": np.where(state == "done", rng.permutation(count) / 7.0, np.nan),
-            "started": np.where(ended, begin, np.nan),
-            "finished": np.where(ended, begin + 6.0, np.nan),
-            "env_steps": 1000.0,
-            "hyper": [{"learning_rate": float(rate)} for rate in 10 ** rng.uniform(-5, -3, count)],
-        }
-    )
+from fintrader.results.folders import Folder
+from fintrader.runs import RunFolder
+from fintrader_app import artifacts, charts, lineage, race, timeline
+from tests.engines import fakes
+from tests.results.test_figures import numbers
 
 
-def points(trace: Any) -> list[tuple[Any, ...]]:
-    """x, y, colour, symbol and hover text of each drawn point of a trace."""
-    size = len(trace.y)
-
-    def each(value: Any) -> list[Any]:
-        if value is None or isinstance(value, str):
-            return [value] * size
-        assert len(value) == size
-        return list(value)
-
-    marker = trace.marker
-    columns = (trace.x, trace.y, marker.color, marker.symbol, trace.customdata)
-    return list(zip(*map(each, columns), strict=True))
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """A race of 2,000 pods as the app reads it."""
+    folder = RunFolder(tmp_path_factory.mktemp("race"))
+    fakes.long_race(folder, pods=2_000)
+    return artifacts.pods(Folder(folder.root.resolve()))
 
 
-def plain(value: Any) -> Any:
-    """A figure as the browser has it, with arrays that travelled as base64 decoded."""
-    if isinstance(value, dict) and "bdata" in value:
-        return np.frombuffer(base64.b64decode(value["bdata"]), dtype=np.dtype(value["dtype"])).tolist()
-    if isinstance(value, dict):
-        return {name: plain(below) for name, below in value.items()}
-    return [plain(below) for below in value] if isinstance(value, list) else value
-
-
-def dressed(figure: go.Figure) -> go.Figure:
+def dressed(figure: go.Figure) -> list[Any]:
+    """Its traces as the browser has them."""
     found = charts.dressed(figure, dark=False)
     assert figure_bytes(found) <= MAX_CHART_BYTES
-    return go.Figure(plain(json.loads(found.to_json())), skip_invalid=True)
+    return list(found.to_plotly_json()["data"])
 
 
-@pytest.mark.parametrize("count", SIZES)
-def test_drift_points_are_pods(count: int) -> None:
-    pods = large(count)
+def points(trace: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """x, y, colour and hover text of each drawn point of a trace."""
+    colour = trace["marker"]["color"]
+    colours = [colour] * len(trace["customdata"]) if isinstance(colour, str) else numbers(colour)
+    return list(zip(numbers(trace["x"]), numbers(trace["y"]), colours, trace["customdata"], strict=True))
+
+
+def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods: pd.DataFrame) -> None:
     values = race.hyper_table(pods)["learning_rate"]
-    figure = dressed(race.drift_figure(pods, values, "learning_rate"))
-    true = {
-        pod: (idx, value, score)
-        for pod, idx, value, score in zip(pods["pod"], pods["idx"], values, pods["score"], strict=True)
-    }
-    drawn = points(figure.data[0])
-    for x, y, colour, _, told in drawn:
-        assert (x, y, colour) == true[told]
-    shown, total = (figure.layout.meta or {}).get("shown", (len(drawn), len(drawn)))
-    assert shown == len(drawn)
-    assert total == pods["score"].notna().sum()
-    assert {pods["idx"].iloc[0], pods.loc[pods["score"].notna(), "idx"].iloc[-1]} <= {point[0] for point in drawn}
+    by_pod = pods.assign(value=values).set_index("pod")
+    drawn = points(dressed(race.drift_figure(pods, values, "learning_rate"))[0])
+    assert len(drawn) == by_pod["score"].notna().sum()
+    for x, y, colour, pod in drawn:
+        assert (x, y, colour) == tuple(by_pod.loc[pod, ["idx", "value", "score"]])
+    best, *clouds = dressed(race.score_figure(pods))
+    minutes = (by_pod["finished"] - by_pod["started"].min()) / 60
+    for x, y, _, pod in (point for cloud in clouds for point in points(cloud)):
+        assert (x, y) == (pytest.approx(minutes[pod]), by_pod.loc[pod, "score"])
+    assert numbers(best["y"])[-1] == pods["score"].max()
+    assert (np.diff(numbers(best["y"]))[:-1] > 0).all()
 
 
-@pytest.mark.parametrize("count", SIZES)
-def test_scores_are_pods(count: int) -> None:
-    pods = large(count)
-    figure = dressed(race.score_figure(pods))
-    ends = dict(zip(pods["pod"], (pods["finished"] - pods["started"].min()).tolist(), strict=True))
-    scores = dict(zip(pods["pod"], pods["score"], strict=True))
-    unit = next(size for size in (3600.0, 60.0, 1.0) if max(ends.values()) > 3 * size)
-    for trace in figure.data[1:]:
-        for x, y, _, _, told in points(trace):
-            assert (round(x * unit, 6), y) == (round(ends[told], 6), scores[told])
-    best = figure.data[0]
-    assert best.y[-1] == pods["score"].max()
-    assert (np.diff(best.y)[:-1] > 0).all()
-
-
-@pytest.mark.parametrize("count", SIZES)
-def test_lineage_points_are_pods_and_edges_are_pairs(count: int) -> None:
-    pods = large(count)
-    figure = dressed(lineage.lineage_figure(pods))
+def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) -> None:
+    figure = lineage.lineage_figure(pods)
+    edges, *clouds = dressed(figure)
     by_pod = pods.set_index("pod")
-    edges, *clouds = figure.data
     place: dict[tuple[float, float], str] = {}
-    for cloud in clouds:
-        for x, y, colour, symbol, told in points(cloud):
-            pod = told.split(" ")[0]
-            row = by_pod.loc[pod]
-            place[x, y] = pod
-            assert x == row["generation"]
-            said = re.search(r"score ([-\d.]+)", told)
-            if np.isnan(row["score"]):
-                assert (said, colour) == (None, lineage.GREY)
-                assert symbol == ("x" if row["state"] == "failed" else "circle-open")
-            else:
-                assert colour == row["score"]
-                assert said is not None
-                assert said[1] == f"{row['score']:.3f}"
-            assert (f"child of {row['parent']}" in told) == isinstance(row["parent"], str)
+    for x, y, colour, told in (point for cloud in clouds for point in points(cloud)):
+        pod = told.split(" ")[0]
+        row = by_pod.loc[pod]
+        place[x, y] = pod
+        assert x == row["generation"]
+        said = re.search(r"score ([-\d.]+)", told)
+        if np.isnan(row["score"]):
+            assert (said, colour) == (None, lineage.GREY)
+        else:
+            assert said is not None
+            assert (said[1], colour) == (f"{row['score']:.3f}", row["score"])
+        assert (f"child of {row['parent']}" in told) == isinstance(row["parent"], str)
     drawn = set(place.values())
-    assert len(drawn) == sum(len(cloud.y) for cloud in clouds)
-    pairs = set()
-    for k in range(0, len(edges.x), 3):
-        assert edges.x[k + 2] is None
-        parent, child = place[edges.x[k], edges.y[k]], place[edges.x[k + 1], edges.y[k + 1]]
-        assert by_pod.loc[child, "parent"] == parent
-        pairs.add(child)
-    assert pairs == {pod for pod in drawn if by_pod.loc[pod, "parent"] in drawn}
-    assert all(by_pod.loc[pod, "parent"] in drawn for pod in drawn if isinstance(by_pod.loc[pod, "parent"], str))
-    if count > lineage.MOST_PODS:
-        assert figure.layout.meta["note"].startswith(f"{len(drawn):,} of {count:,} pods")
-        assert pods.loc[pods["score"].idxmax(), "pod"] in drawn
-    else:
-        assert drawn == set(pods["pod"])
+    assert len(drawn) == sum(len(cloud["customdata"]) for cloud in clouds) <= lineage.MOST_PODS
+    x, y = numbers(edges["x"]), numbers(edges["y"])
+    ends = zip(x[::3], y[::3], x[1::3], y[1::3], strict=True)
+    pairs = {place[end[2:]]: place[end[:2]] for end in ends}
+    assert pairs == {pod: parent for pod in drawn if isinstance(parent := by_pod.loc[pod, "parent"], str)}
+    assert figure.layout.meta["note"].startswith(f"{len(drawn):,} of 2,000 pods")
+    assert pods.loc[pods["score"].idxmax(), "pod"] in drawn
 
 
-def test_a_line_longer_than_the_picture_is_cut_off_at_its_root() -> None:
-    pods = large(30)
-    pods["parent"] = [None, *pods["pod"][:-1]]
-    pods["score"] = np.arange(30.0)
-    assert lineage.best_lines(pods, 10)["pod"].tolist() == pods["pod"].tolist()[-10:]
-
-
-@pytest.mark.parametrize("count", SIZES)
-def test_the_time_line_shows_the_last_attempts(count: int) -> None:
-    pods = large(count)
-    found, total = timeline.attempts(pods, {}, [])
-    figure = dressed(timeline.timeline_figure(found, total))
-    bars = {told.split(" ")[0]: told for trace in figure.data for told in trace.customdata}
-    assert len(bars) == min(count - 3, timeline.MOST_BARS)
-    assert sorted(bars) == pods["pod"].tolist()[-3 - len(bars) : -3]
-    by_pod = pods.set_index("pod")
-    zero = by_pod.loc[list(bars), "started"].min()
-    for trace in figure.data:
-        for told, base in zip(trace.customdata, trace.base, strict=True):
-            row = by_pod.loc[told.split(" ")[0]]
-            assert row["state"] == trace.name.lower()
-            assert base * (row["started"] - zero) >= 0
-    note = (figure.layout.meta or {}).get("note", "")
-    assert note == ("" if total <= timeline.MOST_BARS else f"The last 1,000 of {count - 3:,} attempts.")
-
-
-def test_lost_attempts_are_drawn_with_their_reason() -> None:
-    pods = large(8)
-    start = float(pods["started"].min())
+def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods: pd.DataFrame) -> None:
+    few = pods.head(8)
+    start = float(few["started"].min())
+    lost = {"event": "lost", "attempt": 1}
     log = [
-        {"event": "launched", "pod": "p00001", "time": start},
-        {"event": "lost", "pod": "p00001", "attempt": 1, "reason": "oom", "time": start + 4.0, "host": "node-7",
-         "detail": "killed at s3://key:s3cr3t@bucket/x"},
-        {"event": "lost", "pod": "p00002", "attempt": 1, "reason": "died", "time": start + 9.0},
-    ]  # fmt: skip
-    found, total = timeline.attempts(pods, {}, timeline.lost_attempts(log))
-    assert total == 5 + 2
+        {"event": "launched", "pod": "p0001", "time": start},
+        {**lost, "pod": "p0001", "reason": "oom", "time": start + 4, "host": "node-7", "detail": "s3://key:s3cr3t@b/x"},
+        {**lost, "pod": "p0002", "reason": "died", "time": start + 9.0},
+    ]
+    found, total = timeline.attempts(few, {}, timeline.lost_attempts(log))
+    assert total == 8 + 2
     figure = timeline.timeline_figure(found, total)
-    lost = next(trace for trace in figure.data if trace.name == "Lost")
-    assert lost.marker.color == charts.LOSS
-    assert list(lost.x) == [4.0, 0.0]
-    assert list(lost.base) == [0.0, 9.0]
-    first, second = lost.customdata
-    assert first.startswith("p00001 · lost (oom)<br>attempt 1<br>host node-7")
+    bars = next(trace for trace in figure.data if trace.name == "Lost")
+    assert (list(bars.x), list(bars.base)) == ([4.0, 0.0], [0.0, 9.0])
+    first, second = bars.customdata
+    assert first.startswith("p0001 · lost (oom)<br>attempt 1<br>host node-7")
     assert "s3cr3t" not in first
-    assert second.startswith("p00002 · lost (died)")
+    assert second.startswith("p0002 · lost (died)")

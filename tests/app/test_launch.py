@@ -23,14 +23,6 @@ def test_binds_to_loopback_and_sends_nothing() -> None:
     assert "--server.address=0.0.0.0" in launch.command(8600, host="0.0.0.0")
 
 
-def test_another_folder_called_app_is_no_matter(tmp_path: Path) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong app')")
-    python = launch.command()[: launch.command().index("-m")]
-    found = "import runpy; runpy.run_module('fintrader_app.launch')"
-    subprocess.run([*python, "-c", found], check=True, cwd=tmp_path)
-
-
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_port_is_checked(port: int) -> None:
     with pytest.raises(ConfigError, match="port"):

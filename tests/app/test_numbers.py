@@ -1,4 +1,7 @@
-"""Every number on screen equals one recomputed from stored artifacts by other means."""
+"""Every number on screen is the stored one, recomputed here by other means.
+
+What a report shows as well is compared in `tests/results`: texts in `test_same_text.py`, charts in `test_figures.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.results import figures
-from fintrader.results.folders import RunsFolder
-from fintrader.results.formatting import count, duration, percent, ratio
-from fintrader_app import artifacts
-from tests.app.conftest import Open
+from fintrader.data.tensors import MarketTensors
+from fintrader.results.formatting import count, duration, percent, ratio, statistic
+from fintrader_app import metric_table
+from tests.app.conftest import Open, healthy, said
+from tests.results.test_figures import numbers
+
+SHOWN = {
+    "Return": percent,
+    "Annual return": percent,
+    "Volatility": percent,
+    "Sharpe": ratio,
+    "Max drawdown": percent,
+    "Calmar": ratio,
+}
 
 
-def stored(site: Path, name: str, strategy: str) -> dict[str, Any]:
+def recomputed(site: Path, name: str, strategy: str) -> dict[str, Any]:
     """Headline metrics from equity.parquet alone, by empyrical."""
     frame = pd.read_parquet(site / "runs" / name / "backtest" / "equity.parquet")
     rows = frame[frame["strategy"] == strategy]
@@ -36,48 +48,38 @@ def stored(site: Path, name: str, strategy: str) -> dict[str, Any]:
     }
 
 
-SHOWN = {
-    "Return": percent,
-    "Annual return": percent,
-    "Volatility": percent,
-    "Sharpe": ratio,
-    "Max drawdown": percent,
-    "Calmar": ratio,
-}
+def stored(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(("page", "name"), [("runs", "demo"), ("backtest", "second")])
-def test_headline_cards(open_page: Open, template: Path, page: str, name: str) -> None:
-    test = open_page(template, page, run=name)
-    mine, index = stored(template, name, "ensemble"), stored(template, name, "benchmark")
+def cards(test: Any) -> dict[str, str]:
+    return {metric.label: metric.value.replace("\\", "") for metric in test.metric}
+
+
+def table_with(test: Any, column: str) -> pd.DataFrame:
+    return next(frame.value for frame in test.dataframe if column in frame.value)
+
+
+def test_headline_cards_and_the_papers_table_are_what_empyrical_computes(open_page: Open, template: Path) -> None:
+    test = open_page(template, "runs", run="demo")
+    mine, index = recomputed(template, "demo", "ensemble"), recomputed(template, "demo", "benchmark")
     shown = {metric.label: metric for metric in test.metric}
     assert set(shown) == set(SHOWN)
     for label, wording in SHOWN.items():
         assert shown[label].value == wording(mine[label]), label
         assert shown[label].delta == wording(mine[label] - index[label], signed=True), label
-
-
-def test_cards_of_another_strategy(open_page: Open, template: Path) -> None:
-    test = open_page(template, "backtest", run="demo", strategy="best")
-    mine = stored(template, "demo", "best")
-    for metric in test.metric:
-        assert metric.value == SHOWN[metric.label](mine[metric.label]), metric.label
-
-
-def test_paper_table(open_page: Open, template: Path) -> None:
-    test = open_page(template, "runs", run="demo")
-    table = next(frame.value for frame in test.dataframe if "Strategy" in frame.value)
+    table = table_with(test, "Strategy")
     assert len(table) >= 5
     for row in table.to_dict("records"):
-        values = stored(template, "demo", row["Strategy"].lower().replace(" ", "_"))
+        values = recomputed(template, "demo", row["Strategy"].lower().replace(" ", "_"))
         for label, wording in SHOWN.items():
             assert row[label] == wording(values[label]), (row["Strategy"], label)
 
 
-def test_run_list(open_page: Open, template: Path) -> None:
+def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page: Open, template: Path) -> None:
     table = open_page(template, "runs").dataframe[0].value.set_index("name")
     for name in ("demo", "second"):
-        mine, index = stored(template, name, "ensemble"), stored(template, name, "benchmark")
+        mine, index = recomputed(template, name, "ensemble"), recomputed(template, name, "benchmark")
         assert table.loc[name, "return"] == pytest.approx(mine["Return"], abs=1e-12)
         assert table.loc[name, "index"] == pytest.approx(index["Return"], abs=1e-12)
         assert table.loc[name, "sharpe"] == pytest.approx(mine["Sharpe"], abs=1e-9)
@@ -87,35 +89,9 @@ def test_run_list(open_page: Open, template: Path) -> None:
         assert table.loc[name, ["return", "index", "sharpe", "drawdown"]].isna().all()
 
 
-def chart(test: Any, position: int) -> dict[str, Any]:
-    spec: dict[str, Any] = json.loads(test.get("plotly_chart")[position].proto.spec)
-    return spec
-
-
-def numbers(values: Any) -> np.ndarray[Any, Any]:
-    """An array as plotly sends it: a list, or base64 of its bytes."""
-    if isinstance(values, dict):
-        import base64
-
-        return np.frombuffer(base64.b64decode(values["bdata"]), dtype=np.dtype(values["dtype"]))
-    return np.asarray(values, dtype=float)
-
-
-def test_drawn_extremes_are_exact(open_page: Open, template: Path) -> None:
-    test = open_page(template, "backtest", run="demo")
-    frame = pd.read_parquet(template / "runs" / "demo" / "backtest" / "equity.parquet")
-    mine = frame[frame["strategy"] == "ensemble"]["equity_usd"]
-    drawn = numbers(chart(test, 0)["data"][0]["y"])
-    assert drawn.max() == mine.max()
-    assert drawn.min() == mine.min()
-    assert drawn[-1] == mine.iloc[-1]
-    below = numbers(chart(test, 1)["data"][0]["y"])
-    assert below.min() == pytest.approx(stored(template, "demo", "ensemble")["Max drawdown"], abs=1e-12)
-
-
-def test_tournament_numbers(open_page: Open, template: Path) -> None:
+def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page: Open, template: Path) -> None:
     test = open_page(template, "tournament", run="demo")
-    shown = {metric.label: metric.value for metric in test.metric}
+    shown = cards(test)
     with sqlite3.connect(template / "runs" / "demo" / "leaderboard.sqlite") as connection:
         rows = connection.execute("SELECT score, env_steps, started, finished, status FROM entries").fetchall()
     scores = [row[0] for row in rows if row[0] is not None]
@@ -125,40 +101,103 @@ def test_tournament_numbers(open_page: Open, template: Path) -> None:
     assert shown["Best score"] == ratio(max(scores), 3)
     assert shown["Elapsed"] == duration(span)
     assert shown["Env-steps"] == f"{sum(row[1] for row in rows) / span / 1000:.3g} k/s"
-    board = test.dataframe[0].value
-    assert board["score"].tolist() == sorted(scores, reverse=True)
+    assert test.dataframe[0].value["score"].tolist() == sorted(scores, reverse=True)
 
 
-def test_learning_curves_of_a_pod(open_page: Open, template: Path) -> None:
-    test = open_page(template, "pod", run="demo", pod="p0001")
-    lines = [json.loads(line) for line in (template / "runs/demo/pods/p0001/metrics.jsonl").read_text().splitlines()]
-    faint = numbers(chart(test, 0)["data"][0]["y"])
-    assert faint.tolist() == [line["value_loss"] for line in lines]
+@pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])
+def test_a_pods_cards_and_curves_are_those_of_its_files(open_page: Open, template: Path, pod: str) -> None:
+    demo = template / "runs" / "demo"
+    with sqlite3.connect(demo / "leaderboard.sqlite") as connection:
+        connection.row_factory = sqlite3.Row
+        query = "SELECT p.*, e.* FROM pods p JOIN entries e ON e.pod = p.pod WHERE p.pod = ?"
+        row = dict(connection.execute(query, (pod,)).fetchone())
+    result = stored(demo / "pods" / pod / "result.json")
+    test = open_page(template, "pod", run="demo", pod=pod)
+    assert cards(test) == {
+        "Score": ratio(result["score"], 3),
+        "State": result["status"] + (f" ({result['reason']})" if result["reason"] else ""),
+        "Origin": f"{row['origin']} of {row['parent']}" if row["parent"] else row["origin"],
+        "Generation": count(row["generation"]),
+        "Env-steps": count(result["env_steps"]),
+        "With its line": count(row["lineage_env_steps"]),
+        "Took": duration(result["seconds"]),
+    }
+    lines = [json.loads(line) for line in (demo / "pods" / pod / "metrics.jsonl").read_text().splitlines()]
+    drawn = json.loads(test.get("plotly_chart")[0].proto.spec)["data"][0]["y"]
+    assert numbers(drawn) == [line["value_loss"] for line in lines]
 
 
-def test_market_numbers(open_page: Open, template: Path) -> None:
-    from fintrader.data.tensors import MarketTensors
-
+def test_a_markets_numbers_are_those_of_its_tensors(open_page: Open, template: Path) -> None:
     market = MarketTensors.load(template / "data" / "tensors" / "market-0.safetensors")
-    test = open_page(template, "market", run="demo")
-    shown = {metric.label: metric.value for metric in test.metric}
+    shown = cards(open_page(template, "market", run="demo"))
     assert shown["Bars"] == count(market.num_bars)
     assert shown["Symbols"] == count(market.num_assets)
     assert shown["Traded cells"] == percent(float(market.tradable.float().mean()), 1)
     assert shown["Sessions"] == count(len(np.unique(market.session)))
     assert shown["Features"] == f"{len(market.feature_names)} + {len(market.context_names)}"
-    assert shown["Index"].replace("\\", "") == market.benchmark_name
+    assert shown["Index"] == market.benchmark_name
 
 
-def test_monthly_returns_multiply_to_the_total(template: Path) -> None:
-    found = artifacts.backtest(RunsFolder.at(template / "runs").run("demo"))
-    table = figures.monthly_returns(found.daily_returns()["ensemble"], "UTC")
-    total = float(np.nanprod(1 + table.to_numpy())) - 1
-    assert total == pytest.approx(stored(template, "demo", "ensemble")["Return"], abs=1e-12)
+def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_page: Open, template: Path) -> None:
+    lines = ("demo / ensemble", "second / best")
+    test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
+    table = test.dataframe[-1].value.set_index("Metric")
+    one = stored(template / "runs" / "demo" / "backtest" / "metrics.json")["ensemble"]
+    two = stored(template / "runs" / "second" / "backtest" / "metrics.json")["best"]
+    keys = {metric_table.title_of(key): key for key in one}
+    assert len(table) == 13
+    for title, row in table.iterrows():
+        key = keys[str(title)]
+        assert row[lines[0]] == statistic(key, one.get(key)), key
+        told = statistic(key, two.get(key))
+        if one.get(key) is not None and two.get(key) is not None:
+            told += f"  ({statistic(key, two[key] - one[key], signed=True)})"
+        assert row[lines[1]] == told, key
 
 
-def test_deepest_drawdown_row_is_the_metric(open_page: Open, template: Path) -> None:
-    for name in ("ensemble", "buy_and_hold", "benchmark"):
-        test = open_page(template, "backtest", run="demo", strategy=name)
-        depths = next(frame.value for frame in test.dataframe if "Trough" in frame.value)["Depth"]
-        assert depths.iloc[0] == percent(stored(template, "demo", name)["Max drawdown"])
+def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: Open, site: Path) -> None:
+    test = open_page(site, "honesty", run="demo")
+    control = table_with(test, "Strategy").set_index("Strategy").loc["Control"]
+    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["control"]["metrics"]
+    for key, title in metric_table.HEADLINE:
+        assert control[title] == statistic(key, metrics.get(key)), key
+    assert "No look-ahead was found" in said(test)
+    assert "Not computed" not in said(test)
+    assert "not run" not in said(test)
+    words = said(open_page(site, "honesty", run="second"))
+    assert words.count("Not computed") == 2
+    assert "This control was not run" in words
+    assert "fintrader lookahead" in words
+    leaks = ["close: bar 3 changes when bars from 9 on are scrambled", "fill: bar 4"]
+    (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps({"leaks": leaks}))
+    test = open_page(site, "honesty", run="demo")
+    assert "2 leak(s)" in test.error[0].value
+    assert table_with(test, "Leak")["Leak"].tolist() == leaks
+
+
+CHOICES = {
+    "backtest": {"run": "demo", "strategy": "best", "beside": "ensemble,benchmark", "part": "risk"},
+    "pod": {"run": "demo", "pod": "p0002", "pods": "p0001,p0005"},
+    "new_run": {"source": "configs/podracer.yaml", "section": "env"},
+    "compare": {"runs": "demo,second", "lines": "demo / best,second / benchmark"},
+}
+
+
+@pytest.mark.parametrize("page", CHOICES)
+def test_choices_come_from_the_address_and_stay_in_it(open_page: Open, template: Path, page: str) -> None:
+    test = open_page(template, page, times=2, **CHOICES[page])
+    healthy(test)
+    assert "is not here" not in said(test)
+    assert "Not everything" not in said(test)
+    for key, value in CHOICES[page].items():
+        assert test.query_params[key] in (value, [value]), key
+    chosen, wanted = {
+        "backtest": lambda: (test.get("button_group")[0].value, "beside"),
+        "pod": lambda: (test.multiselect[0].value, "pods"),
+        "new_run": lambda: ([next(box for box in test.selectbox if box.label == "Start from").value], "source"),
+        "compare": lambda: (test.multiselect[1].value, "lines"),
+    }[page]()
+    assert chosen == CHOICES[page][wanted].split(",")
+    if page == "pod":
+        test.multiselect[0].set_value(["p0004"]).run()
+        assert test.query_params["pods"] in ("p0004", ["p0004"])

@@ -38,16 +38,10 @@ def test_pace_by_hand() -> None:
     assert pace.left_seconds == pytest.approx((10 + 30 + 10) / 3 * 4 / 1)
 
 
-def test_pace_of_a_dead_race_does_not_go_on() -> None:
-    pace = race.pace(table(*RACE), 7, alive=False, now=1e9)
-    assert pace.running == 0
-    assert pace.elapsed_seconds == 30.0
-    assert pace.left_seconds is None
-
-
-def test_the_clock_stops_with_the_last_pod() -> None:
-    pace = race.pace(table(*RACE[:3]), 3, alive=True, now=1e9)
-    assert pace.elapsed_seconds == 30.0
+def test_the_clock_stops_with_the_race() -> None:
+    dead = race.pace(table(*RACE), 7, alive=False, now=1e9)
+    assert (dead.running, dead.elapsed_seconds, dead.left_seconds) == (0, 30.0, None)
+    assert race.pace(table(*RACE[:3]), 3, alive=True, now=1e9).elapsed_seconds == 30.0
 
 
 def test_pace_before_the_first_result() -> None:
@@ -65,13 +59,12 @@ def test_lanes_do_not_overlap() -> None:
     for trace in figure.data:
         for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
             spans.setdefault(int(lane), []).append((base, base + width))
-    assert sum(len(found) for found in spans.values()) == 4
     for found in spans.values():
         found.sort()
         assert all(one[1] <= two[0] + 1e-9 for one, two in itertools.pairwise(found))
 
 
-def test_tree_places_everyone_once() -> None:
+def test_tree_places_everyone_once_however_deep() -> None:
     pods = table(*RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"})  # a circle no generator makes
     rows = lineage.tree_rows(pods)
     assert set(rows) == set(pods["pod"])
@@ -79,9 +72,6 @@ def test_tree_places_everyone_once() -> None:
     leaves = [rows[name] for name in "acde"]
     assert len(set(leaves)) == 4
     lineage.lineage_figure(pods)
-
-
-def test_a_deep_line_of_descent() -> None:
     chain = [{"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)]
     assert len(lineage.tree_rows(table(*chain))) == 3000
 
@@ -107,12 +97,6 @@ def test_figures_are_dressed_for_the_dark() -> None:
     assert dark.data[0].line.color == "#6cb2ff"
     assert dark.layout.paper_bgcolor is None
     assert dark.layout.font.color is None
-
-
-def test_crowded_labels_are_dropped() -> None:
-    figure = go.Figure(go.Scatter(x=[0, 100], y=[1.0, 2.0]))
-    figure.update_xaxes(tickmode="array", tickvals=[0, 1, 50, 52, 100], ticktext=list("abcde"))
-    assert list(charts.dressed(figure, dark=False).layout.xaxis.ticktext) == ["a", "c", "e"]
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1", True, [], 10**400])

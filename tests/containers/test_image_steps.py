@@ -95,12 +95,6 @@ def work(tmp_path: Path, image: Path) -> Path:
     return place
 
 
-def test_the_entry_point_works(image: Path, work: Path) -> None:
-    done = run(image, "fintrader", "--version", work=work)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("fintrader ")
-
-
 def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None:
     options = [
         "--tournament.pods=2",

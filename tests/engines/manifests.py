@@ -117,25 +117,3 @@ def matches(selector: Manifest, labels: dict[str, str]) -> bool:
         if {"In": inside, "NotIn": not inside, "Exists": rule["key"] in labels}[rule["operator"]] is False:
             return False
     return True
-
-
-def allowed(manifests: list[Manifest], source: dict[str, str], target: dict[str, str], port: int) -> bool:
-    """Do the network policies let pods with `source` labels reach `port` of those with `target` labels?"""
-    policies = [one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"]
-
-    def open_for(direction: str, pod: dict[str, str], peer: dict[str, str]) -> bool:
-        own = [p for p in policies if matches(p["podSelector"], pod) and direction.capitalize() in p["policyTypes"]]
-        if not own:
-            return True  # no policy means no rule
-        key = "from" if direction == "ingress" else "to"
-        return any(
-            any(
-                "podSelector" in one and "namespaceSelector" not in one and matches(one["podSelector"], peer)
-                for one in rule[key]
-            )
-            and any(p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
-            for policy in own
-            for rule in policy.get(direction, [])
-        )
-
-    return open_for("egress", source, target) and open_for("ingress", target, source)

@@ -14,15 +14,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+pytest.importorskip("streamlit")
+
+from streamlit.testing.v1 import AppTest
+
 from fintrader.backtesting import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.data.calendar import timezone_of as exchange_timezone
 from fintrader.envs import EnvSettings
-from fintrader.errors import DataError
 from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.results import figures
 from fintrader.runs import RunFolder
+from tests.app.conftest import Open, open_page  # noqa: F401
+from tests.engines import fakes
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -102,29 +106,6 @@ def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
     assert "19:00" in half_past.columns
 
 
-def test_returns_within_a_slot_are_compounded() -> None:
-    times = sessions("UTC", "00:00", ["2024-01-15"], bars=3)
-    table = figures.intraday_returns(pd.Series([100, 110, 121], times), np.zeros(3), "UTC", minutes=180)
-    assert table.loc[0].tolist() == pytest.approx([2100.0])
-
-
-def test_a_session_that_begins_the_day_before_keeps_its_order() -> None:
-    times = sessions("America/Chicago", "17:00", ["2024-01-14", "2024-01-15"], bars=46)
-    table = figures.intraday_returns(pd.Series(np.arange(92) + 100.0, times), np.repeat([0, 1], 46), "America/Chicago")
-    assert list(table.columns[:2]) == ["overnight", "17:30"]
-    assert table.columns[-1] == "15:30"
-    assert list(table.index) == [0, 1]  # Monday's session opens on Sunday
-
-
-def test_a_late_opening_does_not_disturb_the_order_of_slots() -> None:
-    """10:30 to 17:00 on one day, 09:30 to 16:00 on the next: the columns run through the day all the same."""
-    times = sessions("America/New_York", "10:30", ["2024-01-15"], bars=13)
-    times = times.append(sessions("America/New_York", "09:30", ["2024-01-16"], bars=13))
-    table = figures.intraday_returns(pd.Series(np.ones(26), times), np.repeat([0, 1], 13), "America/New_York")
-    assert list(table.columns) == ["overnight", *sorted(table.columns[1:])]
-    assert len(table.columns) == 15
-
-
 def test_months_are_the_markets_own() -> None:
     days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
     table = figures.monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days), "UTC")
@@ -173,22 +154,12 @@ def test_the_time_zone_is_what_the_data_says(about: dict[str, Any], zone: str) -
     assert figures.timezone_of(about) == zone
 
 
-def test_exchanges_have_their_time_zones() -> None:
-    assert exchange_timezone("XNAS") == "America/New_York"
-    assert exchange_timezone("XTKS") == "Asia/Tokyo"
-    with pytest.raises(DataError, match="exchange calendar"):
-        exchange_timezone("NOWHERE")
-
-
 # --- report beside app -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs on a market in Tokyo, written by the writers of real ones."""
-    pytest.importorskip("streamlit")
-    from tests.engines import fakes
-
     root = tmp_path_factory.mktemp("tokyo")
     tensors = fakes.save_market(root / "data" / "tensors", bars=900)
     settings, policy = EnvSettings(cost_bps=2.0), noisy_policy(5)
@@ -214,19 +185,8 @@ def stored(site: Path) -> StoredBacktest:
     return read_backtest(site / "runs" / "demo" / "backtest")
 
 
-def of_app(site: Path, page: str, monkeypatch: pytest.MonkeyPatch, **query: str) -> dict[str, dict[str, Any]]:
+def of_app(test: AppTest) -> dict[str, dict[str, Any]]:
     """Every chart of a page of the app by the name of its element, as it goes to the browser."""
-    from streamlit.testing.v1 import AppTest
-
-    from fintrader_app import launch
-
-    script = Path(launch.__file__).parent / "streamlit_app.py"
-    monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
-    monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
-    test = AppTest.from_file(str(script), default_timeout=60).run()
-    for key, value in query.items():
-        test.query_params[key] = value
-    test.switch_page(f"views/{page}.py").run()
     assert not test.exception
     charts = test.get("plotly_chart")
     return {re.sub("^.*-", "", chart.proto.id): json.loads(chart.proto.spec) for chart in charts}
@@ -252,37 +212,29 @@ ALONE = {"excess", "without"} | {f"trades-{k}" for k in range(9)}
 """Charts of the report that the app tells as a table, or draws as candles of the market file."""
 
 
-def test_report_and_app_draw_the_same_numbers(
-    site: Path, stored: StoredBacktest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_and_app_draw_the_same_numbers(site: Path, stored: StoredBacktest, open_page: Open) -> None:  # noqa: F811
     report = of_report(render_report(stored))
     assert set(report) - ALONE == set(BOTH)
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
     pages = {
-        (page, part): of_app(site, page, monkeypatch, run="demo", part=part, beside=beside)
+        (page, part): of_app(open_page(site, page, run="demo", part=part, beside=beside))
         for page, part, _ in set(BOTH.values())
     }
     for key, (page, part, element) in BOTH.items():
         ours, theirs = traces(report[key]), traces(pages[page, part][element])
         assert ours == theirs, key
         assert any(value is not None for _, values in ours.values() for value in values), key
+    # a backtest is told in the time of its market
+    assert stored.context["timezone"] == "Asia/Tokyo"
+    for drawn in (report["intraday"], pages["backtest", "calendar"]["calendar_slots"]):
+        assert drawn["data"][0]["x"] == ["overnight", "09:30"]  # 00:30 UTC, and a first bar of its own
+        assert "Asia/Tokyo" in drawn["layout"]["xaxis"]["title"]["text"]
 
 
-def test_comparison_and_app_draw_the_same_numbers(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_and_app_draw_the_same_numbers(site: Path, open_page: Open) -> None:  # noqa: F811
     lines = {name: f"{name} / ensemble" for name in ("demo", "second")}
     page = render_comparison({lines[name]: read_backtest(site / "runs" / name / "backtest") for name in lines})
     report = of_report(page)
-    app = of_app(site, "compare", monkeypatch, runs="demo,second", lines=",".join(lines.values()))
+    app = of_app(open_page(site, "compare", runs="demo,second", lines=",".join(lines.values())))
     assert traces(report["growth"]) == traces(app["compare_equity"])
     assert traces(report["drawdown"]) == traces(app["compare_drawdown"])
-
-
-def test_a_backtest_is_told_in_the_time_of_its_market(
-    site: Path, stored: StoredBacktest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert stored.context["timezone"] == "Asia/Tokyo"
-    report = of_report(render_report(stored))["intraday"]
-    app = of_app(site, "backtest", monkeypatch, run="demo", part="calendar")["calendar_slots"]
-    for drawn in (report, app):
-        assert drawn["data"][0]["x"] == ["overnight", "09:30"]  # 00:30 UTC, and a first bar of its own
-        assert "Asia/Tokyo" in drawn["layout"]["xaxis"]["title"]["text"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from fintrader.errors import RunError
-from fintrader.results.folders import DamagedFileError, NotThereError, UnsafePathError
+from fintrader.results.folders import NotThereError, UnsafePathError
 from fintrader.results.run import Run
 from tests.engines import fakes
 
@@ -86,18 +85,3 @@ def test_folds_are_runs_with_leaderboards_of_their_own(template: Path, demo: Pat
         assert run.leaderboard is None
     assert len(run.folds[0].leaderboard) == 7
     assert "demo/folds/00" in repr(run.folds[0])
-
-
-def test_a_foreign_leaderboard_is_refused(demo: Path) -> None:
-    path = demo / "leaderboard.sqlite"
-    path.unlink()
-    with pytest.raises(NotThereError, match="tournament rebuild"):
-        assert Run(demo).pods is None
-    for schema in ("CREATE TABLE pods (pod TEXT)", "CREATE VIEW leaderboard AS SELECT 1 AS rank"):
-        path.unlink(missing_ok=True)
-        connection = sqlite3.connect(path)
-        connection.execute(schema)
-        connection.close()
-        for read in (lambda: Run(demo).leaderboard, lambda: Run(demo).pods, lambda: Run(demo).lineage("p0000")):
-            with pytest.raises(DamagedFileError, match=r"leaderboard\.sqlite is damaged"):
-                read()
