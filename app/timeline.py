@@ -13,14 +13,7 @@ from fintrader.results.formatting import count, number
 from fintrader_app.charts import GAIN, LOSS, framed
 from fintrader_app.wording import human, label, without_secrets
 
-STATES = {
-    "done": GAIN,
-    "stopped": "#d9730d",
-    "failed": LOSS,
-    "lost": LOSS,
-    "running": "#0b6e99",
-    "waiting": "#a0a8b0",
-}
+STATES = {"done": GAIN, "stopped": "#d9730d", "failed": LOSS, "lost": LOSS, "running": "#0b6e99", "waiting": "#a0a8b0"}
 MOST_BARS = 1_000
 
 

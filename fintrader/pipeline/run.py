@@ -131,11 +131,7 @@ def control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
 
 
 def search(
-    config: RunConfig,
-    folder: RunFolder,
-    market: Path,
-    data_hash: str,
-    race: Callable[..., TournamentResult] = run_race,
+    config: RunConfig, folder: RunFolder, market: Path, data_hash: str, race: Callable[..., TournamentResult] = run_race
 ) -> TournamentResult:
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is over.
 

@@ -146,8 +146,7 @@ class LeaderboardIndex:
         """A new row; one that is there stays as it is. Lists and mappings become JSON."""
         values = [_text(value) if isinstance(value, dict | tuple) else value for value in row.values()]
         self.connection.execute(
-            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
-            values,
+            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values
         )
 
 

@@ -12,16 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fintrader.agents import (
-    Agent,
-    Budget,
-    TrainProgress,
-    TrainResult,
-    make_agent,
-    read_agent_state,
-    save_policy,
-    train,
-)
+from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.policy import ActorPolicy
 from fintrader.data.tensors import Split
 from fintrader.envs import TradingEnv
