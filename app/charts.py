@@ -63,7 +63,6 @@ def show(
     *,
     height: int | None = None,
     title: bool = False,
-    alt: str = "",
     version: Hashable = None,
 ) -> None:
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
@@ -84,7 +83,7 @@ def show(
             icon=":material/hide_image:",
         )
         return
-    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG, **({"alt": alt} if alt else {}))
+    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG)
     about = drawn.layout.meta or {}
     if "note" in about:
         st.caption(about["note"])
@@ -153,34 +152,21 @@ def _recoloured(value: Any) -> Any:
 
 
 def lines(
-    series: dict[str, tuple[Any, Any]],
-    *,
-    y_title: str = "",
-    x_title: str = "",
-    percent: bool = False,
-    log_y: bool = False,
-    faint: dict[str, tuple[Any, Any]] | None = None,
-    height: int = 320,
+    series: dict[str, tuple[Any, Any]], *, faint: dict[str, tuple[Any, Any]] | None = None, **look: Any
 ) -> go.Figure:
-    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend entry."""
+    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend entry.
+
+    `look` is what `framed` takes.
+    """
     figure = go.Figure()
     for position, (name, (x, y)) in enumerate(series.items()):
         colour = figures.PALETTE[position % len(figures.PALETTE)]
         if faint and name in faint:
-            figure.add_trace(
-                go.Scatter(
-                    x=faint[name][0],
-                    y=faint[name][1],
-                    mode="lines",
-                    line={"color": colour, "width": 1},
-                    opacity=0.28,
-                    showlegend=False,
-                    hoverinfo="skip",
-                )
-            )
+            behind = {"mode": "lines", "opacity": 0.28, "showlegend": False, "hoverinfo": "skip"}
+            figure.add_scatter(x=faint[name][0], y=faint[name][1], line={"color": colour, "width": 1}, **behind)
         mode = "lines+markers" if len(np.atleast_1d(y)) < 3 else "lines"
         figure.add_trace(go.Scatter(x=x, y=y, name=label(name), mode=mode, line={"color": colour, "width": 2}))
-    return framed(figure, y_title=y_title, x_title=x_title, percent=percent, log_y=log_y, height=height)
+    return framed(figure, **look)
 
 
 def framed(
@@ -188,7 +174,6 @@ def framed(
     *,
     y_title: str = "",
     x_title: str = "",
-    percent: bool = False,
     log_y: bool = False,
     height: int = 320,
     hover: str = "x unified",
@@ -200,6 +185,6 @@ def framed(
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
         showlegend=len([trace for trace in figure.data if trace.showlegend is not False]) > 1,
     )
-    figure.update_yaxes(title={"text": y_title}, tickformat=".1%" if percent else None, type="log" if log_y else None)
+    figure.update_yaxes(title={"text": y_title}, type="log" if log_y else None)
     figure.update_xaxes(title={"text": x_title}, showgrid=False)
     return figure

@@ -187,7 +187,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard
     from fintrader.tournament.leaderboard_index import LeaderboardIndex
-    from fintrader.tournament.updater import applied_event, submit
+    from fintrader.tournament.leaderboard import applied_event, submit
 
     run = RunFolder(home / "submissions")
     specs = [

@@ -215,7 +215,7 @@ def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard
     from fintrader.tournament.leaderboard_index import LeaderboardIndex
-    from fintrader.tournament.updater import applied_event, submit
+    from fintrader.tournament.leaderboard import applied_event, submit
 
     run = RunFolder(home / "database")
     store, log, index, board = RunStore(run), EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)

@@ -24,14 +24,13 @@ from fintrader.tournament import terminal
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import Entry, Leaderboard, applied_event, submit
 from fintrader.tournament.leaderboard_index import open_or_replace
 from fintrader.tournament.scale import ScaleRequest
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import applied_event, submit
 
 
 class Clock:
@@ -170,7 +169,7 @@ class Orchestrator:
         reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
-        if not self.finished and not grows and self._capacity() < 1:
+        if not self.finished and not grows and self.launcher.capacity() < 1:
             raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
         for event in self.log.records[reported:]:
             progress.event(event, "")
@@ -183,7 +182,8 @@ class Orchestrator:
                 if watch is not None:
                     watch(self)
                 reported = self._report(progress, reported)
-                task.update(self._done_share(), note=self._note())
+                shares = [min(1.0, at.share) for at in self.launcher.progress().values()]
+                task.update(min(self.settings.pods, len(self.leaderboard.applied) + sum(shares)), note=self._note())
                 self._wait(0.5)
             progress.show(None)
 
@@ -215,10 +215,7 @@ class Orchestrator:
             self.launcher.resize(self.scale_request.pods or self.settings.workers)
             at_once = self.settings.at_once
             bound = {} if at_once is None else {"at_once": at_once}
-            self._events.append({"event": "capacity", "pods": self._capacity(), **bound})
-
-    def _capacity(self) -> int:
-        return self.launcher.capacity()
+            self._events.append({"event": "capacity", "pods": self.launcher.capacity(), **bound})
 
     def _collect(self) -> None:
         """Futures that ended since the last turn."""
@@ -262,17 +259,9 @@ class Orchestrator:
         if lost <= self.settings.retries:
             self._requeue(spec, failure.reason)
             return
+        why = {"reason": failure.reason, "detail": failure.detail, "spec": spec.digest, "attempts": lost}
         now = time.time()
-        failed = PodResult(
-            pod=pod,
-            status="failed",
-            reason=failure.reason,
-            detail=failure.detail,
-            spec=spec.digest,
-            started=now,
-            finished=now,
-            attempts=lost,
-        )
+        failed = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
         self.pending.add(self.store.write_result(failed))
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
@@ -323,7 +312,7 @@ class Orchestrator:
         """Start pods while there is room; by arrival, the next spec is made only now, from the newest leaderboard."""
         if isinstance(self.launcher, ElasticLauncher):
             self.launcher.request(len(self.running) + len(self.waiting) + self._unmade())
-        vacant = self._capacity() - len(self.running)
+        vacant = self.launcher.capacity() - len(self.running)
         room = min(vacant, LAUNCHES)
         self._more_to_start = False
         while room > 0:
@@ -332,10 +321,12 @@ class Orchestrator:
                 if index >= self.settings.pods or self.scheduler.needs(index) is not None:
                     return
                 self._make(index)
-            ready = next((number for number, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
-            if ready is None:
+            # not while the pod it starts from is trained anew, because what was stored of it is damaged
+            ready = [one for one in self.waiting if one.parent is None or self.store.result_path(one.parent).exists()]
+            if not ready:
                 return
-            spec = self.waiting.pop(ready)
+            spec = ready[0]
+            self.waiting.remove(spec)
             attempt = self.lost.get(spec.pod, 0) + 1
             self.store.settle()
             future = self.launcher.submit(spec, attempt=attempt)
@@ -351,10 +342,6 @@ class Orchestrator:
         index = len(self.specs)
         return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
 
-    def _has_parent(self, spec: PodSpec) -> bool:
-        """False while the pod it starts from is trained anew, because what was stored of it is damaged."""
-        return spec.parent is None or self.store.result_path(spec.parent).exists()
-
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
         self.store.settle()
@@ -366,14 +353,14 @@ class Orchestrator:
     def _check_hopeless(self) -> None:
         """Stop when nothing can come of it."""
         applied, failed = self.leaderboard.applied, self.leaderboard.failed
-        under_way = max(self._capacity(), len(self.running), self.settings.at_once or 0)
+        under_way = max(self.launcher.capacity(), len(self.running), self.settings.at_once or 0)
         if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
                 f"(see {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try again"
             )
-        if self.running or self._capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
+        if self.running or self.launcher.capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self.clock.now()
@@ -395,10 +382,6 @@ class Orchestrator:
         progress = self.launcher.progress()
         origins = {pod: self.specs[int(pod[1:])].origin for pod in progress}
         return terminal.render(self.leaderboard.rows, self.settings.metric, progress, origins, self.log.records)
-
-    def _done_share(self) -> float:
-        shares = [min(1.0, progress.share) for progress in self.launcher.progress().values()]
-        return min(self.settings.pods, len(self.leaderboard.applied) + sum(shares))
 
     def _note(self) -> str:
         rows = self.leaderboard.rows

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import platform
 import shutil
 import subprocess
 import threading
@@ -22,11 +21,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fintrader.errors import ConfigError
-from fintrader.runs import commit
+from fintrader.runs import commit, versions
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
 
@@ -191,12 +189,9 @@ class _Collector:
 
     def __init__(self, watches: dict[str, Watch], gpus: Callable[[], list[tuple[str, int, int]]]) -> None:
         self._watches, self._gpus = watches, gpus
-        self._build = {
-            "version": _version("fintrader"),
-            "commit": commit() or "",
-            "python": platform.python_version(),
-            "torch": _version("torch"),
-        }
+        known = versions()
+        found = {name: known.get(name, "") for name in ("python", "torch")}
+        self._build = {"version": known.get("fintrader", ""), "commit": commit() or "", **found}
 
     def collect(self) -> Iterable[Any]:
         """Called by the registry at every scrape."""
@@ -354,10 +349,3 @@ class _Gpus:
                 index, used, total = (part.strip() for part in line.split(","))
                 found.append((index, int(used) * 2**20, int(total) * 2**20))
         return found
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

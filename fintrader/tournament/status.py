@@ -14,10 +14,9 @@ from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
 from fintrader.tournament import scale
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import Entry, Leaderboard, submit
 from fintrader.tournament.leaderboard_index import open_or_replace
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.updater import submit
 
 
 def status(run: RunFolder) -> dict[str, Any]:

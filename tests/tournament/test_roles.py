@@ -30,7 +30,7 @@ from fintrader.tournament.schedulers import Generational, Replay, Submission
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
-from fintrader.tournament.updater import submit
+from fintrader.tournament.leaderboard import submit
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.stubs import OtherAgent, StubAgent

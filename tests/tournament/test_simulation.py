@@ -13,7 +13,7 @@ from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.updater import submit
+from fintrader.tournament.leaderboard import submit
 from tests.engines.simulation import Simulated, World, simulate
 from tests.engines.simulation_checks import check, settings
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,7 +74,6 @@ class LocalLauncher:
         workers: int | None = None,
         hang_seconds: float = 300.0,
         store_seconds: float = 0.0,
-        preload: Sequence[str] | None = None,
     ) -> None:
         """Raises ConfigError when the run's store exists in this process only."""
         if access.mirror is not None and access.mirror.objects.private:
@@ -83,7 +82,6 @@ class LocalLauncher:
         self._slots, self._limit, self._hang = slots, workers, hang_seconds
         self._store_seconds = store_seconds
         self._stores_state = store_seconds > 0 and access.mirror is not None
-        self._preload = [body] if preload is None else list(preload)
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
         self._closed = False
@@ -105,13 +103,6 @@ class LocalLauncher:
     def resize(self, workers: int | None) -> None:
         """Requested number of workers; None: one a slot."""
         self._limit = workers
-
-    def warm(self, count: int) -> None:
-        """Start workers ahead of their first pod, so that imports overlap with what comes before."""
-        with self._lock:
-            for slot in self.slots()[:count]:
-                if slot.name not in self._workers:
-                    self._workers[slot.name] = self._spawn(slot)
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         with self._lock:
@@ -192,7 +183,7 @@ class LocalLauncher:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "fintrader.tournament.launchers.worker", str(os.getpid()), *self._preload],
+                [sys.executable, "-m", "fintrader.tournament.launchers.worker", str(os.getpid()), self.body],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
