@@ -74,17 +74,11 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     write_text(config, text)
     log = runs.path(PLACE, f"{name}.log")
     write_text(log, "")
-    variables = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+    words = [sys.executable, "-m", "fintrader_app.worker", "run", str(config)]
     with log.open("ab") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "fintrader_app.worker", "run", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=working or Path.cwd(),
-            env=variables,
-            start_new_session=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams)
     _CHILDREN[child.pid] = child
     job = Job(name=folder.root.name, pid=child.pid, born=_born(child.pid), started=time.time())
     write_json(place / f"{name}.json", asdict(job))

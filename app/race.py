@@ -125,23 +125,17 @@ def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.
     """One searched setting, pod by pod; the colour says the score."""
     scores = pd.to_numeric(pods["score"], errors="coerce")
     shown = scores.notna() & values.notna()
-    figure = go.Figure(
-        go.Scatter(
-            x=pods.loc[shown, "idx"],
-            y=values[shown],
-            mode="markers",
-            showlegend=False,
-            marker={
-                "size": 10 if shown.sum() <= MANY else 6,
-                "color": scores[shown],
-                "colorscale": "Viridis",
-                "showscale": True,
-                "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
-                "line": {"width": 1, "color": "rgba(128,138,148,0.6)"},
-            },
-            customdata=[label(pod) for pod in pods.loc[shown, "pod"]],
-            hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
-        )
+    bar = {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0}
+    colours = {"color": scores[shown], "colorscale": "Viridis", "showscale": True, "colorbar": bar}
+    line = {"width": 1, "color": "rgba(128,138,148,0.6)"}
+    figure = go.Figure().add_scatter(
+        x=pods.loc[shown, "idx"],
+        y=values[shown],
+        mode="markers",
+        showlegend=False,
+        marker={"size": 10 if shown.sum() <= MANY else 6, "line": line, **colours},
+        customdata=[label(pod) for pod in pods.loc[shown, "pod"]],
+        hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
     )
     inside = values[shown]
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)

@@ -137,21 +137,11 @@ def search(
 
     `race` is called as `tournament.run.run_tournament` is.
     """
+    trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}
+    where = {"folder": folder, "mirror": mirror_of(folder.root), "market": market, "data_hash": data_hash}
+    machines = {"device": config.resolved_device(), "launcher": config.make_launcher()}
     with watching(config, folder) as watch, reporter() as progress:
-        return race(
-            config.tournament,
-            folder=folder,
-            mirror=mirror_of(folder.root),
-            market=market,
-            env=config.trading,
-            agent=config.agents or config.agent,
-            seed=config.seed,
-            device=config.resolved_device(),
-            launcher=config.make_launcher(),
-            progress=progress,
-            data_hash=data_hash,
-            watch=watch,
-        )
+        return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
 
 
 def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> RunOutcome:

@@ -102,16 +102,11 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: evaluation.Rep
     context = evaluation.provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
     context |= evaluation.data_summary(Path(str(manifest.values["market"])), tests)
     chosen_from = [evaluation.trial_returns(folder) for folder in folders]
+    context |= {"folds": folds, "fold_windows": [_days(test) for test in tests]}
+    trial_returns = [matrix for matrix in chosen_from if matrix is not None]
+    judged_by: dict[str, Any] = {"trial_returns": trial_returns, "control": control, "sensitivity": rows}
     stored = write_backtest(
-        config.folder.backtest,
-        whole,
-        context=context | {"folds": folds, "fold_windows": [_days(test) for test in tests]},
-        trial_returns=[matrix for matrix in chosen_from if matrix is not None],
-        market=tests,
-        settings=env,
-        control=control,
-        sensitivity=rows,
-        seed=config.seed,
+        config.folder.backtest, whole, context=context, market=tests, settings=env, seed=config.seed, **judged_by
     )
     evaluation.count_look(manifest, "test")
     evaluation.draw(config, stored, config.folder.backtest)

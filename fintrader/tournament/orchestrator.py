@@ -112,13 +112,10 @@ class Orchestrator:
         for event in self.log.of("lost"):
             self.lost[str(event["pod"])] = self.lost.get(str(event["pod"]), 0) + 1
         results = self._whole_results()
-        known = [str(event["pod"]) for event in self.log.of("applied")]
-        order = [pod for pod in dict.fromkeys(known) if pod in results]
-        order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
-        for pod in order:
+        for pod in self.log.order(results):
             self.pending.add(results[pod])
         self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
-        self._announced = set(known)
+        self._announced = {str(event["pod"]) for event in self.log.of("applied")}
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
@@ -135,26 +132,19 @@ class Orchestrator:
     def _whole_results(self) -> dict[str, PodResult]:
         """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again."""
         whole = {}
-        for spec in self.specs:
-            if not self.store.has_result(spec.pod):
-                continue
-            problem = ""
+        for spec in (spec for spec in self.specs if self.store.has_result(spec.pod)):
             try:
-                result = self.store.read_result(spec.pod)
-            except TournamentError as error:
-                problem = str(error)
-            else:
+                result = whole[spec.pod] = self.store.read_result(spec.pod)
                 if result.spec != spec.digest:
-                    problem = "belongs to another spec"
-                elif result.snapshot is not None and not self.store.intact(result.snapshot):
-                    problem = "its snapshot is missing or damaged"
-                elif not self.store.has_policy(result):
-                    problem = "its policy is missing or damaged"
-                else:
-                    whole[spec.pod] = result
-            if problem:
+                    raise TournamentError("belongs to another spec")
+                if result.snapshot is not None and not self.store.intact(result.snapshot):
+                    raise TournamentError("its snapshot is missing or damaged")
+                if not self.store.has_policy(result):
+                    raise TournamentError("its policy is missing or damaged")
+            except TournamentError as error:
+                whole.pop(spec.pod, None)
                 self.store.set_aside(spec.pod)
-                self._events.append({"event": "damaged", "pod": spec.pod, "detail": problem})
+                self._events.append({"event": "damaged", "pod": spec.pod, "detail": str(error)})
         return whole
 
     # --- the loop --------------------------------------------------------------------------------------

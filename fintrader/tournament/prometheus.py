@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,8 +79,8 @@ class Watch:
     capacity: int = 0
     launches: int = 0
     drained: int = 0
-    submissions: dict[str, int] = field(default_factory=dict)
-    losses: dict[str, int] = field(default_factory=dict)
+    submissions: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
     env_steps: int = 0
     best: float | None = None
     rows: int = 0
@@ -107,7 +107,7 @@ class Watch:
                 "waiting": len(orchestrator.waiting),
                 "running": len(orchestrator.running),
                 "arrived": len(orchestrator.pending),
-                **{status: self.submissions.get(status, 0) for status in ("done", "stopped", "failed")},
+                **{status: self.submissions[status] for status in ("done", "stopped", "failed")},
             }
             self.capacity = capacity
             self.rows = len(orchestrator.leaderboard.rows)
@@ -125,14 +125,13 @@ class Watch:
                 case "drained":
                     self.drained += 1
                 case "lost":
-                    self.losses[event["reason"]] = self.losses.get(event["reason"], 0) + 1
+                    self.losses[event["reason"]] += 1
         self._events = len(records)
 
     def _count_results(self, orchestrator: Orchestrator) -> None:
         first = not self._marks
         for entry in orchestrator.leaderboard.applied[self._applied :]:
-            status = entry.result.status
-            self.submissions[status] = self.submissions.get(status, 0) + 1
+            self.submissions[entry.result.status] += 1
             self._steps(entry.spec.pod, entry.result.env_steps)
             self._seen.pop(entry.spec.pod, None)
         self._applied = len(orchestrator.leaderboard.applied)

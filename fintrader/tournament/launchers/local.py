@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,10 +21,11 @@ from fintrader.tournament.launchers.base import (
     PodFailure,
     PodProgress,
     RunAccess,
+    limits_of,
     settle,
 )
 from fintrader.tournament.launchers.devices import Slot
-from fintrader.tournament.process import worker_environment
+from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
 
@@ -114,10 +112,7 @@ class LocalLauncher:
             task = self.access.task(
                 spec, device=worker.slot.device, attempt=attempt, body=self.body, store_seconds=self._store_seconds
             )
-            assert worker.process.stdin is not None
-            with suppress(BrokenPipeError):  # it has just died: its reader will say so
-                worker.process.stdin.write(json.dumps(task) + "\n")
-                worker.process.stdin.flush()
+            tell(worker.process, task)
             return future
 
     def cancel(self, pod: str) -> None:
@@ -181,19 +176,8 @@ class LocalLauncher:
     def _spawn(self, slot: Slot) -> _Worker:
         log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fintrader.tournament.launchers.worker", str(os.getpid()), self.body],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={
-                    **worker_environment(),
-                    **dict(slot.variables),
-                    "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
-                },
-            )
+        module = "fintrader.tournament.launchers.worker"
+        process = spawn(module, self.body, log=log, variables=dict(slot.variables))
         worker = _Worker(slot, process, log, oom_kills=_oom_kills())
         threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
         return worker
@@ -215,12 +199,7 @@ class LocalLauncher:
 
     def _read(self, worker: _Worker) -> None:
         """Handle a worker's messages until it ends."""
-        assert worker.process.stdout is not None
-        for line in worker.process.stdout:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # half a message: the process was killed in the middle of it
+        for message in messages_of(worker.process):
             self._on_message(worker, message)
         code = worker.process.wait()
         with self._lock:
@@ -259,14 +238,7 @@ def on_this_machine(slots: Callable[[], list[Slot]], *, body: str = BODY) -> Lau
     """What `run_tournament` takes as `launcher` to run its pods as processes of this machine, one a slot."""
 
     def make(settings: TournamentSettings, access: RunAccess) -> Launcher:
-        return LocalLauncher(
-            access,
-            body=body,
-            slots=slots,
-            workers=settings.workers,
-            hang_seconds=settings.hang_seconds,
-            store_seconds=settings.store_seconds,
-        )
+        return LocalLauncher(access, body=body, slots=slots, **limits_of(settings))
 
     return make
 
