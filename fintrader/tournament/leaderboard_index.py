@@ -28,6 +28,9 @@ RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NU
 """Of the table `entries`, the fields of a result that go in as they are."""
 
 
+_POD_NAMES, _RESULT_NAMES = (
+    [column.split()[0] for column in columns.split(",")] for columns in (POD_COLUMNS, RESULT_COLUMNS)
+)
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pods ({POD_COLUMNS},
@@ -96,9 +99,7 @@ class LeaderboardIndex:
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
         for spec in specs:
             own = {"idx": spec.index, "parent_snapshot": spec.snapshot, "algo": spec.agent.get("algo")}
-            self._insert(
-                "pods", {**{name: getattr(spec, name) for name in _names(POD_COLUMNS) if name not in own}, **own}
-            )
+            self._insert("pods", {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own})
 
     def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
         for applied, entry in enumerate(entries, first):
@@ -106,7 +107,7 @@ class LeaderboardIndex:
             parent = self.connection.execute(
                 "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1", (spec.parent,)
             ).fetchone()
-            row = {name: getattr(result, name) for name in _names(RESULT_COLUMNS)}
+            row = {name: getattr(result, name) for name in _RESULT_NAMES}
             lineage = result.env_steps + (parent[0] if parent else 0)
             self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
             self.connection.execute(
@@ -147,10 +148,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA busy_timeout = 30000")
     return connection
-
-
-def _names(columns: str) -> list[str]:
-    return [column.split()[0] for column in columns.split(",")]
 
 
 def _text(value: Any) -> str:

@@ -311,12 +311,10 @@ class Orchestrator:
                 if index >= self.settings.pods or self.scheduler.needs(index) is not None:
                     return
                 self._make(index)
-            # not while the pod it starts from is trained anew, because what was stored of it is damaged
-            ready = [one for one in self.waiting if one.parent is None or self.store.result_path(one.parent).exists()]
-            if not ready:
+            ready = next((number for number, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
+            if ready is None:
                 return
-            spec = ready[0]
-            self.waiting.remove(spec)
+            spec = self.waiting.pop(ready)
             attempt = self.lost.get(spec.pod, 0) + 1
             self.store.settle()
             future = self.launcher.submit(spec, attempt=attempt)
@@ -331,6 +329,10 @@ class Orchestrator:
         """Specs that could be made at once."""
         index = len(self.specs)
         return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
+
+    def _has_parent(self, spec: PodSpec) -> bool:
+        """False while the pod it starts from is trained anew, because what was stored of it is damaged."""
+        return spec.parent is None or self.store.result_path(spec.parent).exists()
 
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
