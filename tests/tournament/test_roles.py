@@ -22,7 +22,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, weights_of
 from fintrader.tournament.evaluator import check_windows, combine, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
-from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.leaderboard import Leaderboard, submit
 from fintrader.tournament.leaderboard_index import Entry
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.process import location_of
@@ -30,7 +30,6 @@ from fintrader.tournament.schedulers import Generational, Replay, Submission
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
-from fintrader.tournament.leaderboard import submit
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.stubs import OtherAgent, StubAgent

@@ -11,9 +11,8 @@ import pytest
 from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical
 from fintrader.tournament.generator import MIN_PEERS, stop_rules
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import Entry, Leaderboard, submit
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.leaderboard import submit
 from tests.engines.simulation import Simulated, World, simulate
 from tests.engines.simulation_checks import check, settings
 
