@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -33,6 +34,12 @@ def backtest(folder: Folder) -> StoredBacktest:
     """The run's backtest. Raises NotThereError before it is whole, DamagedFileError when a file of it is not."""
     home = Folder(folder.path("backtest"))
     return READ.get("backtests", home.root, backtest_state(home), lambda _: read_backtest(home))
+
+
+def part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A group of stored values; empty where there is none."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 # --- leaderboard -----------------------------------------------------------------------------------------------

@@ -20,32 +20,15 @@ CONFIG = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "scrollZoom": False,
 }
-_ON_DARK = {
-    "#0b4f9e": "#6cb2ff",
-    "#2a9d8f": "#4fd1c0",
-    "#d9730d": "#ffa657",
-    "#9065b0": "#c9a1ec",
-    "#c14c8a": "#f08abf",
-    "#616e7c": "#aab4c0",
-    "#a0a8b0": "#7f8994",
-    "#0b6e99": "#63c3ec",
-    "#448361": "#7cc79d",
-    "#b35900": "#f0a35e",
-    "#2f8f9d": "#6ed3e0",
-    "#7f6d5f": "#c7b5a6",
-    "#b42318": "#ff8f86",
-    "#6b8e23": "#b5d56a",
-    "#b8860b": "#e6bd52",
-    "#4682b4": "#86bce8",
-    "#cd5c5c": "#f19a9a",
-    "#20b2aa": "#67dcd4",
-    "#8b6f9c": "#c3a9d2",
-    "#708090": "#aebac6",
-    "#1f2933": "#e6eaef",
-    "#ffffff": "#161b22",
-    "#c3cdd6": "#5b6875",
-    "rgba(11,79,158,0.10)": "rgba(108,178,255,0.14)",
-}
+_TONES = """
+  #0b4f9e #6cb2ff  #2a9d8f #4fd1c0  #d9730d #ffa657  #9065b0 #c9a1ec  #c14c8a #f08abf  #616e7c #aab4c0
+  #a0a8b0 #7f8994  #0b6e99 #63c3ec  #448361 #7cc79d  #b35900 #f0a35e  #2f8f9d #6ed3e0  #7f6d5f #c7b5a6
+  #b42318 #ff8f86  #6b8e23 #b5d56a  #b8860b #e6bd52  #4682b4 #86bce8  #cd5c5c #f19a9a  #20b2aa #67dcd4
+  #8b6f9c #c3a9d2  #708090 #aebac6  #1f2933 #e6eaef  #ffffff #161b22  #c3cdd6 #5b6875
+  rgba(11,79,158,0.10) rgba(108,178,255,0.14)
+"""
+_ON_DARK = dict(zip(_TONES.split()[::2], _TONES.split()[1::2], strict=True))
+"""Tone on a light background -> on a dark one."""
 DRESS_BYTES = 4_000
 """Room for what dressing adds."""
 GAIN, LOSS = "#2a9d8f", "#b42318"
@@ -63,7 +46,6 @@ def show(
     *,
     height: int | None = None,
     title: bool = False,
-    alt: str = "",
     version: Hashable = None,
 ) -> None:
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
@@ -84,7 +66,7 @@ def show(
             icon=":material/hide_image:",
         )
         return
-    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG, **({"alt": alt} if alt else {}))
+    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG)
     about = drawn.layout.meta or {}
     if "note" in about:
         st.caption(about["note"])
@@ -153,34 +135,21 @@ def _recoloured(value: Any) -> Any:
 
 
 def lines(
-    series: dict[str, tuple[Any, Any]],
-    *,
-    y_title: str = "",
-    x_title: str = "",
-    percent: bool = False,
-    log_y: bool = False,
-    faint: dict[str, tuple[Any, Any]] | None = None,
-    height: int = 320,
+    series: dict[str, tuple[Any, Any]], *, faint: dict[str, tuple[Any, Any]] | None = None, **look: Any
 ) -> go.Figure:
-    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend entry."""
+    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend entry.
+
+    `look` is what `framed` takes.
+    """
     figure = go.Figure()
     for position, (name, (x, y)) in enumerate(series.items()):
         colour = figures.PALETTE[position % len(figures.PALETTE)]
         if faint and name in faint:
-            figure.add_trace(
-                go.Scatter(
-                    x=faint[name][0],
-                    y=faint[name][1],
-                    mode="lines",
-                    line={"color": colour, "width": 1},
-                    opacity=0.28,
-                    showlegend=False,
-                    hoverinfo="skip",
-                )
-            )
+            behind = {"mode": "lines", "opacity": 0.28, "showlegend": False, "hoverinfo": "skip"}
+            figure.add_scatter(x=faint[name][0], y=faint[name][1], line={"color": colour, "width": 1}, **behind)
         mode = "lines+markers" if len(np.atleast_1d(y)) < 3 else "lines"
         figure.add_trace(go.Scatter(x=x, y=y, name=label(name), mode=mode, line={"color": colour, "width": 2}))
-    return framed(figure, y_title=y_title, x_title=x_title, percent=percent, log_y=log_y, height=height)
+    return framed(figure, **look)
 
 
 def framed(
@@ -188,7 +157,6 @@ def framed(
     *,
     y_title: str = "",
     x_title: str = "",
-    percent: bool = False,
     log_y: bool = False,
     height: int = 320,
     hover: str = "x unified",
@@ -200,6 +168,6 @@ def framed(
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
         showlegend=len([trace for trace in figure.data if trace.showlegend is not False]) > 1,
     )
-    figure.update_yaxes(title={"text": y_title}, tickformat=".1%" if percent else None, type="log" if log_y else None)
+    figure.update_yaxes(title={"text": y_title}, type="log" if log_y else None)
     figure.update_xaxes(title={"text": x_title}, showgrid=False)
     return figure

@@ -65,11 +65,7 @@ def tags(model: type[BaseModel], name: str) -> tuple[Any, ...]:
 
 def defaults(model: type[BaseModel]) -> Draft:
     """A model's default values as plain data; fields without a default are left out."""
-    found: Draft = {}
-    for name, field in model.model_fields.items():
-        if not field.is_required():
-            found[name] = default_of(field)
-    return found
+    return {name: default_of(field) for name, field in model.model_fields.items() if not field.is_required()}
 
 
 def default_of(field: FieldInfo) -> Any:
@@ -90,19 +86,13 @@ def plain_data(value: Any) -> Any:
 
 def limits(field: FieldInfo, annotation: Any) -> tuple[float | None, float | None]:
     """Smallest and largest value that the field's constraints name; an open limit is kept as it is."""
-    low = high = None
     metadata = list(field.metadata)
     for part in (field.annotation, *get_args(field.annotation), annotation):
         for piece in getattr(part, "__metadata__", ()):
             metadata += getattr(piece, "metadata", [piece])
-    for piece in metadata:
-        for name in ("ge", "gt"):
-            if getattr(piece, name, None) is not None:
-                low = getattr(piece, name)
-        for name in ("le", "lt"):
-            if getattr(piece, name, None) is not None:
-                high = getattr(piece, name)
-    return low, high
+    lows = [bound for piece in metadata for name in ("ge", "gt") if (bound := getattr(piece, name, None)) is not None]
+    highs = [bound for piece in metadata for name in ("le", "lt") if (bound := getattr(piece, name, None)) is not None]
+    return (lows[-1] if lows else None), (highs[-1] if highs else None)
 
 
 def draw(model: type[BaseModel], draft: Draft, key: str, *, skip: tuple[str, ...] = ()) -> None:
@@ -153,19 +143,15 @@ def _index(options: list[Any], value: Any) -> int:
 def widget(field: FieldInfo, name: str, draft: Draft, key: str) -> None:
     """One field. A value that the widget cannot read is kept as text, for the models to refuse."""
     annotation, may_be_none = optional(field.annotation)
-    value = draft.get(
-        name, plain_data(field.get_default(call_default_factory=True)) if not field.is_required() else None
-    )  # type: ignore[call-arg]
+    value = draft.get(name, default_of(field))
     text, title = field.description, human(name)
     low, high = limits(field, annotation)
     if annotation is bool and not may_be_none:
         draft[name] = st.toggle(title, value=bool(value), help=text, key=key)
     elif get_origin(annotation) is Literal:
         options = [*([None] if may_be_none else []), *get_args(annotation)]
-        shown = {None: "none"}
-        draft[name] = st.selectbox(
-            title, options, index=_index(options, value), help=text, key=key, format_func=lambda o: shown.get(o, str(o))
-        )
+        how: dict[str, Any] = {"format_func": lambda option: "none" if option is None else str(option)}
+        draft[name] = st.selectbox(title, options, _index(options, value), help=text, key=key, **how)
     elif annotation in (int, float) and not may_be_none and _is_number(value):
         draft[name] = _number(title, value, annotation, low, high, text, key)
     elif annotation in (str, Path):

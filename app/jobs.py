@@ -22,6 +22,7 @@ from fintrader.files import write_json, write_text
 from fintrader.results.folders import NotThereError, RunsFolder, component, is_locked
 from fintrader.results.formatting import number
 from fintrader.runs import RunFolder
+from fintrader.storage.lease import born
 
 PLACE = ".launched"
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
@@ -49,18 +50,9 @@ class Job:
 
 
 def _born(pid: int) -> int:
-    """Start time of a living process in kernel ticks, 0 when there is none (a zombie counts as none)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return _born_elsewhere(pid)
-    return 0 if fields[0] == "Z" else int(fields[19])
-
-
-def _born_elsewhere(pid: int) -> int:
-    """Without /proc: whether the process exists is all there is to know."""
+    """As `born`; without /proc whether the process exists is all there is to know."""
     if Path("/proc/self/stat").exists():
-        return 0
+        return born(pid)
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, PermissionError):
@@ -82,17 +74,11 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     write_text(config, text)
     log = runs.path(PLACE, f"{name}.log")
     write_text(log, "")
-    variables = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
+    words = [sys.executable, "-m", "fintrader_app.worker", "run", str(config)]
     with log.open("ab") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "fintrader_app.worker", "run", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=working or Path.cwd(),
-            env=variables,
-            start_new_session=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams)
     _CHILDREN[child.pid] = child
     job = Job(name=folder.root.name, pid=child.pid, born=_born(child.pid), started=time.time())
     write_json(place / f"{name}.json", asdict(job))

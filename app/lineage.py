@@ -29,12 +29,8 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
         symbols = np.where(shown.loc[~known, "state"] == "failed", "x", "circle-open").tolist()
         figure.add_trace(_nodes(shown[~known], place, {"symbol": symbols, "color": GREY}, few=few))
     if known.any():
-        scale = {
-            "color": scores[known],
-            "colorscale": "Viridis",
-            "showscale": True,
-            "colorbar": {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0},
-        }
+        bar = {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0}
+        scale = {"color": scores[known], "colorscale": "Viridis", "showscale": True, "colorbar": bar}
         figure.add_trace(_nodes(shown[known], place, scale, few=few))
     rows = list(place.values())
     if len(shown) < len(pods):
@@ -74,14 +70,8 @@ def _edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
         if parent in place:
             x += [depth[parent], depth[pod], None]
             y += [place[parent], place[pod], None]
-    return go.Scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": "rgba(128,138,148,0.55)", "width": 1.2},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    line = {"color": "rgba(128,138,148,0.55)", "width": 1.2}
+    return go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
 
 
 def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool) -> go.Scatter:

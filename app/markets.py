@@ -80,14 +80,9 @@ class Market:
         """
         column = self.symbols.index(symbol)
         traded = self.arrays["tradable"][rows, column]
-        frame = pd.DataFrame(
-            {
-                "open": self.arrays["open"][rows, column],
-                "close": self.arrays["close"][rows, column],
-                "session": self.arrays["session"][rows],
-            },
-            index=self.times[rows],
-        )[traded].astype({"open": float, "close": float})
+        prices = {name: self.arrays[name][rows, column] for name in ("open", "close")}
+        frame = pd.DataFrame({**prices, "session": self.arrays["session"][rows]}, index=self.times[rows])
+        frame = frame[traded].astype({"open": float, "close": float})
         frame["high"], frame["low"] = frame[["open", "close"]].max(axis=1), frame[["open", "close"]].min(axis=1)
         if every > 1 and len(frame):
             group = frame["session"].to_numpy() * 10_000_000 + np.arange(len(frame)) // every

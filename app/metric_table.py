@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import number, statistic
+from fintrader_app.shell import table
 from fintrader_app.wording import human
 
 HEADLINE = (
@@ -73,27 +73,15 @@ def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
         {"Strategy": human(name), **{title: statistic(metric, values.get(metric)) for metric, title in HEADLINE}}
         for name, values in metrics.items()
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, column_config=right(HEADLINE))
-
-
-def right(columns: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Column settings that align numbers to the right."""
-    return {
-        "Strategy": st.column_config.TextColumn(pinned=True),
-        **{title: st.column_config.TextColumn(alignment="right") for _, title in columns},
-    }
+    table(rows, key, right=[title for _, title in HEADLINE], pinned="Strategy")
 
 
 def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     """Every stored metric: one row a metric, one column a strategy, with formula and source."""
-    catalogue = BY_KEY
-    keys = list(dict.fromkeys(name for values in metrics.values() for name in values))
     rows = []
-    for name in keys:
-        known = catalogue.get(name)
+    for name in dict.fromkeys(name for values in metrics.values() for name in values):
+        known = BY_KEY.get(name)
         row = {"Metric": title_of(name)}
         row |= {human(strategy): statistic(name, values.get(name)) for strategy, values in metrics.items()}
         rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
-    config = {human(name): st.column_config.TextColumn(alignment="right") for name in metrics}
-    config["Metric"] = st.column_config.TextColumn(pinned=True)
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", height=520, key=key, column_config=config)
+    table(rows, key, right=map(human, metrics), pinned="Metric", height=520)

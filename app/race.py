@@ -1,4 +1,4 @@
-"""A tournament in numbers: how fast it goes, how scores rise, where the settings drift."""
+"""A tournament in numbers: how fast it goes, how scores rise, where the settings drift, and the leaderboard."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import streamlit as st
 import yaml
 
 from fintrader.errors import FintraderError
@@ -96,29 +97,20 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
     best = shown["score"].cummax()
     turns = best.diff().ne(0.0)  # a step is drawn where it rises, however many pods lie between
     turns.iloc[-1] = True
-    figure.add_trace(
-        go.Scatter(
-            x=x[turns],
-            y=best[turns],
-            mode="lines",
-            line={"shape": "hv", "color": "#616e7c", "width": 1.5, "dash": "dot"},
-            name="Best so far",
-            hovertemplate="best %{y:.3f}<extra></extra>",
-        )
-    )
+    line = {"shape": "hv", "color": "#616e7c", "width": 1.5, "dash": "dot"}
+    told = {"name": "Best so far", "hovertemplate": "best %{y:.3f}<extra></extra>"}
+    figure.add_scatter(x=x[turns], y=best[turns], mode="lines", line=line, **told)
     for origin, colour in ORIGINS.items():
         rows = shown[shown["origin"] == origin]
         if len(rows):
-            figure.add_trace(
-                go.Scatter(
-                    x=x.loc[rows.index],
-                    y=rows["score"],
-                    mode="markers",
-                    name=human(origin),
-                    marker={"size": 9 if len(shown) <= MANY else 5, "color": colour},
-                    customdata=[label(pod) for pod in rows["pod"]],
-                    hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
-                )
+            figure.add_scatter(
+                x=x.loc[rows.index],
+                y=rows["score"],
+                mode="markers",
+                name=human(origin),
+                marker={"size": 9 if len(shown) <= MANY else 5, "color": colour},
+                customdata=[label(pod) for pod in rows["pod"]],
+                hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
             )
     return framed(figure, y_title="validation score", x_title=f"{unit} since the start", hover="closest", height=330)
 
@@ -133,23 +125,17 @@ def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.
     """One searched setting, pod by pod; the colour says the score."""
     scores = pd.to_numeric(pods["score"], errors="coerce")
     shown = scores.notna() & values.notna()
-    figure = go.Figure(
-        go.Scatter(
-            x=pods.loc[shown, "idx"],
-            y=values[shown],
-            mode="markers",
-            showlegend=False,
-            marker={
-                "size": 10 if shown.sum() <= MANY else 6,
-                "color": scores[shown],
-                "colorscale": "Viridis",
-                "showscale": True,
-                "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
-                "line": {"width": 1, "color": "rgba(128,138,148,0.6)"},
-            },
-            customdata=[label(pod) for pod in pods.loc[shown, "pod"]],
-            hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
-        )
+    bar = {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0}
+    colours = {"color": scores[shown], "colorscale": "Viridis", "showscale": True, "colorbar": bar}
+    line = {"width": 1, "color": "rgba(128,138,148,0.6)"}
+    figure = go.Figure().add_scatter(
+        x=pods.loc[shown, "idx"],
+        y=values[shown],
+        mode="markers",
+        showlegend=False,
+        marker={"size": 10 if shown.sum() <= MANY else 6, "line": line, **colours},
+        customdata=[label(pod) for pod in pods.loc[shown, "pod"]],
+        hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
     )
     inside = values[shown]
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)
@@ -172,3 +158,28 @@ def at_work(events: list[dict[str, Any]]) -> dict[str, float]:
         elif kind in {"applied", "lost", "drained"}:
             since.pop(pod, None)
     return since
+
+
+def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
+    """The leaderboard's rows, its searched settings as columns."""
+    if board.empty:
+        st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
+        return
+    columns = ["rank", "pod", "score", "algo", "origin", "parent", "generation", "env_steps", "seconds"]
+    frame = board[columns[:6] if short else columns].copy()
+    hyper = pd.DataFrame([row if isinstance(row, dict) else {} for row in board["hyper"]], index=board.index)
+    config = {
+        "rank": st.column_config.NumberColumn("#", width=50),
+        "pod": st.column_config.TextColumn("Pod", pinned=True),
+        "score": st.column_config.NumberColumn("Score", format="%.3f"),
+        "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
+        "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
+        "algo": "Algorithm",
+        "origin": "Origin",
+        "parent": "Parent",
+        "generation": st.column_config.NumberColumn("Gen."),
+    }
+    for name in [] if short else hyper.columns[:6]:
+        frame[str(name)] = hyper[name]
+    height: Any = 38 + 35 * min(len(frame), 8) if short else "auto"
+    st.dataframe(frame, hide_index=True, width="stretch", height=height, key=key, column_config=config, placeholder="–")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import number, percent, ratio
 from fintrader_app import charts
+from fintrader_app.shell import table
 from fintrader_app.wording import human, label
 
 KINDS = {
@@ -40,7 +40,7 @@ def sensitivity(stored: StoredBacktest) -> None:
     if not others:
         return
     st.subheader("One choice changed at a time", anchor=False)
-    table = [
+    shown = [
         {
             "Choice": KINDS[str(row["kind"])],
             "Setting": f"{row.get('setting')}" + (" (as run)" if row.get("chosen") is True else ""),
@@ -49,9 +49,7 @@ def sensitivity(stored: StoredBacktest) -> None:
         }
         for row in others
     ]
-    config = {name: st.column_config.TextColumn(alignment="right") for name in ("Return", "Sharpe")}
-    frame = pd.DataFrame(table)
-    st.dataframe(frame, hide_index=True, width="stretch", height=300, key="honesty_choices", column_config=config)
+    table(shown, "honesty_choices", right=("Return", "Sharpe"), height=300)
 
 
 def cost_of(row: dict[str, Any]) -> float | None:

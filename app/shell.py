@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 
 from fintrader.config import shipped_configs
@@ -88,12 +89,10 @@ def config_folders() -> list[Path]:
     return [Path(told).resolve()] if told else [here, *shipped]
 
 
-def page(title: str, render: Callable[[RunsFolder], None], lead: str = "") -> None:
+def page(title: str, render: Callable[[RunsFolder], None]) -> None:
     """Draw a page. Whatever goes wrong becomes a message, never a traceback."""
     with guarded():
         st.title(title, anchor=False)
-        if lead:
-            st.caption(lead)
         render(runs_folder())
 
 
@@ -120,6 +119,22 @@ class guarded:
                 icon=":material/error:",
             )
         return True
+
+
+def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
+    """A line of figures: title, value, and what to say when somebody points at it."""
+    with st.container(horizontal=True, gap="small"):
+        for title, value, *note in cells:
+            st.metric(title, value, help=note[0] if note else None, border=True, width="stretch")
+
+
+def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
+    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the `right`, one `pinned`."""
+    config: dict[str, Any] = {name: st.column_config.TextColumn(alignment="right") for name in right}
+    if pinned:
+        config[pinned] = st.column_config.TextColumn(pinned=True)
+    how.setdefault("column_config", config)
+    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, **how)
 
 
 def sentence(error: Exception) -> str:
@@ -186,6 +201,14 @@ def linked_several(key: str, options: Sequence[str], default: Sequence[str], mos
     else:
         state[widget] = [name for name in state[widget] if name in options]
     return widget
+
+
+def choose_several(label: str, options: Sequence[str], key: str, default: Sequence[str], most: int) -> list[str]:
+    """As `choose`, of up to `most`."""
+    widget = linked_several(key, options, default, most)
+    value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
+    remember_several(key, value)
+    return value
 
 
 def remember_several(key: str, chosen: Sequence[str]) -> None:

@@ -13,14 +13,7 @@ from fintrader.results.formatting import count, number
 from fintrader_app.charts import GAIN, LOSS, framed
 from fintrader_app.wording import human, label, without_secrets
 
-STATES = {
-    "done": GAIN,
-    "stopped": "#d9730d",
-    "failed": LOSS,
-    "lost": LOSS,
-    "running": "#0b6e99",
-    "waiting": "#a0a8b0",
-}
+STATES = {"done": GAIN, "stopped": "#d9730d", "failed": LOSS, "lost": LOSS, "running": "#0b6e99", "waiting": "#a0a8b0"}
 MOST_BARS = 1_000
 
 
@@ -94,33 +87,27 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
             f"{label(row.pod)} · {state}" + (f" ({label(row.reason)})" if row.reason else "") + row.told
             for row in part.itertuples()
         ]
-        figure.add_trace(
-            go.Bar(
-                x=(part["finished"] - part["started"]) / size,
-                base=(part["started"] - zero) / size,
-                y=part["lane"],
-                orientation="h",
-                width=0.36 if state == "lost" else 0.72,
-                name=human(state),
-                marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
-                text=[label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                constraintext="inside",
-                customdata=told,
-                hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
-            )
+        inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
+        figure.add_bar(
+            x=(part["finished"] - part["started"]) / size,
+            base=(part["started"] - zero) / size,
+            y=part["lane"],
+            orientation="h",
+            width=0.36 if state == "lost" else 0.72,
+            name=human(state),
+            marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
+            text=[label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
+            **inside,
+            customdata=told,
+            hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
         )
     if len(found) < total:
         figure.layout.meta = {"note": f"The last {count(len(found))} of {count(total)} attempts."}
     most = int(rows["lane"].max())
     framed(figure, x_title=f"{unit} since the start", hover="closest", height=min(1200, 110 + 34 * max(2, most)))
     figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
-    step = max(1, most // 40)
-    figure.update_yaxes(
-        title={"text": "lane"}, tickmode="array", tickvals=list(range(1, most + 1, step)), autorange="reversed"
-    )
+    ticks = list(range(1, most + 1, max(1, most // 40)))
+    figure.update_yaxes(title={"text": "lane"}, tickmode="array", tickvals=ticks, autorange="reversed")
     return figure
 
 

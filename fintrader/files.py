@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,13 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     `sync` the file survives the death of the process but perhaps not that of the machine: for files whose hash is
     checked whenever they are read.
     """
+    with _temporary(path, sync, os.replace) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, sync: bool, place: Callable[[str, Path], None]) -> Iterator[BinaryIO]:
+    """A temporary neighbour of `path`, put in place by `place` once it is whole; gone afterwards, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -32,13 +39,12 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             if sync:
                 os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        place(temporary, path)
         if sync:
             sync_folder(path.parent)
-    except BaseException:
+    finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -52,27 +58,14 @@ def sync_folder(folder: Path) -> None:
 
 def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
     """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a second version."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return False
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _temporary(path, sync, os.link) as file:  # unlike a rename, a link fails where a file stands
             file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        try:
-            os.link(temporary, path)  # unlike a rename, a link fails where a file stands
-        except FileExistsError:
-            return False
-        if sync:
-            sync_folder(path.parent)
-        return True
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    except FileExistsError:
+        return False
+    return True
 
 
 def write_bytes(path: Path, data: bytes, *, sync: bool = True) -> None:

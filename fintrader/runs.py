@@ -120,28 +120,10 @@ class Manifest:
     @classmethod
     def create(cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str) -> Manifest:
         """A new manifest on disk: no stage done, no data, no trials."""
-        manifest = cls(
-            path,
-            {
-                "format": MANIFEST_FORMAT,
-                "name": name,
-                "seed": seed,
-                "device": device,
-                "created": _now(),
-                "finished": None,
-                "versions": versions(),
-                "commit": commit(),
-                "platform": platform.platform(),
-                "config_hash": config_hash,
-                "command": command,
-                "market": None,
-                "data_hash": None,
-                "trials": None,
-                "best": None,
-                "stages": {},
-            },
-        )
-        manifest.update()
+        still_open = dict.fromkeys(("finished", "market", "data_hash", "trials", "best"))
+        made_by = {"versions": versions(), "commit": commit(), "platform": platform.platform(), "command": command}
+        manifest = cls(path, {"format": MANIFEST_FORMAT, "created": _now(), "stages": {}, **still_open, **made_by})
+        manifest.update(name=name, seed=seed, device=device, config_hash=config_hash)
         return manifest
 
     @classmethod

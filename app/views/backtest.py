@@ -10,18 +10,8 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, usd, window_words
 from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, markets, metric_table
-from fintrader_app.shell import (
-    choose,
-    guarded,
-    linked_several,
-    market_folders,
-    page,
-    parts,
-    pick_run,
-    remember_several,
-    runs_folder,
-)
+from fintrader_app import artifacts, charts, markets, metric_table, shell
+from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run, runs_folder, table
 from fintrader_app.wording import human, label, plain
 
 TABS = {
@@ -63,8 +53,8 @@ def render(runs: RunsFolder) -> None:
             case "trades":
                 trades(stored, run, main)
             case "metrics":
-                table = {name: stored.metrics.get(name, {}) for name in shown}
-                metric_table.full_table(table, "backtest_metrics")
+                metrics = {name: stored.metrics.get(name, {}) for name in shown}
+                metric_table.full_table(metrics, "backtest_metrics")
 
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
@@ -74,10 +64,10 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
     with right:
-        key = linked_several("beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest))
+        key = shell.linked_several("beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest))
         chosen = st.pills("Beside it", rest, selection_mode="multi", format_func=human, key=key)
     others = [name for name in rest if name in (chosen or [])]
-    remember_several("beside", others)
+    shell.remember_several("beside", others)
     return main, others
 
 
@@ -156,8 +146,7 @@ def curves(stored: StoredBacktest, shown: list[str]) -> None:
     for column in ("Peak", "Trough", "Recovered"):
         rows[column] = [("not yet" if pd.isna(time) else f"{time:%Y-%m-%d}") for time in rows[column]]
     rows["Depth"] = [percent(depth) for depth in rows["Depth"]]
-    config = {"Depth": st.column_config.TextColumn(alignment="right")}
-    st.dataframe(rows, hide_index=True, width="stretch", key="backtest_depths", column_config=config)
+    table(rows, "backtest_depths", right=["Depth"])
 
 
 def rolling(stored: StoredBacktest, shown: list[str]) -> None:
@@ -297,7 +286,7 @@ def trade_table(rows: pd.DataFrame) -> None:
         "kind": "Kind",
     }
     frame = frame.assign(symbol=frame["symbol"].astype(str), fill_time=frame["fill_time"].dt.tz_localize(None))
-    st.dataframe(frame, hide_index=True, width="stretch", height=320, key="trades_table", column_config=config)
+    table(frame, "trades_table", height=320, column_config=config)
     if len(rows) > MOST_ROWS:
         st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import streamlit as st
 
 from fintrader.errors import FintraderError
@@ -12,32 +11,19 @@ from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import number, statistic
 from fintrader_app import artifacts, charts, metric_table
 from fintrader_app.artifacts import summaries
-from fintrader_app.shell import guarded, linked_several, page, remember_several
+from fintrader_app.shell import choose_several, guarded, page, table
 from fintrader_app.wording import label, plain
 
 MOST = 8
-KEYS = (
-    "cumulative_return",
-    "annual_return",
-    "annual_volatility",
-    "sharpe",
-    "sortino",
-    "max_drawdown",
-    "calmar",
-    "turnover",
-    "cost_usd",
-    "exposure_mean",
-    "beta",
-    "information_ratio",
-    "final_equity_usd",
-)
+KEYS = ("cumulative_return", "annual_return", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar")
+KEYS += ("turnover", "cost_usd", "exposure_mean", "beta", "information_ratio", "final_equity_usd")
 
 
 def render(runs: RunsFolder) -> None:
     names = [run.name for run in summaries(runs) if run.metrics]
     if not names:
         raise NotThereError("there is no finished backtest to compare yet")
-    chosen = pick(names, "runs", "Runs", names[:2])
+    chosen = choose_several("Runs", names, "runs", names[:2], MOST)
     if not chosen:
         st.info("Choose at least one run.", icon=":material/compare_arrows:")
         return
@@ -48,7 +34,7 @@ def render(runs: RunsFolder) -> None:
     default = [f"{run} / {backtest.strategies[0]}" for run, backtest in stored.items()]
     if len(stored) == 1:
         default = options[: min(4, len(options))]
-    lines = pick(options, "lines", "Strategies", default[:MOST])
+    lines = choose_several("Strategies", options, "lines", default[:MOST], MOST)
     if len(lines) < 2:
         st.info("Choose at least two strategies.", icon=":material/compare_arrows:")
         return
@@ -56,14 +42,6 @@ def render(runs: RunsFolder) -> None:
     overlay(shown)
     with guarded():
         differences(shown)
-
-
-def pick(options: list[str], key: str, title: str, default: list[str]) -> list[str]:
-    """A multiselect that is part of the page's address."""
-    widget = linked_several(key, options, default, MOST)
-    value: list[str] = st.multiselect(title, options, max_selections=MOST, key=widget)
-    remember_several(key, value)
-    return value
 
 
 def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
@@ -112,8 +90,7 @@ def differences(shown: dict[str, StoredBacktest]) -> None:
         rows.append(row)
     config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
     config["Metric"] = st.column_config.TextColumn(pinned=True)
-    frame = pd.DataFrame(rows)
-    st.dataframe(frame, hide_index=True, width="stretch", height="content", key="compare_table", column_config=config)
+    table(rows, "compare_table", height="content", column_config=config)
 
 
 page("Compare", render)

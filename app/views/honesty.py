@@ -23,8 +23,9 @@ from fintrader.results.formatting import (
     statistic,
 )
 from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, metric_table, robustness
-from fintrader_app.shell import guarded, page, pick_run
+from fintrader_app import artifacts, charts, metric_table, robustness, shell
+from fintrader_app.artifacts import part
+from fintrader_app.shell import guarded, page, pick_run, table
 from fintrader_app.wording import human, label, plain, without_secrets
 
 NOTES = {
@@ -84,11 +85,6 @@ def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
     show(f"**{plain(sentence)}**", icon=":material/balance:")
 
 
-def part(report: dict[str, Any], key: str) -> dict[str, Any]:
-    found = report.get(key)
-    return found if isinstance(found, dict) else {}
-
-
 def numbers(report: dict[str, Any]) -> None:
     """The figures behind the sentence."""
     sharpe = part(report, "sharpe")
@@ -107,9 +103,7 @@ def numbers(report: dict[str, Any]) -> None:
         ("Overfitting", probability(overfit), NOTES["overfitting"]),
         ("Sessions", count(report.get("sessions")), f"Of the test window; minimum track record: {track} sessions"),
     ]
-    with st.container(horizontal=True, gap="small"):
-        for title, value, note in cells:
-            st.metric(title, value, help=note, border=True, width="stretch")
+    shell.numbers(cells)
 
 
 def intervals(report: dict[str, Any]) -> None:
@@ -118,20 +112,12 @@ def intervals(report: dict[str, Any]) -> None:
     bands = {key: band for key, band in part(report, "intervals").items() if isinstance(band, dict)}
     rows = []
     for key, band in bands.items():
-        rows.append(
-            {
-                "Metric": metric_table.title_of(key),
-                "Low": statistic(key, band.get("low")),
-                "Estimate": statistic(key, band.get("estimate")),
-                "High": statistic(key, band.get("high")),
-                "Level": percent(band.get("level"), 0),
-            }
-        )
+        ends = {name.capitalize(): statistic(key, band.get(name)) for name in ("low", "estimate", "high")}
+        rows.append({"Metric": metric_table.title_of(key), **ends, "Level": percent(band.get("level"), 0)})
     if not rows:
         st.info("No intervals: the window is too short.", icon=":material/hourglass_empty:")
         return
-    config = {name: st.column_config.TextColumn(alignment="right") for name in ("Low", "Estimate", "High", "Level")}
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="honesty_bands", column_config=config)
+    table(rows, "honesty_bands", right=("Low", "Estimate", "High", "Level"))
     block = ratio(report.get("block_sessions"), 1)
     st.caption(f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White).")
 
@@ -156,22 +142,14 @@ def rivals(report: dict[str, Any]) -> None:
     rows = []
     for name in dict.fromkeys([*excess, *tests]):
         one, two = part(excess, name), part(tests, name)
-        rows.append(
-            {
-                "Against": human(name),
-                "Excess a year": percent(one.get("excess"), signed=True),
-                "Low": percent(one.get("low"), signed=True),
-                "High": percent(one.get("high"), signed=True),
-                "p, paired bootstrap": chance(one.get("p_value")),
-                "p, reality check": chance(two.get("reality_check")),
-                "p, SPA": chance(two.get("spa")),
-            }
-        )
+        titles = {"excess": "Excess a year", "low": "Low", "high": "High"}
+        row = {"Against": human(name), **{told: percent(one.get(key), signed=True) for key, told in titles.items()}}
+        row |= {"p, paired bootstrap": chance(one.get("p_value"))}
+        rows.append(row | {"p, reality check": chance(two.get("reality_check")), "p, SPA": chance(two.get("spa"))})
     if not rows:
         return
     st.subheader("Against what needed no search", anchor=False)
-    config = {name: st.column_config.TextColumn(alignment="right") for name in list(rows[0])[1:]}
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="honesty_rivals", column_config=config)
+    table(rows, "honesty_rivals", right=list(rows[0])[1:])
     st.caption("Excess: paired block bootstrap of daily returns. Reality check: White (2000); SPA: Hansen (2005).")
 
 
@@ -290,8 +268,8 @@ def provenance(run: Summary, stored: StoredBacktest) -> None:
         "Window": stored.context.get("window"),
         **{f"Version of {name}": version for name, version in run.versions.items()},
     }
-    frame = pd.DataFrame([{"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()])
-    st.dataframe(frame, hide_index=True, width="stretch", key="honesty_provenance", height=220)
+    told = [{"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()]
+    table(told, "honesty_provenance", height=220)
 
 
 page("Honesty", render)

@@ -13,8 +13,9 @@ from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
+from fintrader_app.artifacts import part
 from fintrader_app.markets import Market
-from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run
+from fintrader_app.shell import choose, guarded, market_folders, numbers, page, parts, pick_run, table
 from fintrader_app.wording import human, label, plain
 
 TABS = {"bars": "Bars", "features": "Features", "coverage": "Coverage", "quality": "Quality", "ties": "Correlations"}
@@ -27,19 +28,10 @@ def render(runs: RunsFolder) -> None:
     run, _ = pick_run(runs)
     market = markets.find(run.market, run.data_hash, market_folders(runs))
     head(market)
+    draw = {"bars": bars, "features": features, "coverage": coverage, "quality": quality, "ties": ties}
     tab = parts(TABS, "view")
     with guarded():
-        match tab:
-            case "bars":
-                bars(market)
-            case "features":
-                features(market)
-            case "coverage":
-                coverage(market)
-            case "quality":
-                quality(market)
-            case "ties":
-                ties(market)
+        draw[tab](market)
 
 
 def head(market: Market) -> None:
@@ -54,9 +46,7 @@ def head(market: Market) -> None:
         ("Traded cells", percent(traded_share(market), 1)),
         ("Index", plain(market.header.get("benchmark_name", "index"), 40)),
     ]
-    with st.container(horizontal=True, gap="small"):
-        for title, value in cells:
-            st.metric(title, value, border=True, width="stretch")
+    numbers(cells)
     windows = market.header.get("windows")
     told = f"{days.index[0]} to {days.index[-1]} ({market.timezone})"
     if isinstance(windows, list) and len(windows) == len(WINDOWS):
@@ -140,21 +130,15 @@ def features(market: Market) -> None:
     statistics = market.meta.get("normalisation")
     if isinstance(statistics, dict):
         found = {**part(statistics, "features"), **part(statistics, "context")}
-        table = [
+        known = [
             {"Column": name, "Mean": values.get("mean"), "Deviation": values.get("std")}
             for name, values in found.items()
             if isinstance(values, dict)
         ]
-        if table:
+        if known:
             with st.expander("What they were standardised with"):
                 config = {name: st.column_config.NumberColumn(format="%.6g") for name in ("Mean", "Deviation")}
-                frame = pd.DataFrame(table)
-                st.dataframe(frame, hide_index=True, width="stretch", key="market_statistics", column_config=config)
-
-
-def part(values: dict[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
+                table(known, "market_statistics", column_config=config)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -193,21 +177,21 @@ def share_map(shares: np.ndarray[Any, Any], days: list[str], symbols: list[str],
     starts = np.arange(0, sessions, stretch)
     shown = np.minimum.reduceat(shares, starts, axis=0).T
     colours = [[0, "#b42318"], [0.8, "#e6bd52"], [1, "#2a9d8f"]] if not binary else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
-    figure = go.Figure(
-        go.Heatmap(
-            z=np.round(shown.astype(float), 3),
-            x=[days[k] for k in starts],
-            y=[label(symbol) for symbol in symbols],
-            zmin=0,
-            zmax=1,
-            colorscale=colours,
-            colorbar={"tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
-            hovertemplate="%{y}, %{x}: %{z:.1%}<extra></extra>",
-        )
-    )
-    charts.framed(figure, hover="closest", height=min(900, 120 + 14 * max(8, assets)))
+    height, across = min(900, 120 + 14 * max(8, assets)), [days[k] for k in starts]
+    names = [label(symbol) for symbol in symbols]
+    return heatmap(shown.astype(float), across, names, ".1%", height, 10, zmin=0, colorscale=colours)
+
+
+def heatmap(
+    cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, height: int, ticks: int, **look: Any
+) -> go.Figure:
+    """Cells up to 1, the first row on top; `form` is how hovering writes one."""
+    bar = {"thickness": 10, "outlinewidth": 0} | ({"tickformat": ".0%"} if "%" in form else {})
+    hover = "%{y}, %{x}: %{z:" + form + "}<extra></extra>"
+    figure = go.Figure(go.Heatmap(z=np.round(cells, 3), x=x, y=y, zmax=1, colorbar=bar, hovertemplate=hover, **look))
+    charts.framed(figure, hover="closest", height=height)
     figure.update_yaxes(autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40)
-    figure.update_xaxes(type="category", nticks=10)
+    figure.update_xaxes(type="category", nticks=ticks)
     return figure
 
 
@@ -222,14 +206,14 @@ def quality(market: Market) -> None:
         st.success(f"Nothing had to be repaired ({', '.join(human(n).lower() for n in repairs)}: 0).")
     else:
         rows = [{"Repair": human(name), "Rows": value} for name, value in repairs.items()]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="market_repairs")
+        table(rows, "market_repairs")
     left, right = st.columns(2)
     with left:
         st.subheader("Left out", anchor=False)
         out = part(meta, "left_out")
         if out:
             rows = [{"Symbol": str(name), "Why": str(why)} for name, why in out.items()]
-            st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="market_left_out")
+            table(rows, "market_left_out")
         else:
             st.caption("No symbol was left out.")
     with right:
@@ -242,7 +226,7 @@ def quality(market: Market) -> None:
         for file in source.get("files") or []:
             if isinstance(file, dict):
                 rows.append({"What": str(file.get("name")), "Value": f"sha256 {file.get('sha256')}"})
-        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key="market_source")
+        table(rows, "market_source")
     with guarded():
         findings(market)
 
@@ -262,8 +246,7 @@ def findings(market: Market) -> None:
     charts.framed(figure, x_title="faults", hover="closest", height=90 + 26 * len(kinds))
     charts.show(figure, "market_kinds")
     faults = [fault for fault in report.get("faults") or [] if isinstance(fault, dict)][:2000]
-    frame = pd.DataFrame(faults).astype(str)
-    st.dataframe(frame, hide_index=True, width="stretch", height=320, key="market_faults")
+    table(pd.DataFrame(faults).astype(str), "market_faults", height=320)
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
@@ -283,22 +266,8 @@ def ties(market: Market) -> None:
         st.info("Too few sessions or symbols for correlations.", icon=":material/hourglass_empty:")
         return
     names = [label(symbol) for symbol in symbols]
-    figure = go.Figure(
-        go.Heatmap(
-            z=np.round(matrix, 3),
-            x=names,
-            y=names,
-            zmin=-1,
-            zmax=1,
-            colorscale=figures.SCALE,
-            colorbar={"thickness": 10, "outlinewidth": 0},
-            hovertemplate="%{y}, %{x}: %{z:.2f}<extra></extra>",
-        )
-    )
-    charts.framed(figure, hover="closest", height=min(860, 160 + 14 * max(14, len(symbols))))
-    figure.update_yaxes(autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40)
-    figure.update_xaxes(type="category", nticks=40)
-    charts.show(figure, "market_ties")
+    height = min(860, 160 + 14 * max(14, len(symbols)))
+    charts.show(heatmap(matrix, names, names, ".2f", height, 40, zmin=-1, colorscale=figures.SCALE), "market_ties")
     total = len(market.symbols)
     left_out = f" The first {MOST_SYMBOLS} of {total} symbols." if total > MOST_SYMBOLS else ""
     st.caption(f"Close to close over all sessions; mean off the diagonal {np.nanmean(off):.2f}.{left_out}")

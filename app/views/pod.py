@@ -11,7 +11,7 @@ import streamlit as st
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import DASH, count, duration, score, statistic
 from fintrader_app import artifacts, charts, metric_table
-from fintrader_app.shell import choose, guarded, linked_several, page, pick_race, pick_run, remember_several
+from fintrader_app.shell import choose, choose_several, guarded, numbers, page, pick_race, pick_run, table
 from fintrader_app.wording import human, plain
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
@@ -33,9 +33,7 @@ def render(runs: RunsFolder) -> None:
         name = choose("Pod, the best first", order, "pod", format_func=lambda pod: titled(by_name.loc[pod]))
     with right:
         rest = [pod for pod in order if pod != name]
-        key = linked_several("pods", rest, [], MOST - 1)
-        others: list[str] = st.multiselect("Beside it", rest, max_selections=MOST - 1, key=key)
-        remember_several("pods", others)
+        others = choose_several("Beside it", rest, "pods", [], MOST - 1)
     chosen = by_name.loc[name]
     cards(chosen)
     live = run.status == "running"
@@ -73,9 +71,7 @@ def cards(pod: pd.Series[Any]) -> None:
         ("With its line", count(pod["lineage_env_steps"]) if pd.notna(pod["lineage_env_steps"]) else DASH),
         ("Took", duration(pod["seconds"]) if pd.notna(pod["seconds"]) else DASH),
     ]
-    with st.container(horizontal=True, gap="small"):
-        for title, value in cells:
-            st.metric(title, value, border=True, width="stretch")
+    numbers(cells)
 
 
 def smoothed(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
@@ -142,7 +138,7 @@ def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
         st.caption(f"Child of {plain(parent)}: {changed} setting(s) differ")
     else:
         st.caption("A founder: it started from fresh weights")
-    st.dataframe(frame, hide_index=True, width="stretch", height=360, key="pod_settings")
+    table(frame, "pod_settings", height=360)
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -172,14 +168,11 @@ def validation(rows: pd.DataFrame) -> None:
         st.info("No validation metrics are stored for this pod.", icon=":material/hourglass_empty:")
         return
     st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
-    keys = list(dict.fromkeys(key for values in columns.values() for key in values))
-    rows = []
-    for key in keys:
-        told = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
-        rows.append({"Metric": metric_table.title_of(key), **told})
-    frame = pd.DataFrame(rows)
-    config = {pod: st.column_config.TextColumn(alignment="right") for pod in columns}
-    st.dataframe(frame, hide_index=True, width="stretch", height=360, key="pod_metrics", column_config=config)
+    told = []
+    for key in dict.fromkeys(key for values in columns.values() for key in values):
+        each = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
+        told.append({"Metric": metric_table.title_of(key), **each})
+    table(told, "pod_metrics", right=columns, height=360)
 
 
 page("Pod", render)

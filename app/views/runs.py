@@ -11,7 +11,7 @@ from fintrader.results.formatting import duration, moment, number
 from fintrader.results.summary import Summary
 from fintrader_app import artifacts, charts, metric_table
 from fintrader_app.artifacts import summaries
-from fintrader_app.board import board_table
+from fintrader_app.race import board_table
 from fintrader_app.shell import STATUS, go, guarded, linked, page, remember, sentence
 from fintrader_app.wording import label, plain, without_secrets
 

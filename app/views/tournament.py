@@ -10,10 +10,10 @@ import streamlit as st
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, score, short_count
 from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, lineage, race, timeline
+from fintrader_app import artifacts, charts, lineage, race, shell, timeline
 from fintrader_app.artifacts import summary
-from fintrader_app.board import board_table
-from fintrader_app.shell import choose, go, guarded, page, pick_race, pick_run
+from fintrader_app.race import board_table
+from fintrader_app.shell import choose, go, guarded, page, pick_race, pick_run, table
 from fintrader_app.wording import human, is_secret, plain, without_secrets
 
 REFRESH_SECONDS = 2
@@ -96,12 +96,9 @@ def numbers(pace: race.Pace, alive: bool) -> None:
         ("Elapsed", duration(pace.elapsed_seconds), None),
     ]
     if alive:
-        cells.append(
-            ("Time left", duration(pace.left_seconds), "Estimate: mean time of a pod x pods to come / pods at work")
-        )
-    with st.container(horizontal=True, gap="small"):
-        for title, value, note in cells:
-            st.metric(title, value, help=note, border=True, width="stretch")
+        about = "Estimate: mean time of a pod x pods to come / pods at work"
+        cells.append(("Time left", duration(pace.left_seconds), about))
+    shell.numbers(cells)
     if pace.planned:
         st.progress(min(1.0, pace.done / pace.planned))
 
@@ -123,17 +120,13 @@ def time_line(
 def lost_pods(events: list[dict[str, object]]) -> None:
     """Who died and why."""
     lost = [event for event in events if event.get("event") == "lost"]
-    rows = [
-        {title: without_secrets(str(event.get(key, ""))) for key, title in LOST.items()}
-        for event in lost[-MOST_EVENTS:]
-    ]
+    last = lost[-MOST_EVENTS:]
+    rows = [{title: without_secrets(str(event.get(key, ""))) for key, title in LOST.items()} for event in last]
     if rows:
         st.caption(
             f"{count(len(lost))} time(s) a pod was lost; lost pods are started again within the limit of retries"
         )
-        st.dataframe(
-            pd.DataFrame(rows).astype(str), hide_index=True, width="stretch", key="race_lost", height="content"
-        )
+        table(rows, "race_lost", height="content")
 
 
 def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
@@ -156,11 +149,9 @@ def event_table(events: list[dict[str, object]]) -> None:
     rows = []
     for event in reversed(events[-MOST_EVENTS:]):
         rest = {
-            key: value
-            for key, value in event.items()
-            if key not in {"time", "event", "pod"} and value not in (None, "") and not is_secret(key)
+            key: value for key, value in event.items() if key not in {"time", "event", "pod"} and not is_secret(key)
         }
-        told = ", ".join(f"{human(key)} {value}" for key, value in rest.items())
+        told = ", ".join(f"{human(key)} {value}" for key, value in rest.items() if value not in (None, ""))
         stamp = event.get("time")
         rows.append(
             {
@@ -171,9 +162,7 @@ def event_table(events: list[dict[str, object]]) -> None:
             }
         )
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}
-    st.dataframe(
-        pd.DataFrame(rows), hide_index=True, width="stretch", height=320, key="race_events", column_config=config
-    )
+    table(rows, "race_events", height=320, column_config=config)
 
 
 page("Tournament", render)

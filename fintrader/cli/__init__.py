@@ -102,17 +102,26 @@ def dispatch(argv: list[str]) -> None:
     raise ConfigError(f"{name!r} is no command; {hint}")
 
 
+_VERBS: tuple[tuple[str, str, str], ...] = (
+    ("run", "run", "bars to backtest, all stages; again after a kill, it goes on where it was."),
+    ("data build", "build_data", "build the market file, or say that it is there already."),
+    ("data quality", "report_quality", "report every hole and fault of the bars, by symbol and day."),
+    ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
+    ("data verify", "verify_data", "check every stored file against its hash; exit status 1 when one differs."),
+    ("train", "train_one", "one agent, no tournament, for the budget of a pod; scored on the validation window."),
+    ("tournament", "run_tournament", "data and tournament, without the look at the test window."),
+    (
+        "walkforward",
+        "walk_forward",
+        "train, choose, test, roll on; each fold a tournament, all test windows one backtest.",
+    ),
+)
+"""Commands that are one verb of the pipeline: name, verb, what it does."""
+_LOOKAHEAD = "change the future at random minutes and see whether the past notices (then status 1)."
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "run": commands.run,
-    "data build": commands.data_build,
-    "data quality": commands.data_quality,
-    "data dry-run": commands.data_dry_run,
-    "data verify": commands.data_verify,
-    "lookahead": commands.lookahead,
-    "train": commands.train,
-    "tournament": commands.tournament,
+    **{name: commands.pipeline_verb(name, verb, about) for name, verb, about in _VERBS},
+    "lookahead": commands.pipeline_verb("lookahead", "check_lookahead", _LOOKAHEAD, cuts=3),
     "backtest": commands.backtest,
-    "walkforward": commands.walkforward,
     "compare": commands.compare,
     "status": ask.status,
     "lineage": ask.lineage,

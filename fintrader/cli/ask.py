@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader.cli.options import parse, positional
-from fintrader.config import Settings
+from fintrader.config import Settings, SettingsT
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.urls import is_url
@@ -55,9 +55,8 @@ def status(argv: list[str]) -> None:
     console = Console()
     state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
     counts = ", ".join(f"{pods} {name}" for name, pods in sorted(answer["states"].items()))
-    console.print(
-        f"{answer['run']}: {state}; {counts}; {count(answer['trials'])} trials, {count(answer['env_steps'])} env-steps"
-    )
+    done = f"{count(answer['trials'])} trials, {count(answer['env_steps'])} env-steps"
+    console.print(f"{answer['run']}: {state}; {counts}; {done}")
     if answer["eta_seconds"] is not None:
         left = duration(answer["eta_seconds"])
         console.print(f"{answer['applied']} of {answer['requested_results']} results; about {left} left")
@@ -89,8 +88,7 @@ def scale(argv: list[str]) -> None:
     from fintrader.tournament.scale import effect
     from fintrader.tournament.scale import scale as ask
 
-    folder, rest = positional("scale", "RUN_DIR", argv)
-    options = parse(ScaleOptions, ScaleOptions(), rest if folder else ["--help"], "scale RUN_DIR")
+    folder, options = _with_options("scale", ScaleOptions(), argv)
     if folder is not None and is_url(folder):
         raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
     if folder is not None:
@@ -103,8 +101,7 @@ def replay(argv: list[str]) -> None:
     """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by byte."""
     from fintrader import pipeline
 
-    folder, rest = positional("replay", "RUN_DIR", argv)
-    options = parse(ReplayOptions, ReplayOptions(), rest if folder else ["--help"], "replay RUN_DIR")
+    folder, options = _with_options("replay", ReplayOptions(), argv)
     if folder is None:
         return
     differences = pipeline.replay_run(_folder(folder).root, options.name)
@@ -127,12 +124,17 @@ def export_tensorboard(argv: list[str]) -> None:
     """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for TensorBoard."""
     from fintrader.tournament.tensorboard import export
 
-    folder, rest = positional("export tensorboard", "RUN_DIR", argv)
-    options = parse(ExportOptions, ExportOptions(), rest if folder else ["--help"], "export tensorboard RUN_DIR")
+    folder, options = _with_options("export tensorboard", ExportOptions(), argv)
     if folder is None:
         return
     exported = export(_folder(folder), options.out)
     print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
+
+
+def _with_options(command: str, defaults: SettingsT, argv: list[str]) -> tuple[str | None, SettingsT]:
+    """RUN_DIR and the options after it; None, after the help, where that was asked for."""
+    folder, rest = positional(command, "RUN_DIR", argv)
+    return folder, parse(type(defaults), defaults, rest if folder else ["--help"], f"{command} RUN_DIR")
 
 
 def _run_folder(command: str, argv: list[str]) -> RunFolder | None:

@@ -6,8 +6,10 @@ import difflib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -30,60 +32,17 @@ class AppSettings(Settings):
     """Do not open a browser."""
 
 
-def run(argv: list[str]) -> None:
-    """CONFIG [--overrides]: bars to backtest, all stages; again after a kill, it goes on where it was."""
-    from fintrader import pipeline
+def pipeline_verb(name: str, verb: str, about: str, **how: Any) -> Callable[[list[str]], None]:
+    """The command that calls `pipeline.<verb>` on a configuration; exit status 1 where that answers False."""
 
-    pipeline.run(parse_config("run", argv))
+    def command(argv: list[str]) -> None:
+        from fintrader import pipeline
 
+        if getattr(pipeline, verb)(parse_config(name, argv), **how) is False:
+            sys.exit(1)
 
-def train(argv: list[str]) -> None:
-    """CONFIG [--overrides]: one agent, no tournament, for the budget of a pod; scored on the validation window."""
-    from fintrader import pipeline
-
-    pipeline.train_one(parse_config("train", argv))
-
-
-def tournament(argv: list[str]) -> None:
-    """CONFIG [--overrides]: data and tournament, without the look at the test window."""
-    from fintrader import pipeline
-
-    pipeline.run_tournament(parse_config("tournament", argv))
-
-
-def data_build(argv: list[str]) -> None:
-    """CONFIG [--overrides]: build the market file, or say that it is there already."""
-    from fintrader import pipeline
-
-    pipeline.build_data(parse_config("data build", argv))
-
-
-def data_quality(argv: list[str]) -> None:
-    """CONFIG [--overrides]: report every hole and fault of the bars, by symbol and day."""
-    from fintrader import pipeline
-
-    pipeline.report_quality(parse_config("data quality", argv))
-
-
-def data_dry_run(argv: list[str]) -> None:
-    """CONFIG [--overrides]: say what a build would read, and build nothing."""
-    from fintrader import pipeline
-
-    pipeline.rehearse_data(parse_config("data dry-run", argv))
-
-
-def data_verify(argv: list[str]) -> None:
-    """CONFIG [--overrides]: check every stored file against its hash; exit status 1 when one differs."""
-    from fintrader import pipeline
-
-    sys.exit(0 if pipeline.verify_data(parse_config("data verify", argv)) else 1)
-
-
-def lookahead(argv: list[str]) -> None:
-    """CONFIG [--overrides]: change the future at random minutes and see whether the past notices (then status 1)."""
-    from fintrader import pipeline
-
-    sys.exit(0 if pipeline.check_lookahead(parse_config("lookahead", argv), cuts=3) else 1)
+    command.__doc__ = f"CONFIG [--overrides]: {about}"
+    return command
 
 
 def backtest(argv: list[str]) -> None:
@@ -100,13 +59,6 @@ def backtest(argv: list[str]) -> None:
         raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
     config = parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR")
     pipeline.backtest_run(home, config, called=folder)
-
-
-def walkforward(argv: list[str]) -> None:
-    """CONFIG [--overrides]: train, choose, test, roll on; each fold a tournament, all test windows one backtest."""
-    from fintrader import pipeline
-
-    pipeline.walk_forward(parse_config("walkforward", argv))
 
 
 def compare(argv: list[str]) -> None:

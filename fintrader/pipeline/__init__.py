@@ -8,24 +8,6 @@ from fintrader.pipeline.session import open_run, open_store, refresh
 from fintrader.pipeline.train import replay_run, train_one
 from fintrader.pipeline.walk_forward import walk_forward
 
-__all__ = [
-    "CHOICES",
-    "BacktestSettings",
-    "RunConfig",
-    "RunOutcome",
-    "backtest_run",
-    "build_data",
-    "check_lookahead",
-    "load_config",
-    "open_run",
-    "open_store",
-    "refresh",
-    "rehearse_data",
-    "replay_run",
-    "report_quality",
-    "run",
-    "run_tournament",
-    "train_one",
-    "verify_data",
-    "walk_forward",
-]
+__all__ = ["CHOICES", "BacktestSettings", "RunConfig", "RunOutcome", "backtest_run", "build_data", "check_lookahead"]
+__all__ += ["load_config", "open_run", "open_store", "refresh", "rehearse_data", "replay_run", "report_quality"]
+__all__ += ["run", "run_tournament", "train_one", "verify_data", "walk_forward"]

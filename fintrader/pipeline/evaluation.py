@@ -60,17 +60,8 @@ def evaluate_chosen(
         context["planted"] = planted
     context |= data_summary(path, [market])
     home = window_folder(config.folder, window)
-    stored = write_backtest(
-        home,
-        results,
-        context=context,
-        trial_returns=trial_returns(config.folder),
-        market=market,
-        settings=env,
-        control=control,
-        sensitivity=rows,
-        seed=config.seed,
-    )
+    judged_by: dict[str, Any] = {"trial_returns": trial_returns(config.folder), "control": control, "sensitivity": rows}
+    stored = write_backtest(home, results, context=context, market=market, settings=env, seed=config.seed, **judged_by)
     count_look(manifest, window)
     draw(config, stored, home)
 

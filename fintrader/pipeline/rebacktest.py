@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.errors import ConfigError, RunError
@@ -57,7 +56,7 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
     # Places change no result, but these three would be ignored without a word: the folder says them.
     changed |= {name: (None, getattr(config, name)) for name in _FIXED if getattr(own, name) != getattr(config, name)}
     for field, (_, value) in changed.items():
-        option = [f"--{field.replace('_', '-')}", *_words(value)]
+        option = [f"--{field.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
         if not field.startswith("backtest.") and field not in _ALLOWED:
             what = (
                 "is said by the folder" if field in _FIXED else "says how policies are trained, and these are already"
@@ -74,8 +73,3 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
 
 _ALLOWED = frozenset(f"env.{name}" for name in CONVENTIONS)
 _FIXED = ("name", "runs_dir", "store")
-
-
-def _words(value: Any) -> list[str]:
-    """A plain value as the command line takes it."""
-    return [str(one) for one in value] if isinstance(value, list) else [str(value)]

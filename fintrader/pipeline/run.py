@@ -131,31 +131,17 @@ def control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
 
 
 def search(
-    config: RunConfig,
-    folder: RunFolder,
-    market: Path,
-    data_hash: str,
-    race: Callable[..., TournamentResult] = run_race,
+    config: RunConfig, folder: RunFolder, market: Path, data_hash: str, race: Callable[..., TournamentResult] = run_race
 ) -> TournamentResult:
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is over.
 
     `race` is called as `tournament.run.run_tournament` is.
     """
+    trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}
+    where = {"folder": folder, "mirror": mirror_of(folder.root), "market": market, "data_hash": data_hash}
+    machines = {"device": config.resolved_device(), "launcher": config.make_launcher()}
     with watching(config, folder) as watch, reporter() as progress:
-        return race(
-            config.tournament,
-            folder=folder,
-            mirror=mirror_of(folder.root),
-            market=market,
-            env=config.trading,
-            agent=config.agents or config.agent,
-            seed=config.seed,
-            device=config.resolved_device(),
-            launcher=config.make_launcher(),
-            progress=progress,
-            data_hash=data_hash,
-            watch=watch,
-        )
+        return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
 
 
 def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> RunOutcome:

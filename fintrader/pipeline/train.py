@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from fintrader.agents import (
-    Agent,
-    Budget,
-    TrainProgress,
-    TrainResult,
-    load_policy,
-    make_agent,
-    save_policy,
-    train,
-)
+from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv

@@ -13,19 +13,9 @@ from fintrader.backtesting.sensitivity import rolling_sensitivity
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, RunError
 from fintrader.files import read_json
+from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.evaluation import (
-    Repeat,
-    as_configured,
-    backtest_settings,
-    count_look,
-    data_summary,
-    draw,
-    provenance,
-    simulate_chosen,
-    trial_returns,
-)
 from fintrader.pipeline.run import RunOutcome, claim, conclude, search
 from fintrader.pipeline.session import observing, run_store, workplace
 from fintrader.progress import reporter
@@ -43,7 +33,7 @@ def walk_forward(config: RunConfig) -> RunOutcome:
     with observing(config), workplace(config) as mirror:
         manifest = claim(config, "walkforward", mirror=mirror)
         path = make_market(config, manifest)
-        if not (manifest.done("backtest") and as_configured(config, "test")):
+        if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
                 folds = make_folds(market, config.walkforward)
@@ -78,7 +68,7 @@ def check_window(config: RunConfig) -> None:
         raise ConfigError(f"backtest.window: a walk-forward is judged over its folds' test windows, not {asked}")
 
 
-def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = None) -> None:
+def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: evaluation.Repeat | None = None) -> None:
     """Every strategy over all test windows, one after another, as one backtest.
 
     Raises RunError when the run has no finished fold.
@@ -86,14 +76,14 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     folders = folds_of(config.folder)
     if not folders:
         raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
-    env = backtest_settings(config)
+    env = evaluation.backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
     folds, tests, policies = [], [], []
     with reporter() as progress:
         for folder in folders:
             test = MarketTensors.load(run_store(folder).own_market(folder.root / "market.safetensors")).split().test
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
-            results = simulate_chosen(folder, test, env, best, progress)
+            results = evaluation.simulate_chosen(folder, test, env, best, progress)
             policy = RunFolder(folder.control).ensemble / "policy.safetensors"
             if config.backtest.control and policy.is_file():
                 path = run_store(RunFolder(folder.control)).own_market(folder.root / "information_free.safetensors")
@@ -109,22 +99,17 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     control: dict[str, Any] | None = None
     if "control" in whole:
         control = {"metrics": dict(whole.pop("control").metrics), **_selection_scores(config, folders)}
-    context = provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
-    context |= data_summary(Path(str(manifest.values["market"])), tests)
-    chosen_from = [trial_returns(folder) for folder in folders]
+    context = evaluation.provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
+    context |= evaluation.data_summary(Path(str(manifest.values["market"])), tests)
+    chosen_from = [evaluation.trial_returns(folder) for folder in folders]
+    context |= {"folds": folds, "fold_windows": [_days(test) for test in tests]}
+    trial_returns = [matrix for matrix in chosen_from if matrix is not None]
+    judged_by: dict[str, Any] = {"trial_returns": trial_returns, "control": control, "sensitivity": rows}
     stored = write_backtest(
-        config.folder.backtest,
-        whole,
-        context=context | {"folds": folds, "fold_windows": [_days(test) for test in tests]},
-        trial_returns=[matrix for matrix in chosen_from if matrix is not None],
-        market=tests,
-        settings=env,
-        control=control,
-        sensitivity=rows,
-        seed=config.seed,
+        config.folder.backtest, whole, context=context, market=tests, settings=env, seed=config.seed, **judged_by
     )
-    count_look(manifest, "test")
-    draw(config, stored, config.folder.backtest)
+    evaluation.count_look(manifest, "test")
+    evaluation.draw(config, stored, config.folder.backtest)
 
 
 def _days(window: MarketTensors) -> list[str]:

@@ -46,11 +46,13 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
     page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
     page.contents()
-    page.section("Runs", _runs_table(runs), _caption(), link="Runs")
+    caption = "Equal weight and Index: cumulative returns of these baselines in the run's own window."
+    page.section("Runs", _runs_table(runs), note(caption), link="Runs")
     daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
     page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
     page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
-    page.section("What each is worth", *[_verdict_row(name, stored) for name, stored in runs.items()], link="Verdicts")
+    worth = [f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>" for name, stored in runs.items()]
+    page.section("What each is worth", *worth, link="Verdicts")
     for name, stored in runs.items():
         known = {key: value for key, value in sorted(stored.context.items()) if key not in ("strategies", "quality")}
         page.section(name, facts({str(key).replace("_", " "): value for key, value in known.items()}))
@@ -89,11 +91,3 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         rows.append(("", [label, *cells]))
     head = ["Run", *[heading for _, heading in PAPER_COLUMNS], "Trials", "Deflated Sharpe", "Equal weight", "Index"]
     return table(head, rows)
-
-
-def _caption() -> str:
-    return note("Equal weight and Index: cumulative returns of these baselines in the run's own window.")
-
-
-def _verdict_row(name: str, stored: StoredBacktest) -> str:
-    return f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>"

@@ -31,12 +31,8 @@ from fintrader.results.formatting import (
 from fintrader.results.strategies import is_baseline, main_strategy
 
 _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
-_KIND_TITLES = {
-    "cost_bps": "Cost, bps",
-    "fill": "Fill",
-    "delay_bars": "Delay, bars",
-    "start_sessions": "Start, sessions later",
-}
+_KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
+_KIND_TITLES |= {"start_sessions": "Start, sessions later"}
 _FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
 _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
 
@@ -167,8 +163,7 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
     def add(question: str, answer: str, meaning: str) -> None:
         rows.append((question, answer, meaning))
 
-    ratios = found.get("sharpe")
-    trials = found.get("trials")
+    ratios, trials = found.get("sharpe"), found.get("trials")
     add("Trials this result was selected from", count(trials or None), "the more, the luckier the best")
     if ratios:
         band = interval(ratios["low"], ratios["high"])
@@ -176,13 +171,11 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
         skill = probability(ratios["probabilistic"])
         add("Probabilistic Sharpe ratio", skill, "P(true Sharpe > 0), had nothing been tried")
         if ratios.get("deflated") is not None:
-            spread = f"from {count(trials)} trials; variance {_variance(ratios)}"
+            variance = f"{ratio(ratios['trial_variance'])} a year ({ratios['trial_variance_source']})"
+            spread = f"from {count(trials)} trials; variance {variance}"
             add("Best Sharpe ratio expected without skill", ratio(ratios["expected_best"]), spread)
-            add(
-                "Deflated Sharpe ratio",
-                probability(ratios["deflated"]),
-                "P(true Sharpe > that best); 0.95 is asked for",
-            )
+            deflated = probability(ratios["deflated"])
+            add("Deflated Sharpe ratio", deflated, "P(true Sharpe > that best); 0.95 is asked for")
             effective = f"{ratio(ratios['effective_trials'], 1)}: {probability(ratios['deflated_effective'])}"
             add("The same for the effective trials", effective, "trials alike count less than trials that differ")
         needed = ratios.get("minimum_track_record_sessions")
@@ -198,29 +191,24 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
         text = probability(overfit["probability"])
         folds = len(overfit.get("windows", ()))
         mean = f"mean of {folds} folds: " if folds > 1 else ""
-        meaning = (
-            f"{mean}the selection window's best trial falls into the lower half, {count(overfit['splits'])} splits"
-        )
-        add("Probability of backtest overfitting", text, meaning)
+        where = f"the selection window's best trial falls into the lower half, {count(overfit['splits'])} splits"
+        add("Probability of backtest overfitting", text, mean + where)
     drawn = found.get("random_portfolios")
     if drawn and drawn["share_above"]["cumulative_return"] is not None:
         text = f"{percent(drawn['share_above']['cumulative_return'])} did better"
         how = "sold at each fold's end" if rolling else "bought once"
         add("Random static portfolios", text, f"{count(drawn['count'])} random sets of members, {how}")
-    for question, answer, meaning in _control_rows(found.get("control")):
-        add(question, answer, meaning)
-    return rows
+    return rows + _control_rows(found.get("control"))
 
 
 def _rivals_table(found: Mapping[str, Any]) -> str:
     """Every baseline: the excess over it and its p-values."""
     rows = []
     for name, row in found.get("excess", {}).items():
-        tests = found.get("superiority", {}).get(name)
+        tests = found.get("superiority", {}).get(name) or {}
         low, excess, high = (number(percent(row[key], signed=True)) for key in ("low", "excess", "high"))
-        tests = tests or {}
-        cells = [excess, f"{low} to {high}", chance(row["p_value"]), chance(tests.get("reality_check"))]
-        cells += [chance(tests.get("spa"))]
+        chances = [chance(one) for one in (row["p_value"], tests.get("reality_check"), tests.get("spa"))]
+        cells = [excess, f"{low} to {high}", *chances]
         rows.append(("", [html.escape(figures.title_of(name)), *cells]))
     if not rows:
         return ""
@@ -247,10 +235,6 @@ def _control_rows(control: Mapping[str, Any] | None) -> list[tuple[str, str, str
         text = f"{percent(metrics.get('cumulative_return'))}, Sharpe {ratio(metrics.get('sharpe'))}"
         rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))
     return rows
-
-
-def _variance(ratios: Mapping[str, Any]) -> str:
-    return f"{ratio(ratios['trial_variance'])} a year ({ratios['trial_variance_source']})"
 
 
 def _bars(stored: StoredBacktest, strategy: str) -> pd.DataFrame:

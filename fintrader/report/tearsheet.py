@@ -35,15 +35,10 @@ def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
     positions["cash"] = stored.daily("cash_usd")[strategy].to_numpy()
     positions.index = days
     trades = stored.trades[stored.trades["strategy"] == strategy]
-    transactions = pd.DataFrame(
-        {
-            "amount": trades["shares"].to_numpy(),
-            "price": trades["price_usd"].to_numpy(),
-            "symbol": trades["symbol"].to_numpy(),
-            "txn_dollars": -(trades["shares"] * trades["price_usd"]).to_numpy(),
-        },
-        index=pd.DatetimeIndex(trades["fill_time"]),
-    )
+    named = {"amount": "shares", "price": "price_usd", "symbol": "symbol"}
+    columns = {name: trades[column].to_numpy() for name, column in named.items()}
+    columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
+    transactions = pd.DataFrame(columns, index=pd.DatetimeIndex(trades["fill_time"]))
     benchmark = returns["benchmark"].set_axis(days) if "benchmark" in returns.columns else None
     return {"returns": daily, "positions": positions, "transactions": transactions, "benchmark_rets": benchmark}
 

@@ -227,7 +227,7 @@ def _read(objects: Objects, token: int) -> dict[str, Any] | None:
 def _identity() -> dict[str, Any]:
     """This process, as no other of this or another machine is described."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "born": _born(pid), "kernel": _kernel()}
+    return {"host": socket.gethostname(), "pid": pid, "born": born(pid), "kernel": _kernel()}
 
 
 def _kernel() -> str:
@@ -237,7 +237,7 @@ def _kernel() -> str:
     return ""
 
 
-def _born(pid: int) -> int:
+def born(pid: int) -> int:
     """Start of a living process in kernel ticks; 0 when there is none, and for a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -249,4 +249,4 @@ def _born(pid: int) -> int:
 def _is_dead(identity: dict[str, Any]) -> bool:
     """Whether that process ran here and is gone. False wherever that cannot be known."""
     kernel = _kernel()
-    return kernel != "" and identity["kernel"] == kernel and _born(int(identity["pid"])) != identity["born"]
+    return kernel != "" and identity["kernel"] == kernel and born(int(identity["pid"])) != identity["born"]

@@ -389,16 +389,6 @@ def _is_missing_bucket(error: Exception) -> bool:
     return answer.get("Error", {}).get("Code") == "NoSuchBucket" or "bucket does not exist" in str(error).lower()
 
 
-@contextlib.contextmanager
-def impatient(objects: Objects, seconds: float) -> Iterator[None]:
-    """Give up on a silent store after `seconds` for as long as this lasts."""
-    before, objects.patience = objects.patience, seconds
-    try:
-        yield
-    finally:
-        objects.patience = before
-
-
 # --- small files that settings name ----------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
 
 def correlations(members: Sequence[Entry]) -> list[list[float | None]]:
     """`[K, K]` correlation of the members' daily validation returns; None where one of them is constant."""
-    return [[_finite(_correlation(a, b)) for b in members] for a in members]
+    return [[None if math.isnan(value := _correlation(a, b)) else value for b in members] for a in members]
 
 
 def _mean_correlation(row: Entry, chosen: Sequence[Entry]) -> float:
@@ -97,7 +97,3 @@ def _correlation(a: Entry, b: Entry) -> float:
     if x.size != y.size or x.size < 2 or x.std() == 0 or y.std() == 0:
         return math.nan
     return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

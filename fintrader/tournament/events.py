@@ -6,11 +6,12 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fintrader.files import read_jsonl
+from fintrader.tournament.spec import PodResult
 
 
 class EventLog:
@@ -54,6 +55,11 @@ class EventLog:
         finally:
             os.close(handle)
         self.records += stamped
+
+    def order(self, results: Mapping[str, PodResult]) -> list[str]:
+        """Pods that have a result as they were applied; then those that never were, as they finished."""
+        known = [pod for pod in dict.fromkeys(str(event["pod"]) for event in self.of("applied")) if pod in results]
+        return known + sorted(set(results) - set(known), key=lambda pod: (results[pod].finished, pod))
 
     def of(self, *kinds: str) -> Iterable[dict[str, Any]]:
         """The events of these kinds, oldest first."""

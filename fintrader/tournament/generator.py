@@ -115,7 +115,8 @@ class Generator:
             problem = first_problem(type(base), error)
             raise ConfigError(f"tournament.search leads to settings no agent can have: {problem}") from None
         settings = self.settings
-        rungs = settings.halving_rungs if settings.halving is not None else ()
+        evaluation = {"metric": settings.metric, "windows": settings.validation_windows}
+        always: dict[str, Any] = {"env": self.env, "data_hash": self.data_hash, "fusions": settings.fusions}
         return PodSpec(
             pod=f"p{index:04d}",
             index=index,
@@ -127,18 +128,12 @@ class Generator:
             generation=generation,
             agent=agent,
             hyper={name: get(agent, name) for name in settings.search if has(agent, name)},
-            env=self.env,
             budget=settings.budget.model_dump(mode="json"),
-            evaluation={
-                "metric": settings.metric,
-                "windows": settings.validation_windows,
-                "spread_penalty": settings.spread_penalty,
-            },
-            rungs=rungs,
+            evaluation=evaluation | {"spread_penalty": settings.spread_penalty},
+            rungs=settings.halving_rungs if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             replicas=settings.learners,
-            fusions=settings.fusions,
-            data_hash=self.data_hash,
+            **always,
         )
 
 

@@ -17,53 +17,26 @@ from fintrader.tournament.leaderboard import Entry
 from fintrader.tournament.spec import PodSpec
 
 VERSION = 1
-POD_COLUMNS = {
-    "pod": "TEXT PRIMARY KEY",
-    "idx": "INTEGER NOT NULL UNIQUE",
-    "origin": "TEXT NOT NULL",
-    "parent": "TEXT",
-    "parent_snapshot": "TEXT",
-    "generation": "INTEGER NOT NULL",
-    "seen": "INTEGER NOT NULL",
-    "seed": "INTEGER NOT NULL",
-    "algo": "TEXT",
-    "agent": "TEXT NOT NULL",
-    "hyper": "TEXT NOT NULL",
-    "budget": "TEXT NOT NULL",
-    "data_hash": "TEXT NOT NULL",
-}
+POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT,
+  parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT,
+  agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
 """Of the table `pods`, what the spec says; its further columns change while the pod is at work."""
-RESULT_COLUMNS = {
-    "pod": "TEXT NOT NULL REFERENCES pods(pod)",
-    "epoch": "INTEGER NOT NULL",
-    "status": "TEXT NOT NULL",
-    "reason": "TEXT NOT NULL",
-    "score": "REAL",
-    "window_scores": "TEXT NOT NULL",
-    "metrics": "TEXT NOT NULL",
-    "snapshot": "TEXT",
-    "policy": "TEXT",
-    "env_steps": "INTEGER NOT NULL",
-    "updates": "INTEGER NOT NULL",
-    "seconds": "REAL NOT NULL",
-    "started": "REAL NOT NULL",
-    "finished": "REAL NOT NULL",
-    "device": "TEXT NOT NULL",
-    "attempts": "INTEGER NOT NULL",
-}
+RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, status TEXT NOT NULL,
+  reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
+  snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, updates INTEGER NOT NULL, seconds REAL NOT NULL,
+  started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL"""
 """Of the table `entries`, the fields of a result that go in as they are."""
 
 
-def _columns(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
-
-
+_POD_NAMES, _RESULT_NAMES = (
+    [column.split()[0] for column in columns.split(",")] for columns in (POD_COLUMNS, RESULT_COLUMNS)
+)
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS pods ({_columns(POD_COLUMNS)},
+CREATE TABLE IF NOT EXISTS pods ({POD_COLUMNS},
   state TEXT NOT NULL DEFAULT 'waiting', attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
   device TEXT NOT NULL DEFAULT '');
-CREATE TABLE IF NOT EXISTS entries ({_columns(RESULT_COLUMNS)},
+CREATE TABLE IF NOT EXISTS entries ({RESULT_COLUMNS},
   applied INTEGER NOT NULL UNIQUE, lineage_env_steps INTEGER NOT NULL, PRIMARY KEY (pod, epoch));
 CREATE INDEX IF NOT EXISTS entries_by_score ON entries (score DESC);
 CREATE VIEW IF NOT EXISTS leaderboard AS
@@ -126,7 +99,7 @@ class LeaderboardIndex:
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
         for spec in specs:
             own = {"idx": spec.index, "parent_snapshot": spec.snapshot, "algo": spec.agent.get("algo")}
-            self._insert("pods", {**{name: getattr(spec, name) for name in POD_COLUMNS if name not in own}, **own})
+            self._insert("pods", {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own})
 
     def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
         for applied, entry in enumerate(entries, first):
@@ -134,7 +107,7 @@ class LeaderboardIndex:
             parent = self.connection.execute(
                 "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1", (spec.parent,)
             ).fetchone()
-            row = {name: getattr(result, name) for name in RESULT_COLUMNS}
+            row = {name: getattr(result, name) for name in _RESULT_NAMES}
             lineage = result.env_steps + (parent[0] if parent else 0)
             self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
             self.connection.execute(
@@ -146,8 +119,7 @@ class LeaderboardIndex:
         """A new row; one that is there stays as it is. Lists and mappings become JSON."""
         values = [_text(value) if isinstance(value, dict | tuple) else value for value in row.values()]
         self.connection.execute(
-            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
-            values,
+            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values
         )
 
 

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from fintrader.errors import RunError, TournamentError
 from fintrader.files import read_json, write_json
@@ -64,23 +63,14 @@ def acquire(run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 
                     ) from None
                 time.sleep(0.05)
         with contextlib.ExitStack() as stack:
-            remote = _hold_remote(run, mirror, stack)
+            try:
+                remote = None if mirror is None else stack.enter_context(hold(mirror.objects, above=current_token(run)))
+            except RunError as error:
+                raise TournamentError(str(error)) from None
             token = current_token(run) + 1 if remote is None else remote.token
-            write_json(run.root / "lease.json", _holder(token))
+            holder = {"token": token, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+            write_json(run.root / "lease.json", holder)
             yield Lease(run, token, remote)
-
-
-def _hold_remote(run: RunFolder, mirror: Mirror | None, stack: contextlib.ExitStack) -> StoreLease | None:
-    if mirror is None:
-        return None
-    try:
-        return stack.enter_context(hold(mirror.objects, above=current_token(run)))
-    except RunError as error:
-        raise TournamentError(str(error)) from None
-
-
-def _holder(token: int) -> dict[str, Any]:
-    return {"token": token, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
 
 
 def current_token(run: RunFolder) -> int:

@@ -113,13 +113,10 @@ class Orchestrator:
         for event in self.log.of("lost"):
             self.lost[str(event["pod"])] = self.lost.get(str(event["pod"]), 0) + 1
         results = self._whole_results()
-        known = [str(event["pod"]) for event in self.log.of("applied")]
-        order = [pod for pod in dict.fromkeys(known) if pod in results]
-        order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
-        for pod in order:
+        for pod in self.log.order(results):
             self.pending.add(results[pod])
         self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
-        self._announced = set(known)
+        self._announced = {str(event["pod"]) for event in self.log.of("applied")}
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
@@ -136,26 +133,19 @@ class Orchestrator:
     def _whole_results(self) -> dict[str, PodResult]:
         """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again."""
         whole = {}
-        for spec in self.specs:
-            if not self.store.has_result(spec.pod):
-                continue
-            problem = ""
+        for spec in (spec for spec in self.specs if self.store.has_result(spec.pod)):
             try:
-                result = self.store.read_result(spec.pod)
-            except TournamentError as error:
-                problem = str(error)
-            else:
+                result = whole[spec.pod] = self.store.read_result(spec.pod)
                 if result.spec != spec.digest:
-                    problem = "belongs to another spec"
-                elif result.snapshot is not None and not self.store.intact(result.snapshot):
-                    problem = "its snapshot is missing or damaged"
-                elif not self.store.has_policy(result):
-                    problem = "its policy is missing or damaged"
-                else:
-                    whole[spec.pod] = result
-            if problem:
+                    raise TournamentError("belongs to another spec")
+                if result.snapshot is not None and not self.store.intact(result.snapshot):
+                    raise TournamentError("its snapshot is missing or damaged")
+                if not self.store.has_policy(result):
+                    raise TournamentError("its policy is missing or damaged")
+            except TournamentError as error:
+                whole.pop(spec.pod, None)
                 self.store.set_aside(spec.pod)
-                self._events.append({"event": "damaged", "pod": spec.pod, "detail": problem})
+                self._events.append({"event": "damaged", "pod": spec.pod, "detail": str(error)})
         return whole
 
     # --- the loop --------------------------------------------------------------------------------------
@@ -170,7 +160,7 @@ class Orchestrator:
         reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
-        if not self.finished and not grows and self._capacity() < 1:
+        if not self.finished and not grows and self.launcher.capacity() < 1:
             raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
         for event in self.log.records[reported:]:
             progress.event(event, "")
@@ -183,7 +173,8 @@ class Orchestrator:
                 if watch is not None:
                     watch(self)
                 reported = self._report(progress, reported)
-                task.update(self._done_share(), note=self._note())
+                shares = [min(1.0, at.share) for at in self.launcher.progress().values()]
+                task.update(min(self.settings.pods, len(self.leaderboard.applied) + sum(shares)), note=self._note())
                 self._wait(0.5)
             progress.show(None)
 
@@ -215,10 +206,7 @@ class Orchestrator:
             self.launcher.resize(self.scale_request.pods or self.settings.workers)
             at_once = self.settings.at_once
             bound = {} if at_once is None else {"at_once": at_once}
-            self._events.append({"event": "capacity", "pods": self._capacity(), **bound})
-
-    def _capacity(self) -> int:
-        return self.launcher.capacity()
+            self._events.append({"event": "capacity", "pods": self.launcher.capacity(), **bound})
 
     def _collect(self) -> None:
         """Futures that ended since the last turn."""
@@ -262,17 +250,9 @@ class Orchestrator:
         if lost <= self.settings.retries:
             self._requeue(spec, failure.reason)
             return
+        why = {"reason": failure.reason, "detail": failure.detail, "spec": spec.digest, "attempts": lost}
         now = time.time()
-        failed = PodResult(
-            pod=pod,
-            status="failed",
-            reason=failure.reason,
-            detail=failure.detail,
-            spec=spec.digest,
-            started=now,
-            finished=now,
-            attempts=lost,
-        )
+        failed = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
         self.pending.add(self.store.write_result(failed))
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
@@ -323,7 +303,7 @@ class Orchestrator:
         """Start pods while there is room; by arrival, the next spec is made only now, from the newest leaderboard."""
         if isinstance(self.launcher, ElasticLauncher):
             self.launcher.request(len(self.running) + len(self.waiting) + self._unmade())
-        vacant = self._capacity() - len(self.running)
+        vacant = self.launcher.capacity() - len(self.running)
         room = min(vacant, LAUNCHES)
         self._more_to_start = False
         while room > 0:
@@ -366,14 +346,14 @@ class Orchestrator:
     def _check_hopeless(self) -> None:
         """Stop when nothing can come of it."""
         applied, failed = self.leaderboard.applied, self.leaderboard.failed
-        under_way = max(self._capacity(), len(self.running), self.settings.at_once or 0)
+        under_way = max(self.launcher.capacity(), len(self.running), self.settings.at_once or 0)
         if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
                 f"(see {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try again"
             )
-        if self.running or self._capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
+        if self.running or self.launcher.capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self.clock.now()
@@ -395,10 +375,6 @@ class Orchestrator:
         progress = self.launcher.progress()
         origins = {pod: self.specs[int(pod[1:])].origin for pod in progress}
         return terminal.render(self.leaderboard.rows, self.settings.metric, progress, origins, self.log.records)
-
-    def _done_share(self) -> float:
-        shares = [min(1.0, progress.share) for progress in self.launcher.progress().values()]
-        return min(self.settings.pods, len(self.leaderboard.applied) + sum(shares))
 
     def _note(self) -> str:
         rows = self.leaderboard.rows

@@ -13,7 +13,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 from fintrader import logs
@@ -104,17 +103,10 @@ def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_work(spec: PodSpec, context: PodContext) -> Iterator[None]:
-    """The pod's folder, for nobody else at the same time."""
+    """Wait until no other process works in this pod's folder; the kernel frees the lock of a dead one."""
     context.folder = context.run.pod(spec.pod)
     context.folder.mkdir(parents=True, exist_ok=True)
-    with _alone(context.folder / ".lock"):
-        yield
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process works in this pod's folder; the kernel frees the lock of a dead one."""
-    with path.open("a") as file:
+    with (context.folder / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

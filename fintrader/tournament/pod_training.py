@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fintrader.agents import (
-    Agent,
-    Budget,
-    TrainProgress,
-    TrainResult,
-    make_agent,
-    read_agent_state,
-    save_policy,
-    train,
-)
+from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.policy import ActorPolicy
 from fintrader.data.tensors import Split
 from fintrader.envs import TradingEnv
@@ -45,11 +36,8 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
     a process of a pod that spans devices came to nothing.
     """
     seed_everything(spec.seed)
-    learner = _learner(spec, context)
-    try:
+    with contextlib.closing(_learner(spec, context)) as learner:
         return _learn_and_evaluate(spec, context, learner)
-    finally:
-        learner.close()
 
 
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
@@ -57,8 +45,12 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     env_settings = env_settings_of(spec)
     evaluations: dict[float, Evaluation] = {}
     stopped = False
+
+    def report(progress: TrainProgress) -> None:
+        context.report(progress.fraction, progress.env_steps, f"{progress.steps_per_second:,.0f} steps/s")
+
     for share in (*spec.rungs, 1.0):
-        learned = learner.advance(Budget.model_validate(spec.budget), share, _reporter(context))
+        learned = learner.advance(Budget.model_validate(spec.budget), share, report)
         if share == 1.0 and context.evaluate_elsewhere:
             return _trained(spec, context, learner, learned, evaluations)
         known = _stored_rung(context.folder, share)
@@ -147,21 +139,6 @@ def share_of_budget(budget: Budget, share: float) -> Budget:
     return Budget(seconds=float(budget.seconds or 0.0) * share)
 
 
-class Learner(Protocol):
-    """One agent, or several that are fused."""
-
-    agent: Agent
-
-    def advance(self, budget: Budget, share: float, report: Callable[[TrainProgress], None]) -> TrainResult:
-        """Learn until `share` of `budget` is used up."""
-
-    def state(self) -> dict[str, Tensor]:
-        """What a child inherits."""
-
-    def close(self) -> None:
-        """Stop the processes that belong to it, if any."""
-
-
 class Single:
     """One agent on one device."""
 
@@ -182,6 +159,10 @@ class Single:
         """It has no processes."""
 
 
+Learner = Single | ThreadFusion
+"""One agent, or several that are fused."""
+
+
 def _learner(spec: PodSpec, context: PodContext) -> Learner:
     """The pod's learner, with its parent's networks and optimiser."""
     by_process = "/" in context.device
@@ -196,14 +177,6 @@ def _learner(spec: PodSpec, context: PodContext) -> Learner:
     if parent is not None:
         agent.inherit(parent)
     return Single(agent, env, context.folder)
-
-
-def _reporter(context: PodContext) -> Callable[[TrainProgress], None]:
-    def on_progress(progress: TrainProgress) -> None:
-        rate = f"{progress.steps_per_second:,.0f} steps/s"
-        context.report(progress.fraction, progress.env_steps, rate)
-
-    return on_progress
 
 
 class _EvaluationProgress(Progress):

@@ -7,8 +7,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -22,6 +26,32 @@ def worker_environment() -> dict[str, str]:
     """This process's environment with one thread a pod: pods share the cores, libraries must not fight over them."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
+
+
+def spawn(module: str, *words: str, log: Path, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    """`python -m module PARENT words`, spoken to by lines of JSON, its standard error appended to `log`."""
+    path = os.pathsep.join(part or "." for part in sys.path)
+    command = [sys.executable, "-m", module, str(os.getpid()), *words]
+    with log.open("ab") as errors:
+        environment = {**worker_environment(), **variables, "PYTHONPATH": path}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+
+
+def tell(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
+    """Send a spawned process one message."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has just died: its reader will say so
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+
+
+def messages_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """What a spawned process says, until it ends."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        with suppress(ValueError):  # half a message: the process was killed in the middle of it
+            yield json.loads(line)
 
 
 _PR_SET_PDEATHSIG = 1

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import platform
 import shutil
 import subprocess
 import threading
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fintrader.errors import ConfigError
-from fintrader.runs import commit
+from fintrader.runs import commit, versions
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
 
@@ -81,8 +79,8 @@ class Watch:
     capacity: int = 0
     launches: int = 0
     drained: int = 0
-    submissions: dict[str, int] = field(default_factory=dict)
-    losses: dict[str, int] = field(default_factory=dict)
+    submissions: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
     env_steps: int = 0
     best: float | None = None
     rows: int = 0
@@ -109,7 +107,7 @@ class Watch:
                 "waiting": len(orchestrator.waiting),
                 "running": len(orchestrator.running),
                 "arrived": len(orchestrator.pending),
-                **{status: self.submissions.get(status, 0) for status in ("done", "stopped", "failed")},
+                **{status: self.submissions[status] for status in ("done", "stopped", "failed")},
             }
             self.capacity = capacity
             self.rows = len(orchestrator.leaderboard.rows)
@@ -127,14 +125,13 @@ class Watch:
                 case "drained":
                     self.drained += 1
                 case "lost":
-                    self.losses[event["reason"]] = self.losses.get(event["reason"], 0) + 1
+                    self.losses[event["reason"]] += 1
         self._events = len(records)
 
     def _count_results(self, orchestrator: Orchestrator) -> None:
         first = not self._marks
         for entry in orchestrator.leaderboard.applied[self._applied :]:
-            status = entry.result.status
-            self.submissions[status] = self.submissions.get(status, 0) + 1
+            self.submissions[entry.result.status] += 1
             self._steps(entry.spec.pod, entry.result.env_steps)
             self._seen.pop(entry.spec.pod, None)
         self._applied = len(orchestrator.leaderboard.applied)
@@ -191,12 +188,9 @@ class _Collector:
 
     def __init__(self, watches: dict[str, Watch], gpus: Callable[[], list[tuple[str, int, int]]]) -> None:
         self._watches, self._gpus = watches, gpus
-        self._build = {
-            "version": _version("fintrader"),
-            "commit": commit() or "",
-            "python": platform.python_version(),
-            "torch": _version("torch"),
-        }
+        known = versions()
+        found = {name: known.get(name, "") for name in ("python", "torch")}
+        self._build = {"version": known.get("fintrader", ""), "commit": commit() or "", **found}
 
     def collect(self) -> Iterable[Any]:
         """Called by the registry at every scrape."""
@@ -354,10 +348,3 @@ class _Gpus:
                 index, used, total = (part.strip() for part in line.split(","))
                 found.append((index, int(used) * 2**20, int(total) * 2**20))
         return found
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -38,22 +38,9 @@ class Host(Protocol):
 BODY = "fintrader.tournament.pod_training:train_and_evaluate"
 WALL_CLOCK = ("started", "finished", "seconds", "device", "location", "attempts")
 """Fields of a result that no seed can fix."""
-Reason = Literal[
-    "",
-    "killed",
-    "rank",
-    "node",
-    "drained",
-    "hung",
-    "oom",
-    "nan",
-    "disk_full",
-    "storage",
-    "snapshot",
-    "error",
-    "stopped_early",
-    "fenced",
-]
+_Lost = Literal["killed", "rank", "node", "drained", "hung", "oom"]
+_Raised = Literal["nan", "disk_full", "storage", "snapshot", "error", "fenced"]
+Reason = Literal["", "stopped_early", _Lost, _Raised]
 
 
 class _Record(Settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,13 +33,8 @@ def status(run: RunFolder) -> dict[str, Any]:
     pods = read_pods(run.leaderboard)
     rows = read_leaderboard(run.leaderboard)
     events = read_jsonl(run.events)
-    states: dict[str, int] = {}
-    for pod in pods:
-        states[pod["state"]] = states.get(pod["state"], 0) + 1
-    losses: dict[str, int] = {}
-    for event in events:
-        if event.get("event") == "lost":
-            losses[event["reason"]] = losses.get(event["reason"], 0) + 1
+    states = Counter(pod["state"] for pod in pods)
+    losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
     at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
     request = run.root / scale.FILE
@@ -51,10 +47,10 @@ def status(run: RunFolder) -> dict[str, Any]:
         "applied": len({event["pod"] for event in events if event.get("event") == "applied"}),
         "requested_results": _sitting(events)[0].get("pods"),
         "eta_seconds": _eta(events, now) if active else None,
-        "states": states,
+        "states": dict(states),
         "trials": sum(1 for pod in pods if pod["score"] is not None),
         "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
-        "losses": losses,
+        "losses": dict(losses),
         "requested_pods": read_json(request).get("pods") if request.exists() else None,
         "at_work": at_work,
         "leaderboard": rows,
@@ -113,12 +109,9 @@ def make_index(run: RunFolder) -> int:
     store = RunStore(run)
     log = EventLog(run.events)
     specs, results = store.specs(), store.results()
-    known = [str(event["pod"]) for event in log.of("applied")]
-    order = [pod for pod in dict.fromkeys(known) if pod in results]
-    order += sorted(set(results) - set(order), key=lambda pod: (results[pod].finished, pod))
     size = int(read_json(store.identity_path)["settings"]["leaderboard_size"])
     leaderboard = Leaderboard(size)
-    for pod in order:
+    for pod in log.order(results):
         submit(leaderboard, Entry(specs[pod], results[pod]))
     index, _ = open_or_replace(run.leaderboard)
     try:

@@ -18,6 +18,7 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 
 MARK = ".fintrader-export"
@@ -40,8 +41,7 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     Works while the tournament runs. Raises TournamentError when the folder holds no tournament, the extra `observe` is
     not installed, or `out` holds something else.
     """
-    if not (run.root / "tournament.json").exists():
-        raise TournamentError(f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`")
+    require_tournament(run)
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

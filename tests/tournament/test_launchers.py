@@ -179,7 +179,8 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
     code = (
         "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;"
         "from tests.tournament.test_launchers import launcher;"
-        "local = launcher(RunFolder(Path(sys.argv[1]))); local.warm(2); print('warm', flush=True); time.sleep(3600)"
+        "local = launcher(RunFolder(Path(sys.argv[1]))); [local._spawn(slot) for slot in local.slots()[:2]];"
+        "print('warm', flush=True); time.sleep(3600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],

@@ -11,13 +11,11 @@ listen on loopback only; on several, on the address at which the nodes of the cl
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import queue
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +28,7 @@ import torch
 from fintrader.agents import Budget, TrainProgress
 from fintrader.tournament.fusion.threads import ThreadFusion
 from fintrader.tournament.pod_building import Make, State
-from fintrader.tournament.process import worker_environment
+from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, RankLost, Reason
 
 GRACE_SECONDS = 2.0
@@ -78,33 +76,18 @@ class LocalHost:
     def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
         interface = interface_of(self.address)
         bound = {f"{library}_SOCKET_IFNAME": interface for library in ("GLOO", "NCCL") if interface is not None}
-        variables = {**bound, **worker_environment(), "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+        variables = {name: value for name, value in bound.items() if name not in os.environ}
         for task in tasks:
             log = Path(task["folder"]) / f"rank-{task['rank']}.log"
-            with log.open("ab") as errors:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "fintrader.tournament.fusion.worker", str(os.getpid())],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    env=variables,
-                )
+            process = spawn("fintrader.tournament.fusion.worker", log=log, variables=variables)
             self._processes.append(process)
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it has just died: its reader will say so
-                process.stdin.write(json.dumps(task) + "\n")
-                process.stdin.flush()
-            reader = threading.Thread(
-                target=self._read, args=(process, task["rank"], str(log), on_message), daemon=True
-            )
-            reader.start()
+            tell(process, task)
+            watched = (process, task["rank"], str(log), on_message)
+            threading.Thread(target=self._read, args=watched, daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str], rank: int, log: str, on_message: OnMessage) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            with suppress(ValueError):  # half a message: the process was killed in the middle of it
-                on_message(rank, json.loads(line))
+        for message in messages_of(process):
+            on_message(rank, message)
         on_message(rank, {"kind": "ended", "code": process.wait(), "log": log})
 
     def stop(self) -> None:

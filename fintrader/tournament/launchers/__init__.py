@@ -15,21 +15,6 @@ from fintrader.tournament.launchers.local import LocalLauncher, on_this_machine
 from fintrader.tournament.launchers.ray.launcher import RayLauncher, on_ray
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
-__all__ = [
-    "START_SECONDS",
-    "ElasticLauncher",
-    "Launcher",
-    "LauncherFactory",
-    "LocalLauncher",
-    "PodFailure",
-    "PodProgress",
-    "RayLauncher",
-    "RaySettings",
-    "RunAccess",
-    "Slot",
-    "cuda_devices",
-    "on_ray",
-    "on_this_machine",
-    "settle",
-    "slots_of",
-]
+__all__ = ["START_SECONDS", "ElasticLauncher", "Launcher", "LauncherFactory", "LocalLauncher", "PodFailure"]
+__all__ += ["PodProgress", "RayLauncher", "RaySettings", "RunAccess", "Slot", "cuda_devices"]
+__all__ += ["on_ray", "on_this_machine", "settle", "slots_of"]

@@ -89,16 +89,13 @@ class RunAccess:
 def context_of(task: Mapping[str, Any], **more: Any) -> PodContext:
     """The context of a pod in the process that was sent `task`."""
     run = Path(task["run"])
-    return PodContext(
-        run=RunFolder(run),
-        market=Path(task["market"]),
-        mirror=mirror_at(run, task["mirror"]),
-        device=task["device"],
-        token=task["token"],
-        attempt=task["attempt"],
-        store_seconds=task["store_seconds"],
-        **more,
-    )
+    more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds")}
+    return PodContext(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
+
+
+def limits_of(settings: TournamentSettings) -> dict[str, Any]:
+    """What a tournament's settings say to any launcher."""
+    return {name: getattr(settings, name) for name in ("workers", "hang_seconds", "store_seconds")}
 
 
 LauncherFactory = Callable[[TournamentSettings, RunAccess], Launcher]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,10 +21,11 @@ from fintrader.tournament.launchers.base import (
     PodFailure,
     PodProgress,
     RunAccess,
+    limits_of,
     settle,
 )
 from fintrader.tournament.launchers.devices import Slot
-from fintrader.tournament.process import worker_environment
+from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
 
@@ -74,7 +72,6 @@ class LocalLauncher:
         workers: int | None = None,
         hang_seconds: float = 300.0,
         store_seconds: float = 0.0,
-        preload: Sequence[str] | None = None,
     ) -> None:
         """Raises ConfigError when the run's store exists in this process only."""
         if access.mirror is not None and access.mirror.objects.private:
@@ -83,7 +80,6 @@ class LocalLauncher:
         self._slots, self._limit, self._hang = slots, workers, hang_seconds
         self._store_seconds = store_seconds
         self._stores_state = store_seconds > 0 and access.mirror is not None
-        self._preload = [body] if preload is None else list(preload)
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
         self._closed = False
@@ -106,13 +102,6 @@ class LocalLauncher:
         """Requested number of workers; None: one a slot."""
         self._limit = workers
 
-    def warm(self, count: int) -> None:
-        """Start workers ahead of their first pod, so that imports overlap with what comes before."""
-        with self._lock:
-            for slot in self.slots()[:count]:
-                if slot.name not in self._workers:
-                    self._workers[slot.name] = self._spawn(slot)
-
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         with self._lock:
             worker = self._free_worker()
@@ -123,10 +112,7 @@ class LocalLauncher:
             task = self.access.task(
                 spec, device=worker.slot.device, attempt=attempt, body=self.body, store_seconds=self._store_seconds
             )
-            assert worker.process.stdin is not None
-            with suppress(BrokenPipeError):  # it has just died: its reader will say so
-                worker.process.stdin.write(json.dumps(task) + "\n")
-                worker.process.stdin.flush()
+            tell(worker.process, task)
             return future
 
     def cancel(self, pod: str) -> None:
@@ -190,19 +176,8 @@ class LocalLauncher:
     def _spawn(self, slot: Slot) -> _Worker:
         log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fintrader.tournament.launchers.worker", str(os.getpid()), *self._preload],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={
-                    **worker_environment(),
-                    **dict(slot.variables),
-                    "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
-                },
-            )
+        module = "fintrader.tournament.launchers.worker"
+        process = spawn(module, self.body, log=log, variables=dict(slot.variables))
         worker = _Worker(slot, process, log, oom_kills=_oom_kills())
         threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
         return worker
@@ -224,12 +199,7 @@ class LocalLauncher:
 
     def _read(self, worker: _Worker) -> None:
         """Handle a worker's messages until it ends."""
-        assert worker.process.stdout is not None
-        for line in worker.process.stdout:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # half a message: the process was killed in the middle of it
+        for message in messages_of(worker.process):
             self._on_message(worker, message)
         code = worker.process.wait()
         with self._lock:
@@ -268,14 +238,7 @@ def on_this_machine(slots: Callable[[], list[Slot]], *, body: str = BODY) -> Lau
     """What `run_tournament` takes as `launcher` to run its pods as processes of this machine, one a slot."""
 
     def make(settings: TournamentSettings, access: RunAccess) -> Launcher:
-        return LocalLauncher(
-            access,
-            body=body,
-            slots=slots,
-            workers=settings.workers,
-            hang_seconds=settings.hang_seconds,
-            store_seconds=settings.store_seconds,
-        )
+        return LocalLauncher(access, body=body, slots=slots, **limits_of(settings))
 
     return make
 

@@ -22,6 +22,7 @@ from fintrader.tournament.launchers.base import (
     PodFailure,
     PodProgress,
     RunAccess,
+    limits_of,
     settle,
 )
 from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups
@@ -119,17 +120,9 @@ class RayLauncher:
             self._cluster.request([dict(self.need)] * (pods * self.settings.nodes))
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
-        task = self.access.task(
-            spec,
-            device=devices(self.gpus, self.settings.nodes),
-            nodes=self.settings.nodes,
-            need=dict(self.need),
-            attempt=attempt,
-            body=self.body,
-            evaluate_elsewhere=self.settings.evaluators,
-            store_seconds=self._store_seconds,
-            trained=None,
-        )
+        here = {"nodes": self.settings.nodes, "need": dict(self.need), "trained": None}
+        here |= {"device": devices(self.gpus, self.settings.nodes), "evaluate_elsewhere": self.settings.evaluators}
+        task = self.access.task(spec, attempt=attempt, body=self.body, store_seconds=self._store_seconds, **here)
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:
@@ -350,14 +343,6 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
                 f"{lower}: a pod that spans {what} needs a learner for each; set tournament.replicas to {spans} or "
                 f"more, or lower {lower}"
             )
-        return RayLauncher(
-            access,
-            ray,
-            body=body,
-            workers=settings.workers,
-            hang_seconds=settings.hang_seconds,
-            store_seconds=settings.store_seconds,
-            gpus=gpus,
-        )
+        return RayLauncher(access, ray, body=body, gpus=gpus, **limits_of(settings))
 
     return make
