@@ -38,7 +38,7 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """What logs and metrics call it: the run's name; for a search inside a run, `name/control` or the like."""
+        """What logs and metrics call it: the run's name; for a search inside a run, `name/null_model` or the like."""
         for above in (self.root, *list(self.root.parents)[:3]):
             if (above / "manifest.json").is_file():
                 return self.root.relative_to(above.parent).as_posix()
@@ -69,9 +69,9 @@ class RunFolder:
         return self.root / "backtest"
 
     @property
-    def control(self) -> Path:
+    def null_model(self) -> Path:
         """The same search on information-free features: a run folder of its own."""
-        return self.root / "control"
+        return self.root / "null_model"
 
     @property
     def ensemble(self) -> Path:

@@ -77,7 +77,7 @@ def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["data"]["source"] |= {"num_sessions": 25}
     values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
     values["tournament"] |= {"pods": 2, "workers": 1, "budget": {"env_steps": 1000}, "ensemble_size": 2}
-    values["backtest"] = {**values.get("backtest", {}), "control": False}
+    values["backtest"] = {**values.get("backtest", {}), "null_model": False}
     (world / "configs").mkdir()
     (world / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(values))
     with pytest.MonkeyPatch.context() as patch:

@@ -59,7 +59,7 @@ def render(runs: RunsFolder) -> None:
         with right, guarded():
             random_portfolios(report, stored)
         with guarded():
-            control(report, stored)
+            null_model(report, stored)
     with guarded():
         robustness.sensitivity(stored)
     with guarded():
@@ -206,16 +206,16 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
         st.caption(f"Share of random portfolios that did better: {percent(above)}.")
 
 
-def control(report: dict[str, Any], stored: StoredBacktest) -> None:
+def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
     """What the same search finds where there is nothing to find."""
-    found = part(report, "control")
+    found = part(report, "null_model")
     st.subheader("The same search on features without information", anchor=False)
     metrics = part(found, "metrics")
     if not metrics:
-        st.info("This control was not run: the same tournament on time-shifted features.", icon=":material/science:")
+        st.info("This null model was not run: the same tournament on time-shifted features.", icon=":material/science:")
         return
     name = str(report.get("strategy", ""))
-    metric_table.paper_table({name: stored.metrics.get(name, {}), "control": metrics}, "honesty_control")
+    metric_table.paper_table({name: stored.metrics.get(name, {}), "null_model": metrics}, "honesty_null_model")
 
 
 def lookahead(folder: Folder) -> None:

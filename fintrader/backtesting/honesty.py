@@ -42,14 +42,14 @@ def assess(
     trial_returns: TrialReturns | None = None,
     market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
-    control: Mapping[str, Any] | None = None,
+    null_model: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Everything about luck that can be said of `results`, as plain JSON; what is not known is None.
 
     `trials`: how many strategies were tried to get this one. `trial_returns`: `[S, M]`, their daily returns on the
     window they were selected on. `market`, `settings`: the window, for random portfolios. Of a walk-forward both are
-    lists with one entry for each fold, because each fold selects among trials of its own. `control`: what the same
+    lists with one entry for each fold, because each fold selects among trials of its own. `null_model`: what the same
     search found on information-free features, as the caller ran it: `metrics` of its winner on the window,
     `best_selection_score`, `real_best_selection_score` (the true search's) and `selection_metric`.
     """
@@ -72,7 +72,7 @@ def assess(
         "excess": _excess(results, name, seed),
         "superiority": _superiority(results, seed),
         "random_portfolios": _random(result, market, settings, seed),
-        "control": None if control is None else dict(control),
+        "null_model": None if null_model is None else dict(null_model),
     }
     report["verdict"] = sentence(report)
     report["likely_skill"] = _likely(report)
@@ -219,15 +219,15 @@ def _likely(report: Mapping[str, Any]) -> bool:
     """Whether the deflated Sharpe ratio passes, overfitting is not the likelier story, and nothing voids the result."""
     ratios, overfit = report["sharpe"], report["overfitting"]
     passes = ratios is not None and ratios["deflated"] is not None and ratios["deflated"] >= ENOUGH
-    voided = report["ruined"] or _control_did_as_well(report["control"])
+    voided = report["ruined"] or _null_model_did_as_well(report["null_model"])
     return bool(passes and not voided and (overfit is None or overfit["probability"] < 0.5))
 
 
-def _control_did_as_well(control: Mapping[str, Any] | None) -> bool:
+def _null_model_did_as_well(null_model: Mapping[str, Any] | None) -> bool:
     """Whether the search without information selected something that looked as good as the true search's best."""
-    if control is None:
+    if null_model is None:
         return False
-    free, real = control.get("best_selection_score"), control.get("real_best_selection_score")
+    free, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
     return free is not None and real is not None and bool(free >= real)
 
 
@@ -249,7 +249,7 @@ def sentence(report: Mapping[str, Any]) -> str:
     if not _likely(report):
         if ratios["sharpe"] <= 0:
             return f"Lost money, and no evidence of skill: {evidence}."
-        if ratios["deflated"] >= ENOUGH and _control_did_as_well(report["control"]):
+        if ratios["deflated"] >= ENOUGH and _null_model_did_as_well(report["null_model"]):
             return f"Not to be trusted: the same search found as much without information; {evidence}."
         if ratios["deflated"] >= ENOUGH and overfit is not None:
             return (

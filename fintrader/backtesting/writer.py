@@ -144,15 +144,16 @@ def write_backtest(
     trial_returns: TrialReturns | None = None,
     market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
-    control: Mapping[str, Any] | None = None,
+    null_model: Mapping[str, Any] | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
 
     `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and a report shows
-    the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and `control`
-    make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover different bars.
+    the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and
+    `null_model` make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover
+    different bars.
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
@@ -163,7 +164,7 @@ def write_backtest(
         trial_returns=trial_returns,
         market=market,
         settings=settings,
-        control=control,
+        null_model=null_model,
         seed=seed,
     )
     stored = tabulate(results, context, honesty, sensitivity)

@@ -32,7 +32,7 @@ class BacktestSettings(Settings):
     """Windows of the market to trade, each into a folder of its own; nobody has looked at the test window before."""
     cost_bps: float | None = Field(None, ge=0)
     """Proportional cost per trade in basis points; None keeps the environment's."""
-    control: bool = True
+    null_model: bool = True
     """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
     sensitivity: bool = True
     """Also trade at other costs, fills, delays and starts, and without each stock."""

@@ -52,7 +52,7 @@ def evaluate_chosen(
     with reporter() as progress:
         results = simulate_chosen(config.folder, market, env, str(manifest.values["best"]), progress)
         planted = _planted(market, env, results, progress)
-        control = _control(config, path, window, env, progress) if config.backtest.control else None
+        null_model = _null_model(config, path, window, env, progress) if config.backtest.null_model else None
         policy = load_policy(config.folder.ensemble / "policy.safetensors")
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
     context = provenance(config, manifest, window, repeat)
@@ -60,7 +60,11 @@ def evaluate_chosen(
         context["planted"] = planted
     context |= data_summary(path, [market])
     home = window_folder(config.folder, window)
-    judged_by: dict[str, Any] = {"trial_returns": trial_returns(config.folder), "control": control, "sensitivity": rows}
+    judged_by: dict[str, Any] = {
+        "trial_returns": trial_returns(config.folder),
+        "null_model": null_model,
+        "sensitivity": rows,
+    }
     stored = write_backtest(home, results, context=context, market=market, settings=env, seed=config.seed, **judged_by)
     count_look(manifest, window)
     draw(config, stored, home)
@@ -80,7 +84,7 @@ def backtest_settings(config: RunConfig) -> EnvSettings:
 
 def settings_hash(config: RunConfig, window: str) -> str:
     """SHA-256 of everything a window's backtest is made with besides the run itself."""
-    asked = {"window": window, "control": config.backtest.control, "sensitivity": config.backtest.sensitivity}
+    asked = {"window": window, "null_model": config.backtest.null_model, "sensitivity": config.backtest.sensitivity}
     made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
     return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 
@@ -211,14 +215,16 @@ def information_free_market(path: Path, seed: int) -> Path:
     return target
 
 
-def _control(config: RunConfig, path: Path, window: str, env: EnvSettings, progress: Progress) -> dict[str, Any] | None:
+def _null_model(
+    config: RunConfig, path: Path, window: str, env: EnvSettings, progress: Progress
+) -> dict[str, Any] | None:
     """What the same search made of information-free features: in selection, and on the window itself."""
-    folder = RunFolder(config.folder.control)
+    folder = RunFolder(config.folder.null_model)
     policy = folder.ensemble / "policy.safetensors"
     if not policy.is_file():
         return None
     split = MarketTensors.load(information_free_market(path, config.seed)).split()
-    result = simulate(load_policy(policy), getattr(split, window), env, name="control", progress=progress)
+    result = simulate(load_policy(policy), getattr(split, window), env, name="null_model", progress=progress)
     return {
         "metrics": dict(result.metrics),
         "selection_metric": config.tournament.metric,

@@ -10,7 +10,7 @@ from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline.config import RunConfig, differences, load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.evaluation import Repeat
-from fintrader.pipeline.run import RunOutcome, backtest_stage, conclude, control_stage
+from fintrader.pipeline.run import RunOutcome, backtest_stage, conclude, null_model_stage
 from fintrader.pipeline.session import workplace
 from fintrader.pipeline.walk_forward import check_window, evaluate_folds, folds_of
 from fintrader.runs import Manifest
@@ -38,8 +38,8 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
             )
         if not rolling:
             market = make_market(config, manifest)
-            # The control is the same search, so it trains in what the pods were trained in.
-            control_stage(config.model_copy(update={"env": own.env}), manifest, market)
+            # The null model is the same search, so it trains in what the pods were trained in.
+            null_model_stage(config.model_copy(update={"env": own.env}), manifest, market)
             return backtest_stage(config, manifest, market, repeat=repeat)
         check_window(config)
         with manifest.stage("backtest"):

@@ -52,7 +52,7 @@ def run(config: RunConfig) -> RunOutcome:
         manifest = claim(config, mirror=mirror)
         market = make_market(config, manifest)
         _tournament_stage(config, manifest, market)
-        control_stage(config, manifest, market)
+        null_model_stage(config, manifest, market)
         return backtest_stage(config, manifest, market)
 
 
@@ -83,7 +83,7 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
             if field.startswith("backtest."):
                 reopened |= {"backtest"}
             elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
-                reopened |= {"tournament", "control", "backtest"}
+                reopened |= {"tournament", "null_model", "backtest"}
             else:
                 raise RunError(
                     f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "
@@ -117,17 +117,17 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
         manifest.update(trials=result.trials, best=result.best)
 
 
-def control_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
+def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
     """The same search on features that hold no information: what it finds there is luck by construction."""
-    if not config.backtest.control or manifest.done("control"):
+    if not config.backtest.null_model or manifest.done("null_model"):
         return
     try:
         shuffled = information_free_market(market, config.seed)
     except BacktestError as error:
-        print(f"no control: {error}")
+        print(f"no null model: {error}")
         return
-    with manifest.stage("control"):
-        search(config, RunFolder(config.folder.control), shuffled, MarketTensors.stored_hash(shuffled))
+    with manifest.stage("null_model"):
+        search(config, RunFolder(config.folder.null_model), shuffled, MarketTensors.stored_hash(shuffled))
 
 
 def search(

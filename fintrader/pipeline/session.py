@@ -117,7 +117,7 @@ def index_tournaments(root: Path, *, again: bool = False) -> None:
     """Make the databases of the tournaments in a run's folder that lack one (or, `again`, of all)."""
     for path in (
         root / "tournament.json",
-        *root.glob("control/tournament.json"),
+        *root.glob("null_model/tournament.json"),
         *root.glob("folds/**/tournament.json"),
     ):
         if path.is_file() and (again or not RunFolder(path.parent).leaderboard.is_file()):

@@ -53,11 +53,11 @@ def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int)
         fold_market(market, fold).save(path)
     print(f"fold {fold.number + 1} of {count}")
     result = search(config, folder, path, MarketTensors.stored_hash(path))
-    if config.backtest.control:
+    if config.backtest.null_model:
         shuffled = path.with_name("information_free.safetensors")
         if not shuffled.is_file():
             information_free(MarketTensors.load(path), config.seed).save(shuffled)
-        search(config, RunFolder(folder.control), shuffled, MarketTensors.stored_hash(shuffled))
+        search(config, RunFolder(folder.null_model), shuffled, MarketTensors.stored_hash(shuffled))
     return result.trials
 
 
@@ -84,11 +84,13 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: evaluation.Rep
             test = MarketTensors.load(run_store(folder).own_market(folder.root / "market.safetensors")).split().test
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
             results = evaluation.simulate_chosen(folder, test, env, best, progress)
-            policy = RunFolder(folder.control).ensemble / "policy.safetensors"
-            if config.backtest.control and policy.is_file():
-                path = run_store(RunFolder(folder.control)).own_market(folder.root / "information_free.safetensors")
+            policy = RunFolder(folder.null_model).ensemble / "policy.safetensors"
+            if config.backtest.null_model and policy.is_file():
+                path = run_store(RunFolder(folder.null_model)).own_market(folder.root / "information_free.safetensors")
                 shuffled = MarketTensors.load(path).split().test
-                results["control"] = simulate(load_policy(policy), shuffled, env, name="control", progress=progress)
+                results["null_model"] = simulate(
+                    load_policy(policy), shuffled, env, name="null_model", progress=progress
+                )
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
             tests.append(test)
@@ -96,15 +98,15 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: evaluation.Rep
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
         rows = rolling_sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
     whole = {name: stitch(results, env, name=name) for name, results in parts.items() if len(results) == len(folders)}
-    control: dict[str, Any] | None = None
-    if "control" in whole:
-        control = {"metrics": dict(whole.pop("control").metrics), **_selection_scores(config, folders)}
+    null_model: dict[str, Any] | None = None
+    if "null_model" in whole:
+        null_model = {"metrics": dict(whole.pop("null_model").metrics), **_selection_scores(config, folders)}
     context = evaluation.provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
     context |= evaluation.data_summary(Path(str(manifest.values["market"])), tests)
     chosen_from = [evaluation.trial_returns(folder) for folder in folders]
     context |= {"folds": folds, "fold_windows": [_days(test) for test in tests]}
     trial_returns = [matrix for matrix in chosen_from if matrix is not None]
-    judged_by: dict[str, Any] = {"trial_returns": trial_returns, "control": control, "sensitivity": rows}
+    judged_by: dict[str, Any] = {"trial_returns": trial_returns, "null_model": null_model, "sensitivity": rows}
     stored = write_backtest(
         config.folder.backtest, whole, context=context, market=tests, settings=env, seed=config.seed, **judged_by
     )
@@ -126,7 +128,7 @@ def folds_of(folder: RunFolder) -> list[RunFolder]:
 def _selection_scores(config: RunConfig, folders: list[RunFolder]) -> dict[str, Any]:
     """The best score each search found while selecting, with information and without, as means over the folds."""
     boards = {
-        "best_selection_score": [RunFolder(folder.control).leaderboard for folder in folders],
+        "best_selection_score": [RunFolder(folder.null_model).leaderboard for folder in folders],
         "real_best_selection_score": [folder.leaderboard for folder in folders],
     }
     scores: dict[str, Any] = {"selection_metric": f"{config.tournament.metric}, mean of {len(folders)} folds"}

@@ -198,7 +198,7 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
         text = f"{percent(drawn['share_above']['cumulative_return'])} did better"
         how = "sold at each fold's end" if rolling else "bought once"
         add("Random static portfolios", text, f"{count(drawn['count'])} random sets of members, {how}")
-    return rows + _control_rows(found.get("control"))
+    return rows + _null_model_rows(found.get("null_model"))
 
 
 def _rivals_table(found: Mapping[str, Any]) -> str:
@@ -220,17 +220,17 @@ def _rivals_table(found: Mapping[str, Any]) -> str:
     return table(head, rows, css="dense") + note(text)
 
 
-def _control_rows(control: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+def _null_model_rows(null_model: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
     """The same search on features of other days: what it found while selecting, and what that was worth here."""
-    if not control:
+    if not null_model:
         return []
     rows = []
-    best, real = control.get("best_selection_score"), control.get("real_best_selection_score")
+    best, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
     if best is not None and real is not None:
         text = f"{score(best)}, with information {score(real)}"
-        said = f"best selection score ({control.get('selection_metric', 'score')}); it can only be luck"
+        said = f"best selection score ({null_model.get('selection_metric', 'score')}); it can only be luck"
         rows.append(("The same search without information", text, said))
-    metrics = control.get("metrics") or {}
+    metrics = null_model.get("metrics") or {}
     if metrics:
         text = f"{percent(metrics.get('cumulative_return'))}, Sharpe {ratio(metrics.get('sharpe'))}"
         rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))

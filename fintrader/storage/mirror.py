@@ -7,7 +7,7 @@
       pods/<id>/state.json, state/<sha256>  a pod in the middle (`tournament.checkpoint`)
       events/<token>-<number>.json          the event log, piece by piece
       index/<token>-<number>.json           every other file of the run: name -> hash
-      control/…, folds/<nn>/…               the pods and events of tournaments inside the run
+      null_model/…, folds/<nn>/…               the pods and events of tournaments inside the run
     <store>/.markets/<hash>.json, objects/<sha256>   built markets, by content and by what they were built from
 
 An object is either named by its hash or carries it, so what is half there or was changed is noticed. The newest index
@@ -64,7 +64,7 @@ class Mirror:
     """The run's folder, which holds the marker."""
     objects: Objects
     prefix: str = ""
-    """`control/` and the like for a tournament inside the run."""
+    """`null_model/` and the like for a tournament inside the run."""
     _hashes: dict[Path, tuple[tuple[int, int, int], str]] = field(default_factory=dict)
     _sent: set[str] = field(default_factory=set)
 

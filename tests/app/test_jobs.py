@@ -94,7 +94,7 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
     values["data"]["source"] |= {"num_sessions": 25}
     values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
     values["tournament"] |= {"pods": 2, "workers": 1, "budget": {"env_steps": 1000}, "ensemble_size": 2}
-    values["backtest"] = {**values.get("backtest", {}), "control": False}
+    values["backtest"] = {**values.get("backtest", {}), "null_model": False}
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(values))
     with socket.socket() as probe:

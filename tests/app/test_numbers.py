@@ -157,8 +157,8 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
 
 def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: Open, site: Path) -> None:
     test = open_page(site, "honesty", run="demo")
-    control = table_with(test, "Strategy").set_index("Strategy").loc["Control"]
-    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["control"]["metrics"]
+    control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
+    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["null_model"]["metrics"]
     for key, title in metric_table.HEADLINE:
         assert control[title] == statistic(key, metrics.get(key)), key
     assert "No look-ahead was found" in said(test)
@@ -166,7 +166,7 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: 
     assert "not run" not in said(test)
     words = said(open_page(site, "honesty", run="second"))
     assert words.count("Not computed") == 2
-    assert "This control was not run" in words
+    assert "This null model was not run" in words
     assert "fintrader lookahead" in words
     leaks = ["close: bar 3 changes when bars from 9 on are scrambled", "fill: bar 4"]
     (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps({"leaks": leaks}))

@@ -103,7 +103,7 @@ def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None
         "--env.num-envs=16",
     ]
     options += ["--data.source.num-sessions=25", "--env.decision-interval=10", "--env.episode-bars=200"]
-    options += ["--tournament.ensemble-size=2", "--backtest.control=False", "--metrics-port=0"]
+    options += ["--tournament.ensemble-size=2", "--backtest.null_model=False", "--metrics-port=0"]
     done = run(image, "fintrader", "run", "configs/quickstart.yaml", *options, work=work)
     assert done.returncode == 0, done.stderr
     assert (work / "runs" / "quickstart" / "backtest" / "metrics.json").is_file()

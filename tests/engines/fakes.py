@@ -110,7 +110,7 @@ def make_backtest(
             "market": market,
             "settings": settings,
             "trial_returns": rng.normal(0, 0.01, (16, trials)),
-            "control": {"metrics": free, "best_selection_score": 0.1, "real_best_selection_score": 0.7},
+            "null_model": {"metrics": free, "best_selection_score": 0.1, "real_best_selection_score": 0.7},
             "sensitivity": sensitivity(
                 lambda obs: torch.full((len(obs), market.num_assets), 0.3),
                 market,

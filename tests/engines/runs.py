@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
         "budget": {"env_steps": 1024},
         "leaderboard_size": 3,
     },
-    "backtest": {"control": False, "sensitivity": False},
+    "backtest": {"null_model": False, "sensitivity": False},
 }
 
 

@@ -225,20 +225,20 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race:
 
 
 def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
-    """Like the control, or a fold: its pods lie below its own name, its files in the run's index, under one lease."""
+    """Like the null model: its pods lie below its own name, its files in the index of the run, under one lease."""
     url = f"file://{tmp_path}/store/run"
     home = RunFolder(tmp_path / "run")
     attach(home.root, url)
     plain = race("plain", pods=4)
     with hold(Objects(url)) as held:
-        for name in ("run", "run/control", "run/folds/00/control"):
+        for name in ("run", "run/null_model", "run/folds/00/null_model"):
             race(name, pods=4)
         assert held.token == 1
     shutil.rmtree(home.root)
     mirror = attach(home.root, url)
     with hold(mirror.objects):
         mirror.pull()
-        for name in ("run", "run/control", "run/folds/00/control"):
+        for name in ("run", "run/null_model", "run/folds/00/null_model"):
             folder = RunFolder(tmp_path / name)
             assert make_index(folder) == 4
             assert compare(folder, plain.folder) == []
@@ -257,8 +257,8 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
     url = f"file://{tmp_path}/store/run"
     attach(tmp_path / "run", url)
-    run = RunFolder(tmp_path / "run" / "control")
-    race("run/control", pods=3)
+    run = RunFolder(tmp_path / "run" / "null_model")
+    race("run/null_model", pods=3)
     spec = RunStore(run).read_spec("p0002").model_copy(update={"pod": "p0003", "index": 3})
     task = {
         "spec": spec.model_dump(mode="json"),
@@ -270,7 +270,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "body": "tests.engines.stubs:body",
         "evaluate_elsewhere": False,
         "trained": None,
-        "inside": "control/",
+        "inside": "null_model/",
         "store_seconds": 60.0,
     }
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -278,7 +278,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     word = said.get()
     assert word["kind"] == "failed"
     assert "or the run in a store" in word["detail"]
-    node._work({**task, "mirror": {"url": url, "inside": "control/"}}, said)
+    node._work({**task, "mirror": {"url": url, "inside": "null_model/"}}, said)
     words = [said.get() for _ in range(said.qsize())]
     assert words[-1]["kind"] == "done", words[-1]
     assert open_store(run, mirror_of(run.root)).has_result("p0003")

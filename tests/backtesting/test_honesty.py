@@ -57,7 +57,7 @@ def test_luck_is_called_luck_and_skill_skill(template: BacktestResult) -> None:
     results = {"ensemble": with_returns(template, edge), "equal_weight": rival}
     for score, verdict in ((1.0, "Unlikely to be luck"), (3.0, "Not to be trusted: the same search found as much")):
         control = {"best_selection_score": score, "real_best_selection_score": 2.0, "metrics": {}}
-        judged = assess(results, trials=80, trial_returns=trials, control=control)
+        judged = assess(results, trials=80, trial_returns=trials, null_model=control)
         assert judged["verdict"].startswith(verdict)
         assert judged["likely_skill"] == (score < 2)
     assert skilled["excess"]["equal_weight"]["low"] > 0

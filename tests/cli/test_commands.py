@@ -12,7 +12,7 @@ from fintrader.cli import main
 from fintrader.cli.options import parse_config
 from tests.engines.runs import fintrader
 
-QUICKSTART = str(Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml")
+QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
 
 
 def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

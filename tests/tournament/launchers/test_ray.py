@@ -27,7 +27,7 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, until
-from tests.tournament.test_checkpoint import stored
+from tests.tournament.test_state_sync import stored
 
 pytestmark = pytest.mark.ray
 

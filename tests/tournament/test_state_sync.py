@@ -24,8 +24,8 @@ from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
-from tests.tournament.test_fusion import fused_spec
-from tests.tournament.test_launchers import spec as stub_spec
+from tests.tournament.fusion.test_threads import fused_spec
+from tests.tournament.launchers.test_local import spec as stub_spec
 
 STEPS = 1280  # forty updates of one learner
 

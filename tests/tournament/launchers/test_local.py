@@ -38,7 +38,7 @@ def spec(index: int, **hyper: object) -> PodSpec:
 
 def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
     own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
-    body = "tests.tournament.test_launchers:which"
+    body = "tests.tournament.launchers.test_local:which"
     return LocalLauncher(RunAccess(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
 
 
@@ -178,14 +178,14 @@ def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
 def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;"
-        "from tests.tournament.test_launchers import launcher;"
+        "from tests.tournament.launchers.test_local import launcher;"
         "local = launcher(RunFolder(Path(sys.argv[1]))); [local._spawn(slot) for slot in local.slots()[:2]];"
         "print('warm', flush=True); time.sleep(3600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
         stdout=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
     )
     assert parent.stdout is not None
     parent.stdout.readline()

@@ -18,10 +18,10 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import RunConfig
 from fintrader.pipeline import train as single
+from tests.cli.test_commands import complaint
 from tests.engines.runs import fintrader
-from tests.test_cli import complaint
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def classic(folder: Path, **changes: Any) -> Path:

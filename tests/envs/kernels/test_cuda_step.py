@@ -1,6 +1,6 @@
 """The CUDA kernel against the torch core: equal to the last bit, in every mode, with resets.
 
-Without a GPU it runs in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/envs/test_triton.py`, or
+Without a GPU it runs in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/envs/kernels/test_cuda_step.py`, or
 `make test-triton`, which makes an environment that has triton.
 """
 

@@ -33,7 +33,7 @@ from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
 from tests.engines.races import SETTINGS, market_file, real_race, train_pod
-from tests.tournament.test_fusion import fused_spec
+from tests.tournament.fusion.test_threads import fused_spec
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:

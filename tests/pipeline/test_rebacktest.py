@@ -16,14 +16,14 @@ from fintrader.errors import ConfigError
 from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_tournament, walk_forward
 from fintrader.pipeline.evaluation import looks
 from fintrader.runs import Manifest
+from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, pods_in_a_thread, write_config
-from tests.test_cli import complaint
 
 OTHERWISE = [
     *("--env.fill", "close", "--env.decision-interval", "60", "--backtest.cost-bps", "5"),
     *("--env.half-spread-bps", "3", "--backtest.sensitivity", "False"),
 ]
-CONTROLLED = {"control": True, "sensitivity": False, "tear_sheet": "none"}
+CONTROLLED = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def _in_this_process() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose tournament is over, without control and without backtest."""
+    """The folder of a run whose tournament is over, without null model and without backtest."""
     source = TINY["data"]["source"] | {"num_sessions": 30}
     small = TINY["tournament"] | {"pods": 2}
     place = tmp_path_factory.mktemp("raced")
@@ -125,11 +125,11 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
 ) -> None:
     folder = copy_of(raced, tmp_path)
     main(["backtest", str(folder), "--env.cost-bps", "0", "--env.decision-interval", "60"])
-    names = sorted(path.relative_to(judged) for path in judged.glob("control/**/policy.safetensors"))
+    names = sorted(path.relative_to(judged) for path in judged.glob("null_model/**/policy.safetensors"))
     assert len(names) == 3  # two pods and their ensemble
     for name in names:
         assert (folder / name).read_bytes() == (judged / name).read_bytes(), name
-    honesty = [json.loads((home / "backtest" / "honesty.json").read_text())["control"] for home in (folder, judged)]
+    honesty = [json.loads((home / "backtest" / "honesty.json").read_text())["null_model"] for home in (folder, judged)]
     assert honesty[0]["best_selection_score"] == honesty[1]["best_selection_score"]
     assert honesty[0]["metrics"] != honesty[1]["metrics"]  # traded on the window as the backtest trades
 

@@ -23,8 +23,8 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import until
-from tests.tournament.test_ranks import rank_process
-from tests.tournament.test_ray import _files, _lost
+from tests.tournament.fusion.test_coordinator import rank_process
+from tests.tournament.launchers.test_ray import _files, _lost
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 

@@ -162,16 +162,16 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
 ):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     tensors = str(undisturbed.parent / "tensors")
-    run(load_config(write_config(tmp_path, backtest={"control": True, "sensitivity": False}, cache=tensors)))
-    assert "no control: 2 sessions are too few" in capsys.readouterr().out
+    run(load_config(write_config(tmp_path, backtest={"null_model": True, "sensitivity": False}, cache=tensors)))
+    assert "no null model: 2 sessions are too few" in capsys.readouterr().out
     honesty = json.loads((tmp_path / "runs" / "tiny" / "backtest" / "honesty.json").read_text())
-    assert honesty["control"] is None
+    assert honesty["null_model"] is None
 
 
 def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path: Path):
     source = TINY["data"]["source"] | {"num_sessions": 17}
     lengths = {"train_sessions": 6, "validation_sessions": 3, "test_sessions": 3, "embargo_sessions": 1}
-    judged = {"control": False, "sensitivity": True}
+    judged = {"null_model": False, "sensitivity": True}
     config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged)
     with pytest.raises(Struck), struck_when("folds/00/pods/*/result.json"):
         walk_forward(load_config(config))
