@@ -24,6 +24,14 @@ def label(text: Any, limit: int = 60) -> str:
     return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
 
 
+_IN_BRACES = re.compile(r"""([{,]\s*)(["']?[\w.-]+["']?)(\s*:\s*)("[^"]*"|'[^']*'|[^,{}\[\]]+)""")
+"""One setting of YAML or JSON that stands on a line with others, as in `{user: me, token: x}`."""
+
+
+def _hidden(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}{match[3]}(hidden)" if is_secret(match[2]) else match[0]
+
+
 def without_secrets(text: str) -> str:
     """YAML or command text with the values of anything that is named like a secret blanked out."""
     lines = []
@@ -31,6 +39,7 @@ def without_secrets(text: str) -> str:
         key, colon, value = line.partition(":")
         if colon and _SECRET.search(key) and value.strip() not in {"", "null", "''", '""'}:
             line = f"{key}: (hidden)"
+        line = _IN_BRACES.sub(_hidden, line)
         line = re.sub(r"(\w+://)[^/\s:@]*:[^/\s@]+@", r"\1(hidden)@", line)
         lines.append(_SECRET_QUERY.sub(r"\1(hidden)", line))
     return "\n".join(lines)

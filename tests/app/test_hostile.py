@@ -148,7 +148,7 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -
 
 def test_secrets_in_settings_and_events_are_never_shown(open_page: Open, site: Path) -> None:
     demo = site / "runs" / "demo"
-    secrets = ("api_key: s3cr3t-a", "url: https://user:s3cr3t-b@example.com/x", "nested: {token: s3cr3t-c}")
+    secrets = ("api_key: s3cr3t-a", "url: https://user:s3cr3t-b@example.com/x", "a: {b: {token: s3cr3t-c, user: me}}")
     (demo / "config.yaml").write_text("\n".join(("name: demo", *secrets)))
     detail = "OSError at https://user:s3cr3t-a@example.com/x and s3://b/x?X-Amz-Signature=s3cr3t-b"
     event = {"time": 1.8e9, "pod": "p0001", "reason": "died", "detail": detail, "token": "s3cr3t"}

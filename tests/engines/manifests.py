@@ -53,7 +53,7 @@ def _meant(one: Manifest, target: dict[str, str]) -> bool:
 
 
 def patch(document: Any, operation: dict[str, Any]) -> None:
-    """One operation of RFC 6902: add or replace."""
+    """One operation of RFC 6902: add, replace, remove or test."""
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     at = document
     for part in path:
@@ -68,6 +68,11 @@ def patch(document: Any, operation: dict[str, Any]) -> None:
         case "replace":
             at[key]  # it must be there
             at[key] = value
+        case "remove":
+            del at[key]
+        case "test":
+            if at[key] != value:
+                raise ValueError(f"{operation['path']} is {at[key]!r}, not {value!r}")
         case other:
             raise ValueError(f"unknown operation {other}")
 
