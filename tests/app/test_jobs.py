@@ -31,7 +31,7 @@ def run(arguments):
         print("stored what there is", flush=True)
         sys.exit(130)
 fintrader.cli.main = run
-from app import worker
+from fintrader_app import worker
 sys.argv = sys.argv[:1] + sys.argv[2:]
 worker.main()
 """
@@ -76,7 +76,7 @@ def test_a_job_is_started_found_again_stopped_and_killed(quick: RunsFolder) -> N
 STARTS_AND_SERVES = """
 import os, sys
 from pathlib import Path
-from app import jobs, launch
+from fintrader_app import jobs, launch
 from fintrader.results.folders import RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
