@@ -161,6 +161,7 @@ def several(folder: Path, *windows: str) -> RunConfig:
     return config.model_copy(update={"backtest": config.backtest.model_copy(update={"window": windows})})
 
 
+@pytest.mark.slow
 def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged: Path, tmp_path: Path) -> None:
     folder = copy_of(judged, tmp_path)
     config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})

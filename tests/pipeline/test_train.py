@@ -129,7 +129,7 @@ gymnasium.register("Drift-v0", entry_point=Drift, max_episode_steps=10)
 """
 
 
-@pytest.mark.parametrize("workers", ["sync", "async"])
+@pytest.mark.parametrize("workers", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_simulator_of_ones_own_is_imported_by_its_name(
     tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,15 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) ->
     assert {spec.replicas for spec in RunStore(run).specs().values()} == {2}
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("kill", "killed"), ("exit", "error"), ("nan", "nan"), ("oom", "oom")])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("kill", "killed"),
+        ("nan", "nan"),
+        pytest.param("exit", "error", marks=pytest.mark.slow),
+        pytest.param("oom", "oom", marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: str, reason: str) -> None:
     undisturbed = race("a", pods=4)
     plant(RunFolder(tmp_path / "b"), "p0001", kind)
