@@ -1,13 +1,12 @@
-"""Two ways to run one account over a window: through `TradingEnv`, and by the same arithmetic compiled.
+"""One account at a time: what a strategy trades with in a backtest, and where its log is written.
 
-`EnvAccount` is the environment itself. `KernelAccount` follows the environment's ledger line by line for long-only
-accounts, without the cost of sixty tensor operations on a handful of numbers: bit for bit with whole shares (every
-product and sum is exact there), to rounding with fractions and with impact. The tests hold it to the environment.
+`KernelAccount` is stepped by the functions that step the environment's accounts (`envs.kernels.ledger`), one call a
+decision. `EnvAccount` is the environment on its readable torch core, for whoever wants to see the same numbers twice.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -19,10 +18,21 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.dynamics import market_view
 from fintrader.envs.kernels import ledger
+from fintrader.envs.kernels.buffers import Prices, Rules
+from fintrader.errors import BacktestError
 
 Array = NDArray[np.float64]
 Action: TypeAlias = "Tensor | NDArray[np.float32]"
 """`[1, N]` from a policy, `[N]` from a bound one."""
+
+
+class Holdings(NamedTuple):
+    """What a rule may ask for instead of an action: holdings, which are ordered as they stand."""
+
+    shares: Array
+    """`[N]`."""
+
+
 
 
 class BacktestAccount(Protocol):
@@ -48,18 +58,15 @@ class BacktestAccount(Protocol):
     def observe(self) -> Tensor:
         """`[1, D]` float32."""
 
-    def act(self, action: Action | None, bars: int | None = None) -> bool:
+    def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
         """Decide (None: order nothing), then wait `bars` (default: the decision interval); True when it is over."""
 
 
 def make_account(market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestAccount:
-    """The compiled account where it applies, the environment where it does not (shorts) or `exact` asks for it."""
+    """The compiled account; the environment, where `exact` asks for it or observations are not flat float32 rows."""
     settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
     plain = settings.observation == "flat" and settings.observation_dtype == "float32"
-    usable = plain and not settings.short and settings.max_leverage == 1 and settings.maintenance_margin == 0
-    if exact or not usable:
-        return EnvAccount(market, settings)
-    return KernelAccount(market, settings)
+    return EnvAccount(market, settings) if exact or not plain else KernelAccount(market, settings)
 
 
 class EnvAccount:
@@ -92,10 +99,12 @@ class EnvAccount:
         self.env.load_state_dict(other.env.state_dict())
         self.trade_log, self._obs = other.trade_log, other.observe()
 
-    def act(self, action: Action | None, bars: int | None = None) -> bool:
-        """`bars` is not offered here: the environment's interval is fixed."""
+    def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
+        """Neither `bars` nor holdings are offered here: the environment's interval and actions are fixed."""
+        if isinstance(action, Holdings):
+            raise BacktestError("an environment takes actions, not holdings; leave out exact=True")
         if action is None:
-            action = torch.zeros(1, self.layout.num_assets, dtype=torch.float64)
+            action = torch.zeros(1, self.layout.num_assets)
         given = torch.as_tensor(action).reshape(1, -1).to(self.env.device)
         self._obs, _, terminated, truncated, info = self.env.step(given)
         self._write({name: value[0].cpu().numpy() for name, value in info.items()})
@@ -120,50 +129,38 @@ class EnvAccount:
         np.add.at(trade_log.costs, bars, info["interest"])
 
 
-def flat_action(action: Action) -> Array:
-    """`[N]` float64."""
+def flat_action(action: Action) -> NDArray[np.float32]:
+    """`[N]`."""
     values = action.detach().cpu().numpy() if isinstance(action, Tensor) else action
-    return np.asarray(values, dtype=np.float64).reshape(-1)
+    return np.asarray(values, dtype=np.float32).reshape(-1)
 
 
 KINDS = np.array(["order", "forced"], dtype=object)
 """Names of `ledger.ORDER` and `ledger.FORCED`."""
-_NOTHING = np.zeros(0)
 _COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 
 
 class KernelAccount:
-    """A long-only account whose orders, fills and marks are compiled (`envs.kernels.ledger`)."""
+    """An account whose orders, fills and marks are compiled (`envs.kernels.ledger`), as the environment's are."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         self._device = market.device  # the policy's: observations are handed over there
         market = market if market.device.type == "cpu" else market.to("cpu")
-        view = market_view(market, settings, torch.float64)
+        view = market_view(market, settings)
         self.market, self.settings = market, settings
         self.layout = ObservationLayout.of(market, settings.lookback)
-        self.trade_log = TradeLog(market, settings)
-        self._mark = view.mark.numpy()
+        self.trade_log = log = TradeLog(market, settings)
         self._rows = view.rows
         self._end = market.num_bars - 1
         self._bar = 0
-        self._held = np.zeros(market.num_assets)
         self._state = np.full(4, float(settings.initial_cash_usd))
-        rates = (settings.fee_rate, settings.spread_rate, settings.impact_rate, settings.min_commission_usd)
-        limits = (settings.rebalance_band, settings.dead_band, settings.max_shares, settings.ruin_fraction)
-        self._rules = np.array([*rates, *limits])
-        self._flags = (settings.fractional, settings.action == "target", settings.fill == "close")
-        self._market = (
-            self._mark,
-            view.fill.numpy(),
-            view.buyable.numpy(),
-            view.risk_off.numpy(),
-            view.last_bar.numpy(),
-        )
-        trade_log = self.trade_log
-        self._curves = (trade_log.shares, trade_log.equity, trade_log.costs, trade_log.turnover)
-        self._work = tuple(np.zeros(market.num_assets) for _ in range(4))
-        self._seen = np.zeros(self.layout.private_width, np.float32)
+        self._prices, self._rules = Prices.of(view), Rules.of(settings)
+        self._curves = (log.shares, log.equity, log.costs, log.turnover)
+        shape = (1, market.num_assets)
+        self._shares, self._want, self._kept = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._wish, self._nothing = np.zeros(shape, np.float32), np.zeros((1, 0))
+        self._seen = np.zeros((1, self.layout.private_width), np.float32)
         self._fills, self._noted = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS), 0
 
     @property
@@ -176,7 +173,7 @@ class KernelAccount:
 
     @property
     def held(self) -> Array:
-        return self._held
+        return self._shares[0]
 
     @property
     def rows(self) -> NDArray[np.float32]:
@@ -186,25 +183,31 @@ class KernelAccount:
 
     def private(self) -> NDArray[np.float32]:
         """`[A + N]`, as `envs.observation.private_part`; the next call overwrites it."""
-        ledger.see(self._bar, self._state, self._held, self._mark, self._seen)
-        return self._seen
+        ledger.see(self._bar, self._state, self._shares, self._prices, self._seen)
+        return self._seen[0]
 
     def observe(self) -> Tensor:
         """The private part beside the market's row."""
         obs = torch.cat((torch.from_numpy(self.private()), self._rows[self.bar])).unsqueeze(0)
         return obs.to(self._device)
 
-    def act(self, action: Action | None, bars: int | None = None) -> bool:
+    def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
         """`bars` may exceed the decision interval: ruin is still looked for at the end of every interval."""
+        want = self._nothing if action is None else self._want
+        if isinstance(action, Holdings):
+            want[0] = action.shares
+        elif action is not None:
+            given = flat_action(action)[None]
+            ledger.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
         start, interval = self._bar, self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
-        # An order has at most N fills, and every symbol ends at most once.
-        if self._noted + 2 * len(self._held) > len(self._fills[0]):
+        # An order has at most N fills, and every symbol ends or is called in at most once an interval.
+        room = self._noted + self._shares.size * (2 + (stop - start if self._rules.margin else 0))
+        while room > len(self._fills[0]):
             self._fills = tuple(np.concatenate((column, np.zeros_like(column))) for column in self._fills)
-        given = _NOTHING if action is None else flat_action(action)
         self._bar, self._noted, ruined = ledger.decide_and_wait(
-            given, (start, stop, interval), self._state, self._held, self._rules, self._flags, self._market,
-            self._curves, self._fills, self._noted, self._work,
+            (start, stop, interval), self._state, self._shares, self._prices, self._rules, self._curves, self._fills,
+            self._noted, want, self._kept,
         )  # fmt: skip
         over = ruined or self._bar >= self._end
         if over:

@@ -1,7 +1,7 @@
 """What anybody could have done in the same window: the lines a result has to beat.
 
-Baselines that trade do so through the ledger and at the costs of the policy they stand beside. They size whole
-orders themselves (shares, not weights), so that holding means holding: no order is made by rounding.
+Baselines that trade do so through the ledger and at the costs of the policy they stand beside. They ask for shares,
+not weights, and ask again until they have traded: a target stays a target.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from fintrader import metrics as m
-from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.backtesting.simulate import simulate_rule
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
-from fintrader.envs.ledger import MAX_WHOLE_SHARES
 from fintrader.progress import Progress
 from fintrader.results.backtest_files import empty_trades
 
@@ -33,10 +32,57 @@ LOOKBACK, FAST, REBALANCED = 20, 5, 5
 
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
-    """The policy's costs, fills and capital, with orders in shares, a decision a bar, long-only, no turbulence rule."""
-    orders = {"action": "trade", "max_shares": MAX_WHOLE_SHARES, "dead_band": 0.0, "rebalance_band": 0.0}
+    """The policy's costs, fills and capital; a decision a bar, long-only, no turbulence rule."""
     account = {"short": False, "max_leverage": 1.0, "maintenance_margin": 0.0, "turbulence_column": None}
-    return settings.model_copy(update=orders | account | {"decision_interval": 1, "reward": "log_return"})
+    sight = {"observation": "flat", "observation_dtype": "float32", "reward": "log_return"}
+    return settings.model_copy(update=account | sight | {"decision_interval": 1})
+
+
+class TowardsWeights:
+    """A rule that holds target weights: sized in shares at the bars `due`, and ordered until they have traded.
+
+    A symbol in which nothing trades at the bar of its fill is ordered again for the next bar in which it can trade, at
+    the size it was given, and one without a price is sized at its first; the money for them is not spent on others.
+    """
+
+    def __init__(self, weights: Weights, due: frozenset[int], market: MarketTensors, settings: EnvSettings) -> None:
+        self._weights, self._due, self._settings = weights, np.array(sorted(due)), settings
+        self._mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu().numpy()
+        self._sells = market.tradable.cpu().numpy()
+        self._buys = self._sells & market.member.cpu().numpy()
+        self._delay = 0 if settings.fill == "close" else 1
+        self._wanted, self._usd = np.zeros(market.num_assets), np.zeros(market.num_assets)
+        self._pending = np.zeros(market.num_assets, dtype=bool)
+        self._unpriced = self._pending.copy()
+
+    def decide(self, account: BacktestAccount) -> Holdings:
+        """What to hold: the weights' shares where they are due, what is still wanted where it has not traded."""
+        bar, held = account.bar, account.held
+        if bar in self._due:
+            self._usd = self._weights(bar).cpu().numpy() * account.equity
+            self._wanted, self._pending = held.copy(), np.zeros_like(self._pending)
+            self._unpriced = np.ones_like(self._pending)
+        price = self._mark[bar]
+        sized = self._unpriced & (price > 0)
+        change = np.where(sized, self._usd / np.where(sized, price, 1.0) - held, 0.0)
+        self._wanted += change if self._settings.fractional else np.trunc(change)
+        self._unpriced &= ~sized & (self._usd > 0) & (held == 0)
+        self._pending |= sized & (self._wanted != held)
+        wanted = np.where(self._pending, self._wanted, held)
+        filled = min(bar + self._delay, len(self._mark) - 1)
+        self._pending &= ~np.where(wanted > held, self._buys[filled], self._sells[filled])
+        return Holdings(wanted)
+
+    def next_due(self, bar: int) -> int:
+        """The next rebalancing, or before it the bar ahead of one in which something still wanted can trade."""
+        later = self._due[self._due > bar]
+        coming = int(later[0]) if later.size else len(self._mark)
+        ahead = slice(bar + 1, coming)
+        can = self._mark[ahead][:, self._unpriced].any(axis=1)
+        if self._pending.any():
+            trades = self._buys[bar + 1 + self._delay : coming + self._delay, self._pending].any(axis=1)
+            can[: len(trades)] |= trades
+        return bar + 1 + int(can.argmax()) if can.any() else coming
 
 
 def simulate_weights(
@@ -51,28 +97,27 @@ def simulate_weights(
 ) -> BacktestResult:
     """Trade towards target weights at the bars `due`, in shares sized at that bar's close; hold in between.
 
+    `due` contains bar 0.
+
     Raises BacktestError for a window of fewer than two bars.
     """
     settings = baseline_settings(settings)
-    mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu()
-
-    def decide(account: BacktestAccount) -> Tensor:
-        target, price = weights(account.bar).cpu(), mark[account.bar]
-        want = torch.where(price > 0, target * account.equity / price.clamp(min=1e-12), torch.zeros_like(price))
-        order = want - torch.from_numpy(account.held)
-        return (order if settings.fractional else torch.trunc(order)).unsqueeze(0) / MAX_WHOLE_SHARES
-
-    return simulate_rule(decide, market, settings, name=name, due=due, note=note, progress=progress)
+    rule = TowardsWeights(weights, due, market, settings)
+    return simulate_rule(
+        rule.decide, market, settings, name=name, due=rule.next_due, note=note, progress=progress
+    )
 
 
 def equal_weights(market: MarketTensors, bar: int) -> Tensor:
-    """`[N]`: 1/n for the n symbols that are members and trade at this bar, 0 for the others."""
-    chosen = (market.member[bar] & market.tradable[bar]).to(torch.float64)
+    """`[N]`: 1/n for the n members at this bar that have traded by then, or do so in the window's first session."""
+    first_session = int((market.session == market.session[0]).sum())
+    traded = market.tradable[: max(bar + 1, first_session)].any(0)
+    chosen = (market.member[bar] & traded).to(torch.float64)
     return chosen / chosen.sum().clamp(min=1.0)
 
 
 def buy_and_hold(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
-    """Equal dollars in every member that trades at the window's first bar, then nothing more."""
+    """Equal dollars in every member that trades in the window's first session, as soon as it does, then held."""
     note = "equal dollars at the window's first bar, then held"
     hold = partial(equal_weights, market)
     return simulate_weights(hold, frozenset({0}), market, settings, name="buy_and_hold", note=note, progress=progress)

@@ -14,15 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.account import Action, BacktestAccount, KernelAccount, make_account
+from fintrader.backtesting.account import Action, BacktestAccount, Holdings, KernelAccount, make_account
 from fintrader.backtesting.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError
 from fintrader.progress import SILENT, Progress
 
-Decide = Callable[[BacktestAccount], "Action | None"]
-"""What a strategy does at a decision: an action `[1, N]` or `[N]`, or None to order nothing."""
+Decide = Callable[[BacktestAccount], "Action | Holdings | None"]
+"""What a strategy does at a decision: an action `[1, N]` or `[N]`, the holdings it wants, or None to order nothing."""
+Due = Callable[[int], int]
+"""The first bar after a bar at which a strategy wants to be asked (again)."""
 TOLD_BARS = 100
 """Bars between two words of progress."""
 Bound = Callable[[int, "NDArray[np.float32]"], "NDArray[np.float32]"]
@@ -93,12 +95,12 @@ def simulate_rule(
     settings: EnvSettings,
     *,
     name: str,
-    due: frozenset[int] | None = None,
+    due: Due | None = None,
     progress: Progress | None = None,
     note: str = "",
     exact: bool = False,
 ) -> BacktestResult:
-    """As `simulate`, for a strategy that looks at the account itself; with `due` it is only asked at those bars.
+    """As `simulate`, for a strategy that looks at the account itself; with `due` it is asked at bar 0 and when due.
 
     Raises BacktestError for a window of fewer than two bars.
     """
@@ -117,21 +119,17 @@ def trade(
     account: BacktestAccount,
     *,
     name: str,
-    due: frozenset[int] | None = None,
+    due: Due | None = None,
     progress: Progress | None = None,
     note: str = "",
 ) -> BacktestResult:
-    """Run an account to the end of its window, asking `decide` at every decision (with `due`, only at those bars)."""
+    """Run an account to the end of its window, asking `decide` at every decision (with `due`: at bar 0 and when due)."""
     last = account.market.num_bars - 1
-    coming = sorted(due) if due is not None else []
     with torch.no_grad(), (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task:
         over, told = False, 0
         while not over:
-            action = decide(account) if due is None or account.bar in due else None
-            while coming and coming[0] <= account.bar:
-                coming.pop(0)
-            wait = None if due is None else (coming[0] if coming else last + 1) - account.bar
-            over = account.act(action, wait)
+            action = decide(account)
+            over = account.act(action, None if due is None else due(account.bar) - account.bar)
             if account.bar - told >= TOLD_BARS or over:
                 told = account.bar
                 task.update(float(told))

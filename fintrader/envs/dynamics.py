@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.ledger import Account, closing_cost, desired_shares, fill_orders, total_cost, trade_cost
+from fintrader.envs.ledger import Account, closing_cost, desired_shares, fill_orders, in_usd, total_cost, trade_cost
 from fintrader.envs.observation import market_rows, private_part
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
@@ -86,9 +86,7 @@ class Record(NamedTuple):
         return self._replace(**{n: torch.where(rows[n], torch.zeros_like(v), v) for n, v in values.items()})
 
 
-def market_view(
-    market: MarketTensors, settings: EnvSettings, dtype: torch.dtype, obs_dtype: torch.dtype = torch.float32
-) -> MarketView:
+def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.dtype = torch.float32) -> MarketView:
     """Sanitise a market once. Raises EnvError for a window of one bar or an unknown turbulence column."""
     bars = market.num_bars
     if bars < 2:
@@ -106,8 +104,8 @@ def market_view(
     fill = torch.where(market.tradable, torch.nan_to_num(price, nan=0.0), torch.zeros_like(close))
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).to(torch.float64)
     return MarketView(
-        mark=carried.to(dtype).contiguous(),
-        fill=fill.to(dtype).contiguous(),
+        mark=carried.to(torch.float32).contiguous(),
+        fill=fill.to(torch.float32).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
         rows=market_rows(market.features, market.tradable, market.context, obs_dtype, settings.lookback),
         last_bar=last_bar,
@@ -183,7 +181,7 @@ def begin(
         bar = torch.where(start >= 0, start, bar)
     end = torch.where(episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last))
     shares = torch.where(listed(view, bar), shares, torch.zeros_like(shares))
-    equity = cash + (shares.to(torch.float64) * view.mark[bar].to(torch.float64)).sum(1)
+    equity = cash + in_usd(shares, view.mark[bar]).sum(1)
     variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
     memory, finished = torch.stack((torch.zeros_like(equity), variance), dim=1), torch.zeros_like(bar, dtype=torch.bool)
     return Account(
@@ -238,9 +236,10 @@ def advance(
             over = (view.last_bar == bar.unsqueeze(1)) & moving.unsqueeze(1)
             cash, shares, closed, closed_cost, total, notional = _close_positions(cash, shares, mark, over, settings)
             cost, turnover = cost + total, turnover + notional
-        equity = cash + (shares.to(torch.float64) * mark.to(torch.float64)).sum(1)
+        value = in_usd(shares, mark)
+        equity = cash + value.sum(1)
         if settings.maintenance_margin > 0.0:
-            gross = (shares.to(torch.float64) * mark.to(torch.float64)).abs().sum(1)
+            gross = value.abs().sum(1)
             called = (moving & (equity < settings.maintenance_margin * gross)).unsqueeze(1) & (view.fill[bar] > 0)
             cash, shares, forced, forced_cost, total, notional = _close_positions(cash, shares, mark, called, settings)
             closed = forced if closed is None else closed + forced
@@ -275,7 +274,7 @@ def _interest(
     cash: Tensor, shares: Tensor, view: MarketView, bar: Tensor, moving: Tensor, settings: EnvSettings
 ) -> Tensor:
     """`[B]`: a year's rate on the short notional (at the last close) and on borrowed cash, for the bar's length."""
-    held = shares.to(torch.float64) * view.mark[torch.clamp(bar - 1, min=0)].to(torch.float64)
+    held = in_usd(shares, view.mark[torch.clamp(bar - 1, min=0)])
     borrowed = torch.relu(-held).sum(1) + torch.relu(-cash)
     return borrowed * (settings.borrow_bps_per_year / 1e4) * view.years[bar] * moving
 
@@ -284,8 +283,8 @@ def _close_positions(
     cash: Tensor, shares: Tensor, mark: Tensor, where: Tensor, settings: EnvSettings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Close positions where `[B, N]` says so, at the mark: cash, shares, traded, costs `[B, N]`, cost, notional."""
-    closed = torch.where(where, shares, torch.zeros_like(shares)).to(torch.float64)
-    value = closed * mark.to(torch.float64)
+    closed = torch.where(where, shares, torch.zeros_like(shares))
+    value = in_usd(closed, mark)
     notional = value.abs()
     total = total_cost(notional, settings, closing=True)
     kept = torch.where(where, torch.zeros_like(shares), shares)

@@ -2,15 +2,16 @@
 
 A trade of notional x (USD, x >= 0) costs
 
-    fee(x) = max(m * [x > dust], f x) + h x + kappa x^2
+    max(m * [x > dust] - f x, 0) + min(f x + h x + kappa x^2, x)
 
 with f commission, h half-spread, kappa impact and m the least commission of an order. Prices stay the bar's;
 everything a trade loses is in its cost, so that for each account and step
 
     V[t+1] - V[t] = sum_i (price P&L of holdings and fills)_i - costs
 
-Cash is float64. With float32 prices and whole shares every product price * shares is exact in float64, and sums
-of them are exact up to about 1e9 USD: the order of tickers cannot matter.
+Shares and cash are float64, prices the market's float32. Every amount of money is counted in units of 2^-20 USD
+before amounts are added up, so that sums up to 8.6 billion USD are exact: neither the order of tickers nor the engine
+that adds can matter.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from torch import Tensor
 from fintrader.envs.settings import EnvSettings
 
 WEIGHT_GRID = float(1 << 24)
-"""Whole-share actions are rounded to this grid, which makes their sum exact in float64."""
+"""Target weights are rounded to this grid, which makes their sum exact in float64."""
 
-MAX_WHOLE_SHARES = float(1 << 23)
-"""Most shares of a symbol a whole-share account holds: float32 counts exactly up to twice that."""
+USD_GRID = float(1 << 20)
+"""Units of money in a USD. Sums of whole units are exact up to 2^53 of them."""
+
+LEAST_CHANGE = 2.0**-22
+"""A target within this share of equity of what is held is what is held: a float32 weight cannot say it finer."""
 
 DUST_USD = 0.01
 """Notionals up to a cent are rounding of fractional shares, not orders: they owe no least commission."""
-
-_SHAVE = 1.0 - 2.0**-44
-"""Keeps a scaled-down fractional purchase below the cash by more than rounding can add."""
 
 
 class Account(NamedTuple):
@@ -43,7 +44,7 @@ class Account(NamedTuple):
     cash: Tensor
     """`[B]` float64, USD."""
     shares: Tensor
-    """`[B, N]`."""
+    """`[B, N]` float64."""
     equity: Tensor
     """`[B]` float64: cash + shares marked at the close of `bar`."""
     peak_equity: Tensor
@@ -81,52 +82,57 @@ class Fills(NamedTuple):
     """`[B, N]` USD: notionals of the additions."""
 
 
+def to_grid(value: Tensor, units: float) -> Tensor:
+    """Rounded to 1/`units`, halves to even; the gradient passes unchanged."""
+    rounded = torch.round(value * units) / units
+    return value + (rounded - value).detach() if value.requires_grad else rounded
+
+
+def in_usd(shares: Tensor, price: Tensor) -> Tensor:
+    """`[B, N]` float64 USD: shares times prices, in whole units of money."""
+    return to_grid(shares * price.to(torch.float64), USD_GRID)
+
+
 def round_to_zero(shares: Tensor, settings: EnvSettings) -> Tensor:
     """Whole shares, towards zero, unless fractions trade."""
     return shares if settings.fractional else torch.trunc(shares)
 
 
-def clean_action(action: Tensor, settings: EnvSettings) -> Tensor:
-    """`[B, N]` float64 in [-1, 1]; whole-share actions lie on a grid whose sums are exact."""
-    action = action.to(torch.float64).clamp(-1.0, 1.0)
-    return action if settings.fractional else torch.round(action * WEIGHT_GRID) / WEIGHT_GRID
-
-
-def target_values(action: Tensor, equity: Tensor, settings: EnvSettings) -> Tensor:
-    """`[B, N]` USD: w V with w = relu(a) / max(1, sum relu(a)), the rest is cash; with shorts
-    w = a / max(1, sum |a| / leverage)."""
-    value = torch.relu(equity).unsqueeze(1)
-    if settings.short:
-        return action * (value / torch.clamp(action.abs().sum(1, keepdim=True) / settings.max_leverage, min=1.0))
-    positive = torch.relu(action)
-    return positive * (value / torch.clamp(positive.sum(1, keepdim=True), min=1.0))
+def target_shares(action: Tensor, equity: Tensor, price: Tensor, settings: EnvSettings) -> Tensor:
+    """`[B, N]` shares: w V / price with w = relu(a) / max(1, sum relu(a)), the rest is cash; with shorts
+    w = a / max(1, sum |a| / leverage). 0 where there is no price."""
+    action = to_grid(action.to(torch.float64), WEIGHT_GRID)
+    if not settings.short:
+        action = torch.relu(action)
+    gross = action.abs().sum(1) / settings.max_leverage
+    values = action * (torch.relu(equity) / torch.clamp(gross, min=1.0)).unsqueeze(1)
+    listed = price > 0
+    return torch.where(listed, values / torch.where(listed, price, torch.ones_like(price)), torch.zeros_like(price))
 
 
 def desired_shares(
-    action: Tensor, shares: Tensor, equity: Tensor, mark: Tensor, flat: Tensor | None, settings: EnvSettings
+    action: Tensor, held: Tensor, equity: Tensor, mark: Tensor, flat: Tensor | None, settings: EnvSettings
 ) -> Tensor:
     """`[B, N]` float64: holdings the action asks for, sized with the prices known at the decision.
 
-    `mark` is the close at the decision (0 where the symbol has no price), `flat` `[B]` bool closes everything.
+    What is rounded is the order, not the position: who asks for what he holds orders nothing. `mark` is the close at
+    the decision (0 where the symbol has no price), `flat` `[B]` bool closes everything.
     """
-    held = shares.to(torch.float64)
     price = mark.to(torch.float64)
-    action = clean_action(action, settings)
+    action = action.to(torch.float32).clamp(-1.0, 1.0)
     if settings.action == "target":
-        values = target_values(action, equity, settings)
-        listed = price > 0
-        safe_price = torch.where(listed, price, torch.ones_like(price))
-        want = torch.where(listed, round_to_zero(values / safe_price, settings), torch.zeros_like(price))
-        if settings.rebalance_band > 0.0:
-            near = (want - held).abs() * price <= settings.rebalance_band * torch.relu(equity).unsqueeze(1)
-            want = torch.where(near & (want != 0), held, want)
+        target = target_shares(action, equity, price, settings)
+        gap = target - held
+        band = max(settings.rebalance_band, LEAST_CHANGE) * torch.relu(equity).unsqueeze(1)
+        near = (gap.abs() * price <= band) & (target != 0)
+        order = torch.where(near, torch.zeros_like(gap), round_to_zero(gap, settings))
     else:
-        order = torch.where(action.abs() > settings.dead_band, action, torch.zeros_like(action)) * settings.max_shares
-        want = held + round_to_zero(order, settings)
+        # In float32, as the action is: 0.29 * 100 is 29, which its float64 product is not.
+        size = torch.where(action.abs() > settings.dead_band, action * settings.max_shares, torch.zeros_like(action))
+        order = round_to_zero(size.to(torch.float64), settings)
+    want = held + order
     if not settings.short:
         want = torch.relu(want)
-    if not settings.fractional:
-        want = want.clamp(-MAX_WHOLE_SHARES, MAX_WHOLE_SHARES)
     if flat is not None:
         want = torch.where(flat.unsqueeze(1), torch.zeros_like(want), want)
     return want
@@ -134,15 +140,20 @@ def desired_shares(
 
 def trade_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
     """`[B, N]` USD: cost of orders of these notionals (`[B, N]` USD, >= 0)."""
-    if settings.min_commission_usd == 0.0:
-        cost = (settings.fee_rate + settings.spread_rate) * notional
-    else:
-        ordered = (notional > DUST_USD).to(notional.dtype)
-        fee = torch.maximum(settings.min_commission_usd * ordered, settings.fee_rate * notional)
-        cost = fee + settings.spread_rate * notional
-    if settings.impact_rate > 0.0:
-        cost = cost + settings.impact_rate * notional * notional
-    return cost
+    cost = variable_cost(notional, settings)
+    if settings.min_commission_usd > 0.0:
+        orders = (notional > DUST_USD).to(torch.float64)
+        short_of = settings.min_commission_usd * orders - settings.fee_rate * notional
+        cost = cost + torch.relu(short_of)
+    return to_grid(cost, USD_GRID)
+
+
+def variable_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
+    """`[B, N]` USD: what grows with an order's size, at least in proportion, up to all of its notional."""
+    cost = (settings.fee_rate + settings.spread_rate) * notional
+    if settings.impact_rate == 0.0:
+        return cost
+    return torch.minimum(cost + settings.impact_rate * (notional * notional), notional)
 
 
 def closing_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
@@ -152,7 +163,7 @@ def closing_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
 
 def total_cost(notional: Tensor, settings: EnvSettings, *, closing: bool) -> Tensor:
     """`[B]` USD: cost of all orders of an account. Proportional costs are taken of the sum, which is exact."""
-    if settings.min_commission_usd == 0.0 and settings.impact_rate == 0.0:
+    if settings.costs_are_proportional:
         return (settings.fee_rate + settings.spread_rate) * notional.sum(1)
     return (closing_cost if closing else trade_cost)(notional, settings).sum(1)
 
@@ -160,29 +171,24 @@ def total_cost(notional: Tensor, settings: EnvSettings, *, closing: bool) -> Ten
 def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> Tensor:
     """`[B]` in [0, 1]: the common factor s by which all new positions are scaled to fit the budget; 1 if they fit.
 
-    Long-only, with X = sum x, Q = sum x^2 and fee rate c = f + h, the cash must cover
+    With X = sum x, the orders' variable costs c and a least commission m, kept back for each of n orders beside the
+    rounding of its amounts, long-only cash covers
 
-        (1 + c) X s + kappa Q s^2 <= cash
+        s X + s sum c(x) + n m <= cash
 
-    so s = 2 R / (b + sqrt(b^2 + 4 a R)) with R the budget, b = (1 + c) X, a = kappa Q. With leverage L the budget
-    is R = L V - G (equity and gross exposure after the reductions) and costs weigh L-fold: b = (1 + L c) X,
-    a = L kappa Q. A least commission m is reserved for each order first, which bounds the cost from above.
+    which bounds the cost of the scaled orders from above: c(s x) <= s c(x). With leverage L the
+    budget is L V - G (equity and gross exposure after the reductions) and costs weigh L-fold.
     """
-    ordered = notional.sum(1)
-    rate = settings.fee_rate + settings.spread_rate
-    leverage = settings.max_leverage
+    ordered, leverage = notional.sum(1), settings.max_leverage
     fits = ordered + leverage * total_cost(notional, settings, closing=False) <= budget
-    if settings.min_commission_usd > 0.0:
-        budget = budget - leverage * settings.min_commission_usd * (notional > DUST_USD).sum(1)
-    budget = torch.relu(budget)
-    b = (1.0 + leverage * rate) * ordered
-    if settings.impact_rate > 0.0:
-        a = leverage * settings.impact_rate * (notional * notional).sum(1)
-        root = torch.sqrt(torch.where(b > 0, b * b + 4.0 * a * budget, torch.ones_like(b)))
-        b = 0.5 * (b + root)
-    scale = budget / torch.where(b > 0, b, torch.ones_like(b))
-    if settings.fractional:
-        scale = scale * _SHAVE
+    orders = (notional > DUST_USD).sum(1, dtype=torch.float64)
+    kept_back = settings.min_commission_usd * orders + 2.0 / USD_GRID * notional.shape[1]
+    if settings.costs_are_proportional:
+        variable = (settings.fee_rate + settings.spread_rate) * ordered
+    else:
+        variable = to_grid(variable_cost(notional, settings), USD_GRID).sum(1)
+    full = ordered + leverage * variable
+    scale = torch.relu(budget - leverage * kept_back) / torch.where(full > 0, full, torch.ones_like(full))
     return torch.where(fits, torch.ones_like(scale), torch.clamp(scale, max=1.0))
 
 
@@ -194,36 +200,32 @@ def fill_orders(
     `price` `[B, N]` is 0 where nothing trades; `buyable` says where positions may grow; `mark` values
     holdings that cannot trade against the leverage limit. Long-only accounts keep cash >= 0 and shares >= 0.
     """
-    price = price.to(torch.float64)
-    held = shares.to(torch.float64)
     trades = price > 0
     # The part of the way that leads towards zero, and what lies beyond it.
-    nearest = torch.minimum(torch.maximum(want, torch.clamp(held, max=0.0)), torch.clamp(held, min=0.0))
-    kept = torch.where(trades, nearest, held)
+    nearest = torch.minimum(torch.maximum(want, torch.clamp(shares, max=0.0)), torch.clamp(shares, min=0.0))
+    kept = torch.where(trades, nearest, shares)
     addition = torch.where(buyable & trades, want - kept, torch.zeros_like(want))
 
-    reduced = (held - kept) * price
+    reduced = in_usd(shares - kept, price)
     closing = reduced.abs()
     closing_total = total_cost(closing, settings, closing=True)
     cash = cash + (reduced.sum(1) - closing_total)
-    notional = addition.abs() * price
     budget = cash
     if settings.short:
-        value = kept * torch.where(trades, price, mark.to(torch.float64))
-        equity = cash + value.sum(1)
-        budget = settings.max_leverage * equity - value.abs().sum(1)
-    scale = purchase_scale(notional, budget, settings)
-    filled = (kept + round_to_zero(scale.unsqueeze(1) * addition, settings)).to(shares.dtype)
-    added = filled.to(torch.float64) - kept
-    opening = added.abs() * price
+        value = in_usd(kept, torch.where(trades, price, mark))
+        budget = settings.max_leverage * (cash + value.sum(1)) - value.abs().sum(1)
+    scale = purchase_scale(in_usd(addition, price).abs(), budget, settings)
+    filled = kept + round_to_zero(scale.unsqueeze(1) * addition, settings)
+    added = in_usd(filled - kept, price)
+    opening = added.abs()
     opening_total = total_cost(opening, settings, closing=False)
-    cash = cash - ((added * price).sum(1) + opening_total)
+    cash = cash - (added.sum(1) + opening_total)
     if not settings.short:
-        cash = torch.relu(cash)  # rounding of an exactly exhausted budget, below 1e-9 USD
+        cash = torch.relu(cash)  # the rounding of an exactly exhausted budget, far below a unit of money
     return Fills(
         cash=cash,
         shares=filled,
-        traded=filled.to(torch.float64) - held,
+        traded=filled - shares,
         cost=closing_total + opening_total,
         turnover=(closing + opening).sum(1),
         closing=closing,

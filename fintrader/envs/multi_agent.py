@@ -56,7 +56,6 @@ class MultiTraderEnv:
         *,
         num_games: int = 1,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
         """Raises EnvError for a window of one bar or no game at all."""
@@ -70,9 +69,8 @@ class MultiTraderEnv:
         self.device = self.market.device
         self._on_host = self.device.type == "cpu"
         self.layout = ObservationLayout.of(market, self.settings.lookback)
-        self._view = market_view(self.market, self.settings, dtype)
+        self._view = market_view(self.market, self.settings)
         self._reward = make_reward(self.settings)
-        self._shares_dtype = torch.float64 if self.settings.fractional else dtype
         self._key = self._keys(seed)
         self._account: Account | None = None
 
@@ -143,7 +141,7 @@ class MultiTraderEnv:
     def _begin(self, episode: Tensor) -> Account:
         count = self.num_games * self.num_traders
         cash = torch.full((count,), self.settings.initial_cash_usd, dtype=torch.float64, device=self.device)
-        shares = torch.zeros((count, self.layout.num_assets), dtype=self._shares_dtype, device=self.device)
+        shares = torch.zeros((count, self.layout.num_assets), dtype=torch.float64, device=self.device)
         length = torch.full_like(self._key, self.settings.episode_bars or 0)
         return begin(self._view, self._key, episode, cash, shares, length, self.settings)
 

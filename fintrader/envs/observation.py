@@ -232,5 +232,5 @@ def private_part(
     # An account at or below zero is over: the guard keeps its last observation finite.
     safe = torch.maximum(equity, 1e-6 * first_equity)
     account = torch.stack((cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1)
-    weights = shares * mark / safe.to(shares.dtype).unsqueeze(1)
+    weights = shares * mark.to(torch.float64) * (1.0 / safe).unsqueeze(1)
     return torch.cat((account.to(dtype), weights.to(dtype)), dim=1)

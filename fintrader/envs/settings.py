@@ -127,6 +127,11 @@ class EnvSettings(Settings):
         """kappa in the impact cost kappa * notional^2, per USD."""
         return self.impact_bps_per_million_usd / 1e4 / 1e6
 
+    @property
+    def costs_are_proportional(self) -> bool:
+        """Whether the cost of all orders is that of their sum."""
+        return self.min_commission_usd == 0.0 and self.impact_rate == 0.0
+
 
 CONVENTIONS = (
     *("fill", "decision_interval", "fractional", "rebalance_band"),

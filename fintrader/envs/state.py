@@ -37,7 +37,6 @@ def endowment(
     options: Mapping[str, Any],
     settings: EnvSettings,
     shape: tuple[int, int],
-    dtype: torch.dtype,
     device: torch.device,
     mask: Tensor | None = None,
     before: Endowment | None = None,
@@ -49,7 +48,7 @@ def endowment(
     count, assets = shape
     wanted: dict[str, tuple[Any, tuple[int, ...], torch.dtype]] = {
         "cash_usd": (settings.initial_cash_usd, (count,), torch.float64),
-        "shares": (0.0, (count, assets), dtype),
+        "shares": (0.0, (count, assets), torch.float64),
         "episode_bars": (settings.episode_bars or 0, (count,), torch.int64),
     }
     values = []
@@ -132,9 +131,6 @@ _WIDTH = {"account.memory": 2}
 _FLOATS = (torch.float64,)
 _DTYPES = {
     "account.finished": (torch.bool,),
-    # The environment's precision decides how shares are kept; whole ones are exact in both.
-    "account.shares": (torch.float32, torch.float64),
-    "endowment.shares": (torch.float32, torch.float64),
     **{f"account.{name}": (torch.int64,) for name in ("bar", "start_bar", "end_bar", "episode")},
     "endowment.episode_bars": (torch.int64,),
     "key": (torch.int64,),

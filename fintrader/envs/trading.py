@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
-from fintrader.envs.kernels.buffers import KernelStep
+from fintrader.envs.kernels.buffers import Generation
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
 from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
@@ -76,7 +76,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         *,
         num_envs: int | None = None,
         device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
         seed: int = 0,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         record: bool = False,
@@ -84,8 +83,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         copy: bool = True,
         render_mode: None = None,
     ) -> None:
-        """`market` may be the path of a market file; `dtype` is the precision of prices and shares (cash is float64
-        always); `record` adds the fills to info; there is nothing to render.
+        """`market` may be the path of a market file; `record` adds the fills to info; there is nothing to render.
 
         `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
         and `triton` one CUDA kernel with the same results, for what training uses (the latter needs
@@ -94,11 +92,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         `account` is overwritten two steps later; the CUDA kernel, then a CUDA graph, overwrites the reward in the next
         step and the flags two steps later, too. Copy what must last longer.
 
-        Raises EnvError for a window of one bar, a bad dtype, an unknown turbulence column, or `fused` where the
+        Raises EnvError for a window of one bar, an unknown turbulence column, or `fused` where the
         kernel does not apply.
         """
-        if dtype not in (torch.float32, torch.float64):
-            raise EnvError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         settings = settings or EnvSettings()
         count = settings.num_envs if num_envs is None else num_envs
         if count < 1:
@@ -109,40 +105,36 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.num_envs = count
         self.market = market if device is None else market.to(device)
         self.device = self.market.device
-        self.dtype = dtype
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
         self.layout = ObservationLayout.of(market, settings.lookback)
         self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
-        self._view = market_view(self.market, settings, dtype, self._obs_dtype)
+        self._view = market_view(self.market, settings, self._obs_dtype)
         self._reward = make_reward(settings)
-        # Fractions of a share need all the bits there are; whole shares are exact in float32.
-        self._share_dtype = torch.float64 if settings.fractional else dtype
 
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (market.num_assets,), np.float32)
         self.single_observation_space = self._single_observation_space()
         self.action_space = batch_space(self.single_action_space, count)
         self.observation_space = batch_space(self.single_observation_space, count)
 
-        self._fused = self._fuse(engine, reuse=not copy)
+        self._fused = self._fuse(engine, copy=copy)
         self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
         self._key = self._make_keys(seed)
         self._endowment = self._endow({})
-        self._account: Account | None = None
+        self._state: Account | Generation | None = None
 
     @classmethod
     def evaluation(
         cls, market: MarketTensors, settings: EnvSettings | None = None, num_envs: int = 1, record: bool = True
     ) -> TradingEnv:
-        """The whole window from its first bar, in float64, once (autoreset is disabled)."""
+        """The whole window from its first bar, once (autoreset is disabled)."""
         settings = (settings or EnvSettings()).model_copy(update={"random_start": False, "episode_bars": None})
         return cls(
             market,
             settings,
             num_envs=num_envs,
-            dtype=torch.float64,
             autoreset_mode=AutoresetMode.DISABLED,
             record=record,
         )
@@ -150,9 +142,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     @property
     def account(self) -> Account:
         """The accounts as they stand. Raises EnvError before the first reset."""
-        if self._account is None:
+        if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
-        return self._account
+        return self._state if isinstance(self._state, Account) else self._state.account
 
     @property
     def equity(self) -> Tensor:
@@ -179,8 +171,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
         check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
-        moved |= {name: moved[name].to(self._share_dtype) for name in moved if name.endswith("shares")}
-        self._account = Account(*(moved[name] for name in ACCOUNT))
+        self._state = Account(*(moved[name] for name in ACCOUNT))
         self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
         self._key = moved["key"]
 
@@ -195,7 +186,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         check_names(options)
         mask = reset_mask(options.pop("reset_mask", None), self.num_envs, self.device)
         start = start_bars(options.pop("start", None), self.num_envs, self.market.num_bars, self.device)
-        previous = self._account
+        previous = None if self._state is None else self.account
         if mask is not None and previous is None:
             raise EnvError("options['reset_mask'] needs accounts; call reset() without it first")
         key = self._key if seed is None else self._make_keys(seed)
@@ -206,8 +197,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._check_restarts(endow)
         self._endowment = endow
         self._key = key if mask is None else torch.where(mask, key, self._key)
-        self._account = fresh if mask is None or previous is None else select(mask, fresh, previous)
-        return self._observe(self._account), {}
+        self._state = fresh if mask is None or previous is None else select(mask, fresh, previous)
+        return self._observe(self._state), {}
 
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One decision for every account: obs `[B, D]`, reward `[B]`, terminated `[B]`, truncated `[B]`, info.
@@ -216,14 +207,16 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         first reset, and for a finished account in DISABLED mode. On CUDA, where to look would be to wait for the
         device, a NaN counts as 0 and a finished account stands still with reward 0.
         """
-        account = self.account
+        if self._state is None:
+            raise EnvError("call reset() first: there are no accounts yet")
         action = self._check_action(actions)
         mode = self.autoreset_mode
         on_host = self.device.type == "cpu"
-        if mode is AutoresetMode.DISABLED and on_host and bool(account.finished.any()):
+        if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
             raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
         if self._fused is not None:
-            return self._step_fused(self._fused, account, action)
+            return self._step_fused(self._fused, self._state, action)
+        account = self.account
         after, reward, terminated, truncated, record = self._advance(
             self._view, account, action, self.settings, self._reward, record=self.record
         )
@@ -248,38 +241,44 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             if not on_host or bool(done.any()):
                 after = select(done, self._begin_next(after), after)
                 obs = self._observe(after)
-        self._account = after
+        self._state = after
         return obs, reward.to(torch.float32), terminated, truncated, info
 
-    def _fuse(self, engine: str, *, reuse: bool) -> KernelStep | None:
+    def _fuse(self, engine: str, *, copy: bool) -> FusedStep | TritonStep | None:
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if engine in ("torch", "compiled"):
+            self._why_not_fused = f"engine={engine!r} was asked for"
             return None
         on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
         why_not = why_not_triton if on_cuda else why_not_fused
-        obstacle = why_not(self.settings, self.device, self.dtype, record=self.record)
-        if obstacle is not None:
+        self._why_not_fused = why_not(self.settings, self.device, record=self.record)
+        if self._why_not_fused is not None:
             if engine == "auto":
                 return None
-            raise EnvError(f"the {engine} engine does not apply here: {obstacle}; use engine='auto'")
-        step = TritonStep if on_cuda else FusedStep
-        return step(self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs, reuse=reuse)
+            raise EnvError(f"the {engine} engine does not apply here: {self._why_not_fused}; use engine='auto'")
+        common = (self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs)
+        return TritonStep(*common, reuse=not copy) if on_cuda else FusedStep(*common)
+
+    @property
+    def engine(self) -> str:
+        """What steps the accounts: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why no kernel does."""
+        if self._fused is None:
+            return f"torch ({self._why_not_fused})"
+        return "fused" if isinstance(self._fused, FusedStep) else "triton"
 
     def _step_fused(
-        self, fused: KernelStep, account: Account, action: Tensor
+        self, fused: FusedStep | TritonStep, state: Account | Generation, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        try:
-            after, reward, terminated, truncated, done, obs, final = fused(account, self._endowment, self._key, action)
-        except EnvError:
-            fused.restore(self._observe(account))
-            raise
+        old = fused.pack(state) if isinstance(state, Account) else state
+        step = fused(old, self._endowment, self._key, action)
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            final_obs = self._pack(final, fused.final_bar)
-            info = {"final_obs": final_obs, "_final_obs": done, "final_info": {}, "_final_info": done}
-        self._account = after
-        return self._pack(obs, after.bar), reward, terminated, truncated, info
+            final_obs = self._pack(step.final, step.final_bar)
+            info = {"final_obs": final_obs, "_final_obs": step.done, "final_info": {}, "_final_info": step.done}
+        self._state = step.state
+        clock = step.obs if self.settings.observation == "flat" else step.state.account.bar
+        return self._pack(step.obs, clock), step.reward, step.terminated, step.truncated, info
 
     def _pack(self, obs: Tensor, clock: Tensor) -> Any:
         return obs if self.settings.observation == "flat" else {"private": obs, "clock": clock}
@@ -307,7 +306,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _endow(self, options: dict[str, Any], mask: Tensor | None = None) -> Endowment:
         shape = (self.num_envs, self.layout.num_assets)
         before = None if mask is None else self._endowment
-        return endowment(options, self.settings, shape, self._share_dtype, self.device, mask, before)
+        return endowment(options, self.settings, shape, self.device, mask, before)
 
     def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
         """`shares` `[B, N]` are those asked for just now; what an earlier reset asked for may be left out by now."""

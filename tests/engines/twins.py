@@ -12,10 +12,6 @@ from torch import Tensor
 from fintrader.envs import TradingEnv
 from tests.engines.strategies import endowment
 
-PLAIN = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0, "decision_interval": 1}
-"""Changes of settings that let the fast engines apply."""
-
-
 def rows_of(obs: Any, rows: Tensor) -> list[Tensor]:
     """The chosen accounts' observations, flat or factored, as tensors."""
     return [value[rows] for value in obs.values()] if isinstance(obs, dict) else [obs[rows]]
@@ -27,12 +23,11 @@ def assert_bit_equal(
     actions: Iterable[Tensor],
     *,
     endowed: bool,
-    copy: bool,
     equal: Callable[[Tensor, Tensor], bool] = torch.equal,
 ) -> None:
     """Step both with the same actions `[B, N]`, resets included: every output and the whole state must agree.
 
-    `copy`: whether `final_obs` also holds the rows of accounts that go on. `equal` compares observations.
+    `equal` compares observations.
     """
     mode = slow.autoreset_mode
     everyone = torch.ones(slow.num_envs, dtype=torch.bool, device=slow.device)
@@ -46,8 +41,7 @@ def assert_bit_equal(
         if mode is AutoresetMode.SAME_STEP:
             done = a[4]["_final_obs"]
             assert torch.equal(done, b[4]["_final_obs"])
-            rows = everyone if copy else done
-            assert all(map(equal, rows_of(a[4]["final_obs"], rows), rows_of(b[4]["final_obs"], rows)))
+            assert all(map(equal, rows_of(a[4]["final_obs"], done), rows_of(b[4]["final_obs"], done)))
         state = fast.state_dict()
         assert all(torch.equal(value, state[name]) for name, value in slow.state_dict().items())
         finished = slow.account.finished.clone()

@@ -104,14 +104,13 @@ def compare(
     config: EnvSettings,
     seed: int,
     steps: int,
-    dtype: torch.dtype,
     count: int = NUM_ENVS,
     mode: AutoresetMode = AutoresetMode.SAME_STEP,
     given: frozenset[str] | set[str] = frozenset(),
 ) -> int:
     """Step environment and oracles side by side; returns the number of account steps compared."""
     market = make_market(NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03)
-    env = TradingEnv(market, config, num_envs=count, dtype=dtype, seed=seed, autoreset_mode=mode, record=True)
+    env = TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, record=True)
     episodes = Episodes(env, set(given), seed)
     compared = 0
     begins = torch.zeros(count, dtype=torch.bool)  # NEXT_STEP: this step only begins the episode
@@ -157,19 +156,11 @@ def compare(
 
 @settings(max_examples=examples(100))
 @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
-def test_float64_environment_agrees_with_the_oracle(
+def test_the_environment_agrees_with_the_oracle(
     config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]
 ) -> None:
     config = config.model_copy(update=sight)
-    assert compare(config, seed, 40, torch.float64, mode=mode, given=given) > 0
-
-
-@settings(max_examples=examples(40))
-@given(config=env_settings(fractional=False), seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
-def test_float32_environment_holds_the_same_whole_shares(
-    config: EnvSettings, seed: int, mode: AutoresetMode, given: set[str]
-) -> None:
-    assert compare(config, seed, 30, torch.float32, mode=mode, given=given) > 0
+    assert compare(config, seed, 40, mode=mode, given=given) > 0
 
 
 def test_every_option_is_drawn() -> None:
@@ -196,7 +187,7 @@ def test_a_hundred_thousand_steps_agree() -> None:
     @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10**9), mode=MODES, given=GIVEN)
     def agree(config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]) -> None:
         nonlocal total
-        total += compare(config.model_copy(update=sight), seed, 60, torch.float64, count=16, mode=mode, given=given)
+        total += compare(config.model_copy(update=sight), seed, 60, count=16, mode=mode, given=given)
 
     agree()
     assert total >= 100_000

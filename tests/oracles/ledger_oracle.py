@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 YEAR_NS = 365 * 24 * 3600 * 10**9
 
 
@@ -79,13 +81,12 @@ class LedgerOracle:
 
     # --- costs -----------------------------------------------------------------------------------------
 
-    def cost(self, notional: float) -> float:
+    def cost(self, notional: float, least: bool = True) -> float:
         fee = self.s.cost_bps / 1e4 * notional
-        if notional > 0.01:
-            fee = max(self.s.min_commission_usd, fee)
         spread = self.s.half_spread_bps / 1e4 * notional
         impact = self.s.impact_bps_per_million_usd / 1e4 * notional * notional / 1e6
-        return fee + spread + impact
+        short_of = max(0.0, self.s.min_commission_usd - fee) if least and notional > 0.01 else 0.0
+        return short_of + min(fee + spread + impact, notional)
 
     # --- orders ----------------------------------------------------------------------------------------
 
@@ -95,27 +96,25 @@ class LedgerOracle:
     def wanted(self, action: list[float]) -> list[float]:
         s, V = self.s, self.equity()
         action = [min(1.0, max(-1.0, a)) for a in action]
-        if not s.fractional:
-            action = [round(a * 2**24) / 2**24 for a in action]
         if self.turbulence is not None and self.context[self.t][self.turbulence] > s.turbulence_threshold:
             return [0.0] * self.N
         want = []
         if s.action == "target":
-            raw = action if s.short else [max(0.0, a) for a in action]
+            raw = [round(a * 2**24) / 2**24 for a in action]
+            raw = raw if s.short else [max(0.0, a) for a in raw]
             gross = sum(abs(a) for a in raw)
             limit = s.max_leverage if s.short else 1.0
             weights = [a * min(1.0, limit / gross) if gross > 0 else 0.0 for a in raw]
             for n, w in enumerate(weights):
                 p = self.mark(n, self.t)
-                target = self.whole(w * max(0.0, V) / p) if p > 0 else 0.0
-                near = abs(target - self.shares[n]) * p <= s.rebalance_band * max(0.0, V)
-                if s.rebalance_band > 0 and near and target != 0:
-                    target = self.shares[n]
-                want.append(target)
+                target = w * max(0.0, V) / p if p > 0 else 0.0
+                gap = target - self.shares[n]
+                near = abs(gap) * p <= max(s.rebalance_band, 2.0**-22) * max(0.0, V)
+                want.append(self.shares[n] if near and target != 0 else self.shares[n] + self.whole(gap))
         else:
             for n, a in enumerate(action):
-                order = self.whole(a * s.max_shares) if abs(a) > s.dead_band else 0.0
-                want.append(self.shares[n] + order)
+                order = float(np.float32(a) * np.float32(s.max_shares)) if abs(a) > np.float32(s.dead_band) else 0.0
+                want.append(self.shares[n] + self.whole(order))
         if not s.short:
             want = [max(0.0, w) for w in want]
         return want
@@ -170,13 +169,10 @@ class LedgerOracle:
             room, L = self.cash, 1.0
         if sum(x) + L * sum(self.cost(v) for v in x) <= room:
             return 1.0
-        room = max(0.0, room - L * s.min_commission_usd * sum(v > 0.01 for v in x))
-        rate = (s.cost_bps + s.half_spread_bps) / 1e4
-        kappa = s.impact_bps_per_million_usd / 1e4 / 1e6
-        a, b = L * kappa * sum(v * v for v in x), (1 + L * rate) * sum(x)
-        if b == 0:
-            return 1.0
-        return min(1.0, 2 * room / (b + math.sqrt(b * b + 4 * a * room)))
+        # Kept back: a least commission for each order, and two units of money for the rounding of each amount.
+        room = max(0.0, room - L * (s.min_commission_usd * sum(v > 0.01 for v in x) + 2 * self.N / 2**20))
+        full = sum(x) + L * sum(self.cost(v, least=False) for v in x)
+        return min(1.0, room / full) if full > 0 else 1.0
 
     # --- one decision ----------------------------------------------------------------------------------
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from fintrader.envs.dynamics import MarketView
-from fintrader.envs.ledger import Account
+from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import Endowment
@@ -25,22 +26,73 @@ CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of `floats`; those below describe
 STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
 TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
 FILL, MARK = 0, 1  # the two prices of a bar in `quotes`
-StepResult = tuple[Account, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Account, reward `[B]` float32, terminated, truncated, either, observation, final observation."""
+class Rules(NamedTuple):
+    """`EnvSettings` as the compiled code reads them."""
+
+    short: bool
+    target: bool
+    whole: bool
+    same_bar: bool
+    each: bool
+    """Costs are those of each order, not of their sum."""
+    rate: float
+    """Commission and half-spread."""
+    fee: float
+    impact: float
+    least: float
+    """USD an order."""
+    leverage: float
+    band: float
+    dead_band: float
+    max_shares: float
+    borrow: float
+    margin: float
+    ruin: float
+
+    @classmethod
+    def of(cls, settings: EnvSettings) -> Rules:
+        """The rules of an environment."""
+        return cls(
+            short=settings.short,
+            target=settings.action == "target",
+            whole=not settings.fractional,
+            same_bar=settings.fill == "close",
+            each=not settings.costs_are_proportional,
+            rate=settings.fee_rate + settings.spread_rate,
+            fee=settings.fee_rate,
+            impact=settings.impact_rate,
+            least=settings.min_commission_usd,
+            leverage=settings.max_leverage,
+            band=max(settings.rebalance_band, LEAST_CHANGE),
+            dead_band=settings.dead_band,
+            max_shares=settings.max_shares,
+            borrow=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
+            margin=settings.maintenance_margin,
+            ruin=settings.ruin_fraction,
+        )
 
 
-def why_not_any_kernel(settings: EnvSettings, dtype: torch.dtype, *, record: bool, own: dict[str, bool]) -> str | None:
-    """Why a fused kernel cannot take this environment, or None; `own` are the reasons of one kernel, true or not."""
-    reasons = own | {
-        "it computes in float32": dtype != torch.float32,
-        "it trades whole shares": settings.fractional,
-        "it is long-only": settings.short,
-        "it has no impact": settings.impact_bps_per_million_usd > 0.0,
-        "it has no least commission": settings.min_commission_usd > 0.0,
-        "it decides at every bar": settings.decision_interval > 1,
-        "it keeps no record": record,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+class Prices(NamedTuple):
+    """`MarketView` as the compiled code reads it."""
+
+    quotes: Any
+    """`[T, 2, N]` float32, units of money: fill prices, negative where a symbol may be sold only and 0 where it does
+    not trade, and closes; side by side, so that a step reads one stretch of memory."""
+    last_bar: Any
+    """`[N]` int64."""
+    ends: Any
+    """`[T]` bool: bars at which any symbol ends."""
+    risk_off: Any
+    """`[T]` bool."""
+    years: Any
+    """`[T]` float64."""
+
+    @classmethod
+    def of(cls, view: MarketView) -> Prices:
+        """The prices of a market on CPU."""
+        last_bar = view.last_bar.numpy()
+        ends = np.isin(np.arange(len(view.mark)), last_bar)
+        return cls(pack_quotes(view).numpy(), last_bar, ends, view.risk_off.numpy(), view.years.numpy())
 
 
 class Buffers(NamedTuple):
@@ -53,7 +105,7 @@ class Buffers(NamedTuple):
     flags: Tensor
     """`[4, B]` bool."""
     shares: Tensor
-    """`[B, N]` float32."""
+    """`[B, N]` float64."""
 
     @classmethod
     def empty(cls, count: int, num_assets: int, device: torch.device) -> Buffers:
@@ -62,7 +114,7 @@ class Buffers(NamedTuple):
             torch.empty(5, count, dtype=torch.int64, device=device),
             torch.empty(9, count, dtype=torch.float64, device=device),
             torch.empty(4, count, dtype=torch.bool, device=device),
-            torch.empty(count, num_assets, device=device),
+            torch.empty(count, num_assets, dtype=torch.float64, device=device),
         )
 
     def account(self, memory: Tensor) -> Account:
@@ -75,31 +127,66 @@ class Buffers(NamedTuple):
         )  # fmt: skip
 
 
-def copy_account(source: Account, target: Account) -> None:
-    """Copy accounts that come from elsewhere (a reset, a checkpoint) into those of buffers, all but their memory."""
-    for name in Account._fields:
-        if name != "memory":
-            getattr(target, name).copy_(getattr(source, name))
+class Generation:
+    """Accounts as a kernel left them: the step's buffers, and the memory of its reward."""
+
+    def __init__(self, buffers: Buffers, memory: Tensor, arrays: tuple[Any, ...] = ()) -> None:
+        """`arrays` are the buffers as a kernel on CPU takes them."""
+        self.buffers, self.memory, self.arrays = buffers, memory, arrays
+        self._account: Account | None = None
+
+    @property
+    def account(self) -> Account:
+        """The accounts; views of the buffers, made when somebody looks."""
+        if self._account is None:
+            self._account = self.buffers.account(self.memory)
+        return self._account
+
+    def copy_from(self, account: Account) -> None:
+        """Take over accounts that come from elsewhere (a reset, a checkpoint), all but their memory."""
+        for name in Account._fields:
+            if name != "memory":
+                getattr(self.account, name).copy_(getattr(account, name))
+
+
+class StepResult(NamedTuple):
+    """What a kernel's step gives back."""
+
+    state: Generation
+    """The accounts after the step."""
+    reward: Tensor
+    """`[B]` float32."""
+    terminated: Tensor
+    """`[B]` bool."""
+    truncated: Tensor
+    """`[B]` bool."""
+    done: Tensor
+    """`[B]` bool: either."""
+    obs: Tensor
+    """`[B, D]`, or `[B, A + N]` where it is factored."""
+    final: Tensor
+    """As `obs`: what accounts whose episodes ended saw last."""
+    final_bar: Tensor
+    """`[B]`: the bar each account stood at before it was reset."""
 
 
 def pack_quotes(view: MarketView) -> Tensor:
-    """`[T, 2, N]`: fill prices and closes side by side, so that a step reads one stretch of memory. Fill prices are
-    negative where a symbol may be sold only, and 0 where it does not trade."""
-    return torch.stack((torch.where(view.buyable, view.fill, -view.fill), view.mark), dim=1)
+    """`[T, 2, N]`: see `Prices.quotes`."""
+    return torch.stack((torch.where(view.buyable, view.fill, -view.fill), view.mark), dim=1) * USD_GRID
 
 
 def finish_reward(
-    account: Account, buffers: Buffers, settings: EnvSettings, reward: Reward, mode: int
+    old: Generation, buffers: Buffers, settings: EnvSettings, reward: Reward, mode: int
 ) -> tuple[Tensor, Tensor]:
-    """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `account` to `buffers`."""
-    floats = buffers.floats
-    memory = account.memory
+    """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`."""
+    floats, memory = buffers.floats, old.memory
     worth = WORTHS.get(settings.reward, OTHER)
     if worth == LOG_RETURN:
         value = floats[WORTH].log()
     elif worth == PROFIT:
         value = floats[WORTH]
     else:
+        account = old.account
         outcome = Outcome(
             account.equity, floats[STEP_EQUITY], account.peak_equity, floats[STEP_PEAK], account.first_equity,
             floats[COST], floats[TURNOVER], account.memory,
@@ -118,42 +205,3 @@ def finish_reward(
     return value if settings.reward_scale == 1.0 else settings.reward_scale * value, memory
 
 
-class KernelStep:
-    """What the fused steps share: a kernel bound to one market and one set of settings."""
-
-    def __init__(
-        self,
-        view: MarketView,
-        settings: EnvSettings,
-        reward: Reward,
-        mode: AutoresetMode,
-        num_envs: int,
-        *,
-        reuse: bool,
-    ) -> None:
-        self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
-        self._worth = WORTHS.get(settings.reward, OTHER)
-        self._flat = settings.observation == "flat"
-        self._device, self._count, self._num_assets = view.mark.device, num_envs, view.mark.shape[1]
-        self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
-        self.final_bar = torch.zeros(num_envs, dtype=torch.int64, device=self._device)
-        """`[B]`: the bar each account stood at before it was reset."""
-
-    def __call__(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
-        """One decision of every account."""
-        raise NotImplementedError
-
-    def restore(self, obs: Any) -> None:
-        """Put the last observation back where it was given out, after a step that failed."""
-
-    def _new_buffers(self) -> Buffers:
-        return Buffers.empty(self._count, self._num_assets, self._device)
-
-    def _finish(self, account: Account, new: Buffers) -> tuple[Tensor, Tensor]:
-        """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `account` to `new`."""
-        return finish_reward(account, new, self._settings, self._reward, self._mode)
-
-    def _result(self, after: Account, reward: Tensor, new: Buffers, obs: Tensor, final: Tensor) -> StepResult:
-        self.final_bar = new.ints[FINAL_BAR]
-        flags = new.flags
-        return after, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, final

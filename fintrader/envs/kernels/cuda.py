@@ -1,8 +1,8 @@
-"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the mark, the reset and the
+"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the marks, the reset and the
 observation in one launch.
 
-It computes what `core.advance`, `core.begin` and `core.observe` compute, to the last bit, for the reasons given in
-`kernel`; it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are not the two
+It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of money are exact
+(see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are not the two
 roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs triton, which
 torch brings along on Linux with CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
 """
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fintrader.envs.kernels import buffers
-from fintrader.envs.ledger import MAX_WHOLE_SHARES, WEIGHT_GRID
+from fintrader.envs.ledger import USD_GRID, WEIGHT_GRID
 
 _BAR, _START, _END = tl.constexpr(buffers.BAR), tl.constexpr(buffers.START), tl.constexpr(buffers.END)
 _EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
@@ -26,7 +26,7 @@ _FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
 _SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
 _LOG_RETURN, _PROFIT = tl.constexpr(buffers.LOG_RETURN), tl.constexpr(buffers.PROFIT)
 _GRID, _INVERSE_GRID = tl.constexpr(WEIGHT_GRID), tl.constexpr(1.0 / WEIGHT_GRID)
-_MOST = tl.constexpr(MAX_WHOLE_SHARES)
+_UNIT, _PER_USD, _PER_WEIGHT = tl.constexpr(1.0 / USD_GRID), tl.constexpr(USD_GRID), tl.constexpr(USD_GRID / WEIGHT_GRID)
 
 
 # Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as torch.round does.
@@ -57,19 +57,37 @@ def _mix(x):
 
 
 @triton.jit
+def _rint(x):
+    """To the nearest integer, halves to even, up to 2^51: half of what a sum of money can be."""
+    return (x + _ROUNDER) - _ROUNDER
+
+
+@triton.jit
+def _trunc(x):
+    """Towards zero."""
+    return tl.where(x < 0.0, -tl.floor(-x), tl.floor(x))
+
+
+@triton.jit
+def _worth(shares, mark):
+    """USD, in whole units of money."""
+    return tl.sum(_rint(shares * mark.to(tl.float64)), 0) * _UNIT
+
+
+@triton.jit
 def _write_private(
     out, mask, count, n, cash, equity, peak, first, least, left,
     shares, mark,
 ):  # fmt: skip
-    """Account features and holdings weights at `out`, where `mask` says so; `shares` and `mark` are float32."""
+    """Account features and holdings weights at `out`, where `mask` says so; `mark` is in units of money."""
     safe = tl.maximum(equity, least * first)
     kind = out.dtype.element_ty
     tl.store(out, (cash / safe).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 1, (safe / first - 1.0).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 2, (equity / peak - 1.0).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 3, left.to(tl.float32).to(kind), mask=mask)
-    weights = tl.div_rn(shares * mark, tl.zeros_like(mark) + safe.to(tl.float32))  # `/` would be approximate
-    tl.store(out + _ACCOUNT_WIDTH + n, weights.to(kind), mask=n < tl.where(mask, count, 0))
+    weights = shares * mark.to(tl.float64) * (1.0 / safe * _UNIT)
+    tl.store(out + _ACCOUNT_WIDTH + n, weights.to(tl.float32).to(kind), mask=n < tl.where(mask, count, 0))
 
 
 @triton.jit
@@ -90,7 +108,7 @@ def step_kernel(
     B, T,
     N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MODE: tl.constexpr,
     FLAT: tl.constexpr, TARGET: tl.constexpr, SAME_BAR: tl.constexpr, RANDOM_START: tl.constexpr,
-    TURBULENT: tl.constexpr, BANDED: tl.constexpr, ENDS: tl.constexpr, WORTH: tl.constexpr, EVERY_FINAL: tl.constexpr,
+    TURBULENT: tl.constexpr, INTERVAL: tl.constexpr, ENDS: tl.constexpr, WORTH: tl.constexpr, EVERY_FINAL: tl.constexpr,
 ):  # fmt: skip
     """Step account `program_id(0)` from the buffers `_0` into `_1`, which may not overlap; see `buffers.Buffers`.
 
@@ -107,29 +125,26 @@ def step_kernel(
     old_peak, first = tl.load(floats_0 + _PEAK * B + b), tl.load(floats_0 + _FIRST * B + b)
     # An account whose episode is over does not trade: it begins the next one, or stands still.
     over = tl.load(flags_0 + _FINISHED * B + b) != 0
-    held_32 = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
-    held = held_32.to(tl.float64)
+    held = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
 
     # --- orders
-    a = tl.load(action + b * N + n, mask=inside, other=0.0).to(tl.float64)
-    a = tl.where(a == a, a, 0.0)
-    a = tl.minimum(tl.maximum(a, -1.0), 1.0) * _GRID
-    a = (a + _ROUNDER) - _ROUNDER
+    a_32 = tl.load(action + b * N + n, mask=inside, other=0.0).to(tl.float32)
+    a_32 = tl.where(a_32 == a_32, a_32, 0.0)
+    a_32 = tl.minimum(tl.maximum(a_32, -1.0), 1.0)
     mark = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
     value = tl.maximum(before, 0.0)
     if TARGET:
-        positive = tl.maximum(a, 0.0)
-        unit = value / tl.maximum(tl.sum(positive, 0) * _INVERSE_GRID, 1.0) * _INVERSE_GRID
-        listed = mark > 0.0
-        want = tl.where(listed, tl.floor(positive * unit / tl.where(listed, mark, 1.0)), 0.0)
-        if BANDED:
-            near = tl.abs(want - held) * mark <= tl.load(rules + _BAND) * value
-            want = tl.where(near & (want != 0.0), held, want)
+        wish = tl.maximum(_rint(a_32.to(tl.float64) * _GRID), 0.0)
+        unit = value / tl.maximum(tl.sum(wish, 0) * _INVERSE_GRID, 1.0) * _PER_WEIGHT
+        target = tl.where(mark > 0.0, wish * unit / tl.where(mark > 0.0, mark, 1.0), 0.0)
+        gap = target - held
+        near = (tl.abs(gap) * mark <= tl.load(rules + _BAND) * value * _PER_USD) & (target != 0.0)
+        want = tl.where(near, held, held + _trunc(gap))
     else:
-        size = tl.abs(a) * _INVERSE_GRID
-        order = tl.where(size > tl.load(rules + _DEAD_BAND), tl.floor(size * tl.load(rules + _MAX_SHARES)), 0.0)
-        want = tl.maximum(held + tl.where(a < 0.0, -order, order), 0.0)
-    want = tl.minimum(want, _MOST)
+        size = (a_32 * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
+        order = tl.where(tl.abs(a_32) > tl.load(rules + _DEAD_BAND).to(tl.float32), _trunc(size), 0.0)
+        want = held + order
+    want = tl.maximum(want, 0.0)
     if TURBULENT:
         want = tl.where(tl.load(risk_off + old_bar) != 0, 0.0, want)
 
@@ -141,36 +156,39 @@ def step_kernel(
     price = tl.abs(signed)
     kept = tl.where(price > 0.0, tl.minimum(want, held), held)
     addition = tl.where(signed > 0.0, want - kept, 0.0)
-    sold, ordered = tl.sum((held - kept) * price, 0), tl.sum(addition * price, 0)
+    sold, ordered = tl.sum(_rint((held - kept) * price), 0) * _UNIT, tl.sum(_rint(addition * price), 0) * _UNIT
     closing_cost = rate * sold
     cash = old_cash + (sold - closing_cost)
-    full = (rate + 1.0) * ordered
-    scale = tl.minimum(tl.maximum(cash, 0.0) / tl.where(full > 0.0, full, 1.0), 1.0)
-    scale = tl.where(ordered + rate * ordered <= cash, 1.0, scale)
+    full = ordered + rate * ordered
+    scale = tl.maximum(cash - 2.0 * _UNIT * N, 0.0) / tl.where(full > 0.0, full, 1.0)
+    scale = tl.where(full <= cash, 1.0, tl.minimum(scale, 1.0))
     bought_shares = tl.floor(scale * addition)
     shares = kept + bought_shares
-    bought = tl.sum(bought_shares * price, 0)
+    bought = tl.sum(_rint(bought_shares * price), 0) * _UNIT
     opening_cost = rate * bought
     cash = tl.maximum(cash - (bought + opening_cost), 0.0)
     cost, turnover = closing_cost + opening_cost, sold + bought
 
-    # --- mark
-    moving = old_bar < end
-    bar = tl.where(moving, old_bar + 1, old_bar)
-    mark_32 = tl.load(quotes + (bar * 2 + 1) * N + n, mask=inside, other=0.0)
-    if ENDS:
-        gone = (tl.load(last_bar + n, mask=inside, other=-1) == bar) & moving
-        ended = tl.sum(tl.where(gone, shares * mark_32.to(tl.float64), 0.0), 0)
-        ended_cost = rate * ended
-        shares = tl.where(gone, 0.0, shares)
-        cash = cash + (ended - ended_cost)
-        cost, turnover = cost + ended_cost, turnover + ended
-    equity = cash + tl.sum(shares * mark_32.to(tl.float64), 0)
-    peak = tl.maximum(old_peak, equity)
+    # --- marks
+    bar, peak, equity = old_bar, old_peak, before
+    mark_32 = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=inside, other=0.0)
+    for _ in range(INTERVAL):
+        moving = bar < end
+        bar = tl.where(moving, bar + 1, bar)
+        mark_32 = tl.load(quotes + (bar * 2 + 1) * N + n, mask=inside, other=0.0)
+        if ENDS:
+            gone = (tl.load(last_bar + n, mask=inside, other=-1) == bar) & moving
+            ended = _worth(tl.where(gone, shares, 0.0), mark_32)
+            ended_cost = rate * ended
+            shares = tl.where(gone, 0.0, shares)
+            cash = cash + (ended - ended_cost)
+            cost, turnover = cost + ended_cost, turnover + ended
+        equity = cash + _worth(shares, mark_32)
+        peak = tl.maximum(peak, equity)
 
     # --- who is over keeps his books
     here_32 = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=n < tl.where(over, N, 0), other=0.0)
-    shares_32 = tl.where(over, held_32, shares.to(tl.float32))
+    shares = tl.where(over, held, shares)
     mark_32 = tl.where(over, here_32, mark_32)
     bar = tl.where(over, old_bar, bar)
     cash, equity = tl.where(over, old_cash, cash), tl.where(over, before, equity)
@@ -205,7 +223,7 @@ def step_kernel(
             final_here = bar >= 0
         left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
         _write_private(
-            final_obs + b * width, final_here, N, n, cash, equity, peak, first, least, left, shares_32, mark_32
+            final_obs + b * width, final_here, N, n, cash, equity, peak, first, least, left, shares, mark_32
         )
         if FLAT:
             out = final_obs + b * width + _ACCOUNT_WIDTH + N
@@ -226,20 +244,20 @@ def step_kernel(
             drawn = _shift_right(_mix(tl.load(key + b) + episode * _GOLDEN), 1)
             fresh = drawn % tl.maximum(last - length + 1, 1)
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
-        given_32 = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        given = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
         fresh_32 = tl.load(quotes + (fresh * 2 + 1) * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
         # Shares of what is not listed there are left out.
-        given_32 = tl.where(fresh_32 > 0.0, given_32, 0.0)
+        given = tl.where(fresh_32 > 0.0, given, 0.0)
         if ENDS:
             ends_at = tl.load(last_bar + n, mask=n < tl.where(begins, N, 0), other=0)
-            given_32 = tl.where(ends_at > fresh, given_32, 0.0)
+            given = tl.where(ends_at > fresh, given, 0.0)
         fresh_cash = tl.load(give_cash + b)
-        fresh_equity = fresh_cash + tl.sum(given_32.to(tl.float64) * fresh_32.to(tl.float64), 0)
+        fresh_equity = fresh_cash + _worth(given, fresh_32)
         bar, start, end = tl.where(begins, fresh, bar), tl.where(begins, fresh, start), tl.where(begins, fresh_end, end)
         episode = tl.where(begins, episode + 1, episode)
         cash, equity = tl.where(begins, fresh_cash, cash), tl.where(begins, fresh_equity, equity)
         peak, first = tl.where(begins, fresh_equity, peak), tl.where(begins, fresh_equity, first)
-        shares_32, mark_32 = tl.where(begins, given_32, shares_32), tl.where(begins, fresh_32, mark_32)
+        shares, mark_32 = tl.where(begins, given, shares), tl.where(begins, fresh_32, mark_32)
 
     # --- the account, and what it sees
     tl.store(ints_1 + _BAR * B + b, bar)
@@ -251,9 +269,9 @@ def step_kernel(
     tl.store(floats_1 + _PEAK * B + b, peak)
     tl.store(floats_1 + _FIRST * B + b, first)
     tl.store(flags_1 + _FINISHED * B + b, finished.to(tl.int8))
-    tl.store(shares_1 + b * N + n, shares_32, mask=inside)
+    tl.store(shares_1 + b * N + n, shares, mask=inside)
     left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
     everywhere = bar >= 0
-    _write_private(obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares_32, mark_32)
+    _write_private(obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares, mark_32)
     if FLAT:
         _copy_row(obs + b * width + _ACCOUNT_WIDTH + N, rows + bar * row_stride, everywhere, WIDTH, BLOCK_W)

@@ -17,15 +17,20 @@ from torch import Tensor
 
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.kernels.buffers import (
+    DONE,
+    FINAL_BAR,
+    MODES,
     SAME_STEP,
+    TERMINATED,
+    TRUNCATED,
+    WORTHS,
     Buffers,
-    KernelStep,
+    Generation,
     StepResult,
-    copy_account,
+    finish_reward,
     pack_quotes,
-    why_not_any_kernel,
 )
-from fintrader.envs.ledger import Account
+from fintrader.envs.ledger import LEAST_CHANGE, Account
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import REWARDS, EnvSettings
 from fintrader.envs.state import Endowment
@@ -36,17 +41,22 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def why_not_triton(settings: EnvSettings, device: torch.device, dtype: torch.dtype, *, record: bool) -> str | None:
+def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
     """Why the kernel cannot take this environment, or None if it can."""
     reasons = {
         "triton is not installed": importlib.util.find_spec("triton") is None,
         "it runs on CUDA": device.type != "cuda" and not interpreted(),
+        "it trades whole shares": settings.fractional,
+        "it is long-only": settings.short,
+        "it has no impact": settings.impact_bps_per_million_usd > 0.0,
+        "it has no least commission": settings.min_commission_usd > 0.0,
+        "it keeps no record": record,
     }
-    return why_not_any_kernel(settings, dtype, record=record, own=reasons)
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-class TritonStep(KernelStep):
-    """The CUDA kernel. Raises ImportError without triton."""
+class TritonStep:
+    """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without triton."""
 
     def __init__(
         self,
@@ -62,7 +72,11 @@ class TritonStep(KernelStep):
         that stay where they are can be captured in a CUDA graph."""
         from fintrader.envs.kernels import cuda
 
-        super().__init__(view, settings, reward, mode, num_envs, reuse=reuse)
+        self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
+        self._worth = WORTHS.get(settings.reward, 0)
+        self._flat = settings.observation == "flat"
+        self._device, self._count, self._num_assets = view.mark.device, num_envs, view.mark.shape[1]
+        self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
         self._kernel = cuda.step_kernel
         market_width = view.rows.shape[1]
         self._dtype = view.rows.dtype
@@ -71,7 +85,7 @@ class TritonStep(KernelStep):
         rules[cuda.RUIN] = settings.ruin_fraction
         rules[cuda.MAX_SHARES] = settings.max_shares
         rules[cuda.DEAD_BAND] = settings.dead_band
-        rules[cuda.BAND] = settings.rebalance_band
+        rules[cuda.BAND] = max(settings.rebalance_band, LEAST_CHANGE)
         rules[cuda.LEAST] = 1e-6
         self._market = (
             pack_quotes(view), view.rows, view.rows.stride(0), view.last_bar, view.risk_off.view(torch.uint8),
@@ -88,7 +102,7 @@ class TritonStep(KernelStep):
             "SAME_BAR": settings.fill == "close",
             "RANDOM_START": settings.random_start,
             "TURBULENT": settings.turbulence_column is not None,
-            "BANDED": settings.rebalance_band > 0.0,
+            "INTERVAL": settings.decision_interval,
             "ENDS": view.ends,
             "WORTH": self._worth,
             "EVERY_FINAL": not reuse,
@@ -97,71 +111,70 @@ class TritonStep(KernelStep):
         }
         self._num_bars = view.mark.shape[0]
         self._current = 0
-        self._known: tuple[Account | None, Buffers | None] = (None, None)
         self._given: tuple[Endowment | None, Tensor | None] = (None, None)
         if reuse:
-            self._buffers = [self._new_buffers(), self._new_buffers()]
+            memory = torch.ones(2, num_envs, 2, dtype=torch.float64, device=self._device)
+            self._generations = [Generation(self._new_buffers(), part) for part in memory]
             self._outputs = (self._new_obs(), self._new_obs() if self._mode == SAME_STEP else self._new_obs(1))
             self._inputs = (
                 torch.zeros(num_envs, self._num_assets, device=self._device),
                 torch.zeros(num_envs, dtype=torch.int64, device=self._device),
                 torch.ones(num_envs, dtype=torch.float64, device=self._device),
-                torch.zeros(num_envs, self._num_assets, device=self._device),
+                torch.zeros(num_envs, self._num_assets, dtype=torch.float64, device=self._device),
                 torch.zeros(num_envs, dtype=torch.int64, device=self._device),
             )
-            self._memory = [torch.ones(num_envs, 2, dtype=torch.float64, device=self._device) for _ in range(2)]
             self._rewards = torch.zeros(num_envs, device=self._device)
             self._graphs = self._capture() if self._device.type == "cuda" else None
 
-    def __call__(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
-        """One decision of every account.
+    def pack(self, account: Account) -> Generation:
+        """Accounts that come from elsewhere (a reset, a checkpoint)."""
+        if self._reuse:
+            packed = self._generations[self._current]
+            packed.memory.copy_(account.memory)
+        else:
+            packed = Generation(self._new_buffers(), account.memory)
+        packed.copy_from(account)
+        return packed
 
-        With `reuse` only the final observation's rows of accounts that finished are written. Observations are
-        `[B, D]`, or `[B, A + N]` where they are factored.
-        """
-        return self._replay(account, endow, key, action) if self._reuse else self._afresh(account, endow, key, action)
+    def __call__(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+        """One decision of every account. With `reuse` only the final observation's rows of accounts that finished are
+        written."""
+        return self._replay(endow, key, action) if self._reuse else self._afresh(old, endow, key, action)
 
-    def restore(self, obs: Any) -> None:
-        """Nothing was harmed: actions are looked at before the launch, or not at all."""
-
-    def _afresh(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+    def _afresh(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into new buffers."""
-        known, old = self._known
-        if account is not known or old is None:
-            old = self._new_buffers()
-            copy_account(account, old.account(account.memory))
-        new, obs = self._new_buffers(), self._new_obs()
+        new, obs = Generation(self._new_buffers(), old.memory), self._new_obs()
         final = self._new_obs() if self._mode == SAME_STEP else obs
-        self._launch((action.detach().contiguous(), key, *endow), old, new, obs, final)
-        reward, memory = self._finish(account, new)
-        after = new.account(memory)
-        self._known = (after, new)
-        return self._result(after, reward, new, obs, final)
+        self._launch((action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final)
+        reward, new.memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+        return self._result(new, reward, obs, final)
 
-    def _replay(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+    def _replay(self, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into the buffers of this environment, by a graph where there is one."""
         current = self._current
-        old, new = self._buffers[current], self._buffers[1 - current]
-        if account is not self._known[0]:
-            copy_account(account, old.account(account.memory))
-            self._memory[current].copy_(account.memory)
+        old, new = self._generations[current], self._generations[1 - current]
         if endow is not self._given[0] or key is not self._given[1]:
             for target, value in zip(self._inputs[1:], (key, *endow), strict=True):
                 target.copy_(value)
             self._given = (endow, key)
         self._inputs[0].copy_(action.detach())
-        obs, final = self._outputs
         if self._graphs is None:
             self._compute(current)
         else:
             self._graphs[current].replay()
-        after = new.account(self._memory[1 - current])
         reward = self._rewards
         if not self._reward_inside:
-            reward, memory = self._finish(old.account(self._memory[current]), new)
-            after = after._replace(memory=memory)
-        self._known, self._current = (after, new), 1 - current
-        return self._result(after, reward, new, obs, final)
+            reward, memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+            new.memory.copy_(memory)
+        self._current = 1 - current
+        return self._result(new, reward, *self._outputs)
+
+    def _result(self, new: Generation, reward: Tensor, obs: Tensor, final: Tensor) -> StepResult:
+        flags = new.buffers.flags
+        return StepResult(
+            new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, final,
+            new.buffers.ints[FINAL_BAR],
+        )  # fmt: skip
 
     @property
     def _reward_inside(self) -> bool:
@@ -170,17 +183,17 @@ class TritonStep(KernelStep):
 
     def _compute(self, current: int) -> None:
         """What a graph holds: the launch from one generation into the other, and the reward."""
-        old, new = self._buffers[current], self._buffers[1 - current]
-        self._launch(self._inputs, old, new, *self._outputs)
+        old, new = self._generations[current], self._generations[1 - current]
+        self._launch(self._inputs, old.buffers, new.buffers, *self._outputs)
         if self._reward_inside:
-            reward, memory = self._finish(old.account(self._memory[current]), new)
+            reward, memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
             self._rewards.copy_(reward)
-            self._memory[1 - current].copy_(memory)
+            new.memory.copy_(memory)
 
     def _capture(self) -> list[torch.cuda.CUDAGraph]:
         """A graph for each direction between the two generations, after a run that compiles everything."""
-        for buffers in self._buffers:
-            for value in buffers:
+        for generation in self._generations:
+            for value in generation.buffers:
                 value.zero_()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call, unused-ignore]
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -203,6 +216,9 @@ class TritonStep(KernelStep):
         )  # fmt: skip
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._kernel[(self._count,)](*arguments, **self._options)
+
+    def _new_buffers(self) -> Buffers:
+        return Buffers.empty(self._count, self._num_assets, self._device)
 
     def _new_obs(self, count: int | None = None) -> Tensor:
         return torch.empty(count or self._count, self._width, dtype=self._dtype, device=self._device)

@@ -1,7 +1,11 @@
-"""One decision of one account, compiled: orders, fills, and every bar until the next decision.
+"""One account, compiled: orders, fills, and every bar until the next decision.
 
-The arithmetic of the torch ledger (`envs.ledger`) in float64 and in its order, without the price of an operation on
-each small array.
+The arithmetic of `envs.ledger` and `envs.dynamics.advance`, operation by operation, for every setting: amounts of
+money are whole units (`USD_GRID`) here too, so that their sums are exact and may be taken in the fastest order. The
+environment steps thousands of accounts with these functions (`kernels.batch`), the backtest one (`decide_and_wait`).
+
+Accounts are rows `b` of `shares [B, N]`; `kept`, `added` and `wish` are scratch, rows `i`. Prices come in units of
+money, so that a product with shares needs no scaling.
 """
 
 from __future__ import annotations
@@ -11,221 +15,365 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fintrader.envs.ledger import DUST_USD, MAX_WHOLE_SHARES, WEIGHT_GRID
+from fintrader.envs.kernels.buffers import FILL, MARK, Prices, Rules
+from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
 
-CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3
-"""Places in `state`, all USD."""
 ORDER, FORCED = 0, 1
 """Kinds of fill."""
-_GRID, _MOST, _DUST = WEIGHT_GRID, MAX_WHOLE_SHARES, DUST_USD
-_SHAVE = 1.0 - 2.0**-40
+_GRID = np.float32(WEIGHT_GRID)
+_UNIT = 1.0 / USD_GRID
+_PER_WEIGHT = USD_GRID / WEIGHT_GRID
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_ONE = np.float32(1.0)
+
+
+@njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
+def plus(total: Any, value: Any) -> Any:
+    """A sum whose terms may be taken in any order, because it is exact."""
+    return total + value
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def clean(action: Any, bits: Any, b: int, lowest: Any, wish: Any, i: int) -> tuple[float, Any]:
+    """Actions in units of the weight grid, none below `lowest`; returns their exposure in these units and the largest
+    magnitude's bits."""
+    gross, worst = 0.0, np.int32(0)
+    for n in range(wish.shape[1]):
+        worst = max(worst, bits[b, n] & _MAGNITUDE)
+        a = np.rint(min(max(action[b, n], lowest), _ONE) * _GRID)
+        wish[i, n] = a
+        gross = plus(gross, np.float64(abs(a)))
+    return gross, worst
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def unit_of(gross: float, value: float, leverage: float) -> float:
+    """Units of money that a unit of the weight grid asks for."""
+    return value / max(gross / WEIGHT_GRID / leverage, 1.0) * _PER_WEIGHT
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def ask_target(
+    wish: Any, i: int, unit: float, band: float, whole: bool, quotes: Any, now: int, shares: Any, b: int, want: Any
+) -> None:
+    """`want[i]`: holdings that the wished weights mean, where they differ by more than `band` units of money."""
+    for n in range(want.shape[1]):
+        price, held = np.float64(quotes[now, MARK, n]), shares[b, n]
+        target = np.float64(wish[i, n]) * unit / (price if price > 0.0 else 1.0)
+        target = target if price > 0.0 else 0.0
+        gap = target - held
+        order = np.trunc(gap) if whole else gap
+        near = (abs(gap) * price <= band) & (target != 0.0)
+        want[i, n] = held + (0.0 if near else order)
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def ask_trade(action: Any, b: int, rules: Rules, shares: Any, want: Any, i: int) -> None:
+    """`want[i]`: holdings after the shares that the action orders."""
+    dead_band, most = np.float32(rules.dead_band), np.float32(rules.max_shares)
+    for n in range(want.shape[1]):
+        a = min(max(action[b, n], -_ONE), _ONE)
+        size = np.float64(a * most) if abs(a) > dead_band else 0.0
+        want[i, n] = shares[b, n] + (np.trunc(size) if rules.whole else size)
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def reduce(
+    want: Any, i: int, floor: float, quotes: Any, filled: int, shares: Any, b: int, kept: Any
+) -> tuple[float, float, float]:
+    """Holdings after the reductions in `kept[i]`, additions wanted in `want[i]`.
+
+    `floor` is the least holding. Returns units of money: what the reductions bring, their notionals, and those of the
+    additions.
+    """
+    brought, closed, ordered = 0.0, 0.0, 0.0
+    for n in range(want.shape[1]):
+        signed = np.float64(quotes[filled, FILL, n])
+        price, held = abs(signed), shares[b, n]
+        goal = max(want[i, n], floor)
+        left = min(max(goal, min(held, 0.0)), max(held, 0.0))
+        left = left if price > 0.0 else held
+        more = goal - left if signed > 0.0 else 0.0
+        kept[i, n] = left
+        want[i, n] = more
+        x = np.rint((held - left) * price)
+        brought = plus(brought, x)
+        closed = plus(closed, abs(x))
+        ordered = plus(ordered, abs(np.rint(more * price)))
+    return brought, closed, ordered
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def add(
+    kept: Any, want: Any, i: int, scale: float, whole: bool, quotes: Any, filled: int, shares: Any, b: int, bar: int
+) -> tuple[float, float, float]:
+    """Write the holdings after the scaled additions; returns units of money: what those cost, their notionals, and
+    what the holdings are worth at the close of `bar`."""
+    paid, opened, value = 0.0, 0.0, 0.0
+    for n in range(kept.shape[1]):
+        more = scale * want[i, n]
+        now = kept[i, n] + (np.trunc(more) if whole else more)
+        shares[b, n] = now
+        x = np.rint((now - kept[i, n]) * abs(np.float64(quotes[filled, FILL, n])))
+        paid = plus(paid, x)
+        opened = plus(opened, abs(x))
+        value = plus(value, np.rint(now * np.float64(quotes[bar, MARK, n])))
+    return paid, opened, value
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def worth(shares: Any, b: int, quotes: Any, bar: int) -> tuple[float, float]:
+    """USD at the close of `bar`: what the holdings are worth, and their exposure."""
+    value, gross = 0.0, 0.0
+    for n in range(shares.shape[1]):
+        x = np.rint(shares[b, n] * np.float64(quotes[bar, MARK, n]))
+        value = plus(value, x)
+        gross = plus(gross, abs(x))
+    return value * _UNIT, gross * _UNIT
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def variable_cost(x: float, rules: Rules) -> float:
+    """USD of an order of notional x USD, without a least commission."""
+    cost = rules.rate * x
+    return min(cost + rules.impact * (x * x), x) if rules.impact > 0.0 else cost
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def trade_cost(x: float, rules: Rules) -> float:
+    """USD of an order of notional x USD (`envs.ledger.trade_cost`)."""
+    cost = variable_cost(x, rules)
+    if rules.least > 0.0:
+        cost = cost + max((rules.least if x > DUST_USD else 0.0) - rules.fee * x, 0.0)
+    return np.rint(cost * USD_GRID) * _UNIT
 
 
 @njit(error_model="numpy", cache=True)
-def _cost(notional: Any, rules: Any) -> Any:
-    """USD: commission, half-spread and impact of one order."""
-    fee, spread, impact, least = rules[0], rules[1], rules[2], rules[3]
-    if least == 0.0:
-        cost = (fee + spread) * notional
-    else:
-        commission = fee * notional
-        if notional > _DUST and commission < least:
-            commission = least
-        cost = commission + spread * notional
-    return cost + impact * notional * notional if impact > 0.0 else cost
-
-
-@njit(error_model="numpy", cache=True)
-def _total_cost(notional: Any, rules: Any, closing: bool) -> Any:
-    """USD: proportional costs are taken of the sum, which is exact."""
+def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, quotes: Any, filled: int, rules: Rules) -> float:
+    """USD, order by order."""
     total = 0.0
-    if rules[3] == 0.0 and rules[2] == 0.0:
-        for n in range(notional.size):
-            total += notional[n]
-        return (rules[0] + rules[1]) * total
-    for n in range(notional.size):
-        cost = _cost(notional[n], rules)
-        total += min(cost, notional[n]) if closing else cost
+    for n in range(kept.shape[1]):
+        x = abs(np.rint((shares[b, n] - kept[i, n]) * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
+        total = plus(total, min(trade_cost(x, rules), x))
     return total
 
 
 @njit(error_model="numpy", cache=True)
-def _scale(notional: Any, budget: float, rules: Any, fractional: bool) -> float:
-    """The common factor by which purchases are scaled to fit the cash (`ledger.purchase_scale`)."""
-    ordered, orders, squares = 0.0, 0, 0.0
-    for n in range(notional.size):
-        ordered += notional[n]
-        orders += notional[n] > _DUST
-        squares += notional[n] * notional[n]
-    if ordered + _total_cost(notional, rules, False) <= budget:
-        return 1.0
-    if rules[3] > 0.0:
-        budget -= rules[3] * orders
-    budget = max(budget, 0.0)
-    b = (1.0 + (rules[0] + rules[1])) * ordered
-    if rules[2] > 0.0:
-        b = 0.5 * (b + (np.sqrt(b * b + 4.0 * (rules[2] * squares) * budget) if b > 0.0 else 1.0))
-    scale = budget / (b if b > 0.0 else 1.0)
-    if fractional:
-        scale *= _SHAVE
-    return min(scale, 1.0)
+def cost_of_additions(want: Any, i: int, quotes: Any, filled: int, rules: Rules) -> tuple[float, float, int]:
+    """Of the additions wanted: USD, USD without least commissions, and how many owe one."""
+    total, variable, count = 0.0, 0.0, 0
+    for n in range(want.shape[1]):
+        x = abs(np.rint(want[i, n] * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
+        total = plus(total, trade_cost(x, rules))
+        variable = plus(variable, np.rint(variable_cost(x, rules) * USD_GRID) * _UNIT)
+        count += x > DUST_USD
+    return total, variable, count
 
 
 @njit(error_model="numpy", cache=True)
-def _desired(action: Any, equity: float, held: Any, price: Any, calm: bool, rules: Any, flags: Any, want: Any) -> None:
-    """Shares the action asks for, sized at the prices of the decision (`ledger.desired_shares`)."""
-    fractional, target = flags[0], flags[1]
-    band, dead, largest = rules[4], rules[5], rules[6]
+def cost_of_added(shares: Any, b: int, kept: Any, i: int, quotes: Any, filled: int, rules: Rules) -> float:
+    """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
-    for n in range(want.size):
-        a = min(max(np.float64(action[n]), -1.0), 1.0)
-        if not fractional:
-            a = np.rint(a * _GRID) / _GRID
-        want[n] = a
-        total += max(a, 0.0)
-    value = max(equity, 0.0)
-    unit = value / max(total, 1.0)
-    for n in range(want.size):
-        a = want[n]
-        if target:
-            shares = max(a, 0.0) * unit / price[n] if price[n] > 0.0 else 0.0
-            shares = shares if fractional else np.trunc(shares)
-            if band > 0.0 and shares != 0.0 and abs(shares - held[n]) * price[n] <= band * value:
-                shares = held[n]
-        else:
-            order = a * largest if abs(a) > dead else 0.0
-            shares = max(held[n] + (order if fractional else np.trunc(order)), 0.0)
-        if not fractional:
-            shares = min(shares, _MOST)
-        want[n] = shares if calm else 0.0
+    for n in range(kept.shape[1]):
+        x = abs(np.rint((shares[b, n] - kept[i, n]) * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
+        total = plus(total, trade_cost(x, rules))
+    return total
 
 
 @njit(error_model="numpy", cache=True)
+def room(cash: float, kept: Any, i: int, quotes: Any, now: int, filled: int, leverage: float) -> float:
+    """USD of exposure that equity at the fill prices leaves after the reductions."""
+    value, gross = 0.0, 0.0
+    for n in range(kept.shape[1]):
+        price = abs(np.float64(quotes[filled, FILL, n]))
+        x = np.rint(kept[i, n] * (price if price > 0.0 else np.float64(quotes[now, MARK, n])))
+        value = plus(value, x)
+        gross = plus(gross, abs(x))
+    return leverage * (cash + value * _UNIT) - gross * _UNIT
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def purchase_scale(
+    ordered: float, cost: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules
+) -> float:
+    """`envs.ledger.purchase_scale`, all arguments USD."""
+    if ordered + rules.leverage * cost <= budget:
+        return 1.0
+    kept_back = rules.least * count + 2.0 * _UNIT * num_assets
+    full = ordered + rules.leverage * variable
+    return min(max(budget - rules.leverage * kept_back, 0.0) / (full if full > 0.0 else 1.0), 1.0)
+
+
+@njit(error_model="numpy", cache=True)
+def close_positions(
+    shares: Any, b: int, prices: Prices, bar: int, called: bool, rules: Rules, fills: Any, count: int
+) -> tuple[float, float, float, int]:
+    """Close at the close of `bar` what ends there, or (`called`) all that trades; USD: proceeds, cost, notional."""
+    value, notional, cost = 0.0, 0.0, 0.0
+    for n in range(shares.shape[1]):
+        leaves = prices.quotes[bar, FILL, n] != 0.0 if called else prices.last_bar[n] == bar
+        if leaves and shares[b, n] != 0.0:
+            price = np.float64(prices.quotes[bar, MARK, n])
+            x = np.rint(shares[b, n] * price) * _UNIT
+            each = min(trade_cost(abs(x), rules), abs(x))
+            value, notional, cost = value + x, notional + abs(x), cost + each
+            count = _note(fills, count, FORCED, bar, bar, n, -shares[b, n], price * _UNIT, each)
+            shares[b, n] = 0.0
+    return value, cost if rules.each else rules.rate * notional, notional, count
+
+
+@njit(error_model="numpy", cache=True)
+def wait(
+    b: int, start: int, stop: int, cash: float, peak: float, cost: float, turnover: float, shares: Any, prices: Prices,
+    rules: Rules, curves: Any, fills: Any, count: int,
+) -> tuple[float, float, float, float, float, int]:  # fmt: skip
+    """Mark every bar after `start` up to `stop`; returns cash, equity, peak, cost, turnover (USD) and fills noted.
+
+    `curves` (shares `[T, N]`, equity, costs, turnover `[T]`; empty: not kept) take what happened at each bar.
+    """
+    equity, keeps = 0.0, len(curves[1]) > 0
+    for bar in range(start + 1, stop + 1):
+        paid, traded = 0.0, 0.0
+        if rules.borrow > 0.0:
+            owed = 0.0
+            for n in range(shares.shape[1]):
+                owed += max(-np.rint(shares[b, n] * np.float64(prices.quotes[bar - 1, MARK, n])), 0.0)
+            paid = (owed * _UNIT + max(-cash, 0.0)) * rules.borrow * prices.years[bar]
+            cash, cost = cash - paid, cost + paid
+        if prices.ends[bar]:
+            brought, due, notional, count = close_positions(shares, b, prices, bar, False, rules, fills, count)
+            cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
+            paid, traded = paid + due, traded + notional
+        value, gross = worth(shares, b, prices.quotes, bar)
+        equity = cash + value
+        if rules.margin > 0.0 and equity < rules.margin * gross:
+            brought, due, notional, count = close_positions(shares, b, prices, bar, True, rules, fills, count)
+            cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
+            paid, traded, equity = paid + due, traded + notional, equity - due
+        peak = max(peak, equity)
+        if keeps:
+            curves[0][bar], curves[1][bar] = shares[b], equity
+            curves[2][bar] += paid
+            curves[3][bar] += traded
+    return cash, equity, peak, cost, turnover, count
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
 def _note(
     fills: Any, count: int, kind: int, decided: int, filled: int, n: int, shares: float, price: float, cost: float
 ) -> int:
     kinds, decisions, bars, assets, amounts, prices, costs = fills
+    if not len(kinds):
+        return count
     kinds[count], decisions[count], bars[count], assets[count] = kind, decided, filled, n
     amounts[count], prices[count], costs[count] = shares, price, cost
     return count + 1
 
 
-@njit(error_model="numpy", cache=True)
-def _order(
-    action: Any, bar: int, state: Any, held: Any, rules: Any, flags: Any, market: Any, book: Any, fills: Any,
-    count: int, work: Any,
-) -> int:  # fmt: skip
-    """Carry an action out; returns the number of fills noted so far."""
-    mark, fill, buyable, risk_off, _ = market
-    want, kept, closing, opening = work
-    end = mark.shape[0] - 1
-    filled = bar if flags[2] else min(bar + 1, end)
-    _desired(action, state[EQUITY], held, mark[bar], not risk_off[bar], rules, flags, want)
-    sold = 0.0
-    for n in range(held.size):
-        price = fill[filled, n]
-        trades = price > 0.0
-        kept[n] = min(want[n], held[n]) if trades else held[n]
-        want[n] = want[n] - kept[n] if trades and buyable[filled, n] else 0.0
-        closing[n] = (held[n] - kept[n]) * price
-        opening[n] = want[n] * price
-        sold += closing[n]
-    cash = state[CASH] + (sold - _total_cost(closing, rules, True))
-    scale = _scale(opening, cash, rules, flags[0])
-    bought, turnover, costs, first = 0.0, 0.0, 0.0, count
-    for n in range(held.size):
-        price = fill[filled, n]
-        added = scale * want[n]
-        added = added if flags[0] else np.trunc(added)
-        opening[n] = added * price
-        bought += opening[n]
-        after = kept[n] + added
-        if after != held[n]:
-            cost = min(_cost(closing[n], rules), closing[n]) + _cost(opening[n], rules)
-            traded = after - held[n]
-            count = _note(fills, count, ORDER, bar, filled, n, traded, price, cost)
-            turnover += abs(traded * price)
-            costs += cost
-        held[n] = after
-    state[CASH] = max(cash - (bought + _total_cost(opening, rules, False)), 0.0)
-    if count > first:
-        shown = min(bar + 1, end)
-        book[2][shown] += costs
-        book[3][shown] += turnover
-    return count
+CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3
+"""Places in the `state` of a backtest's account, all USD."""
 
 
-@njit(error_model="numpy", cache=True)
-def _close(
-    bar: int, state: Any, held: Any, rules: Any, market: Any, book: Any, fills: Any, count: int, work: Any
-) -> int:
-    """Sell what ends at this bar, at its close."""
-    mark, last_bar, notional = market[0], market[4], work[2]
-    total, turnover, costs, first = 0.0, 0.0, 0.0, count
-    for n in range(held.size):
-        notional[n] = held[n] * mark[bar, n] if last_bar[n] == bar else 0.0
-        total += notional[n]
-    paid = _total_cost(notional, rules, True)
-    for n in range(held.size):
-        if last_bar[n] == bar and held[n] != 0.0:
-            cost = min(_cost(notional[n], rules), notional[n])
-            count = _note(fills, count, FORCED, bar, bar, n, -held[n], mark[bar, n], cost)
-            turnover += notional[n]
-            costs += cost
-            held[n] = 0.0
-    if count > first:
-        state[CASH] = state[CASH] + (total - paid)
-        book[2][bar] += costs
-        book[3][bar] += turnover
-    return count
+@njit(nogil=True, error_model="numpy", cache=True)
+def ask(
+    action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, wish: Any, want: Any
+) -> None:
+    """Write to `want [1, N]` the holdings that an action `[1, N]` float32 asks for; `wish` is scratch."""
+    value = max(state[EQUITY], 0.0)
+    if prices.risk_off[bar]:
+        want[:] = 0.0
+    elif rules.target:
+        gross, _ = clean(action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0)
+        unit, band = unit_of(gross, value, rules.leverage), rules.band * value * USD_GRID
+        ask_target(wish, 0, unit, band, rules.whole, prices.quotes, bar, shares, 0, want)
+    else:
+        ask_trade(action, 0, rules, shares, want, 0)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def decide_and_wait(
-    action: Any, times: Any, state: Any, held: Any, rules: Any, flags: Any, market: Any, book: Any, fills: Any,
-    count: int, work: Any,
+    times: Any, state: Any, shares: Any, prices: Prices, rules: Rules, curves: Any, fills: Any, count: int, want: Any,
+    kept: Any,
 ) -> tuple[int, int, bool]:  # fmt: skip
-    """Order at `times[0]` (an empty `action`: nothing), then mark every bar up to `times[1]`.
+    """Order towards `want [1, N]` at `times[0]` (an empty `want`: nothing), then mark every bar up to `times[1]`.
 
-    `times`: bar, bar to stop at, decision interval. `rules`: fee, spread and impact rates, least commission, rebalance
-    band, dead band, most shares an order, ruin fraction. `flags`: fractional, target weights, fills at the decision's
-    own close. `market`: mark, fill, buyable `[T, N]`, risk_off `[T]`, last_bar `[N]`. `book`: shares `[T, N]`, equity,
-    costs, turnover `[T]`. `fills`: columns with room for 2 N more rows an ending. Ruin is looked for at the end of
-    every interval. Returns the bar reached, the number of fills, and whether the account is ruined there.
+    `times`: bar, bar to stop at, decision interval. `fills`: columns with room for 2 N more rows an ending. Ruin is
+    looked for at the end of every interval. Returns the bar reached, the number of fills, and whether the account is
+    ruined there.
     """
-    mark, last_bar = market[0], market[4]
-    shares, equities = book[0], book[1]
     start, stop, interval = times
-    if action.size:
-        count = _order(action, start, state, held, rules, flags, market, book, fills, count, work)
-    for bar in range(start + 1, stop + 1):
-        ends, value = False, 0.0
-        for n in range(held.size):
-            value += mark[bar, n] * held[n]
-            ends |= last_bar[n] == bar
-        if ends:
-            count = _close(bar, state, held, rules, market, book, fills, count, work)
-            value = 0.0
-            for n in range(held.size):
-                value += mark[bar, n] * held[n]
-        equity = state[CASH] + value
-        shares[bar] = held
-        equities[bar] = equity
-        state[EQUITY] = equity
-        state[PEAK] = max(state[PEAK], equity)
-        if ((bar - start) % interval == 0 or bar == stop) and equity <= rules[7] * state[FIRST]:
+    if want.size:
+        count = _order(start, state, shares, prices, rules, curves, fills, count, want, kept)
+    bar = start
+    while bar < stop:
+        next_look = min(bar + interval, stop)
+        cash, equity, peak, _, _, count = wait(
+            0, bar, next_look, state[CASH], state[PEAK], 0.0, 0.0, shares, prices, rules, curves, fills, count
+        )
+        state[CASH], state[EQUITY], state[PEAK] = cash, equity, peak
+        bar = next_look
+        if equity <= rules.ruin * state[FIRST]:
             return bar, count, True
-    return stop, count, False
+    return bar, count, False
+
+
+@njit(error_model="numpy", cache=True)
+def _order(
+    bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, curves: Any, fills: Any, count: int, want: Any,
+    kept: Any,
+) -> int:  # fmt: skip
+    """Carry out orders; returns the fills noted so far."""
+    quotes, last = prices.quotes, len(prices.quotes) - 1
+    filled = bar if rules.same_bar else min(bar + 1, last)
+    brought, closed, ordered = reduce(want, 0, -np.inf if rules.short else 0.0, quotes, filled, shares, 0, kept)
+    closing, cost, orders = rules.rate * (closed * _UNIT), rules.rate * (ordered * _UNIT), 0
+    variable = cost
+    if rules.each:
+        closing = cost_of_reductions(shares, 0, kept, 0, quotes, filled, rules)
+        cost, variable, orders = cost_of_additions(want, 0, quotes, filled, rules)
+    cash = state[CASH] + (brought * _UNIT - closing)
+    budget = room(cash, kept, 0, quotes, bar, filled, rules.leverage) if rules.short else cash
+    scale = purchase_scale(ordered * _UNIT, cost, variable, orders, budget, shares.shape[1], rules)
+    held = shares[0].copy()
+    paid, opened, _ = add(kept, want, 0, scale, rules.whole, quotes, filled, shares, 0, filled)
+    opening = cost_of_added(shares, 0, kept, 0, quotes, filled, rules) if rules.each else rules.rate * (opened * _UNIT)
+    cash = cash - (paid * _UNIT + opening)
+    state[CASH] = cash if rules.short else max(cash, 0.0)
+    shown = min(bar + 1, last)
+    for n in range(len(held)):
+        traded = shares[0, n] - held[n]
+        if traded != 0.0:
+            price = abs(np.float64(quotes[filled, FILL, n]))
+            x = abs(np.rint((held[n] - kept[0, n]) * price)) * _UNIT
+            y = abs(np.rint((shares[0, n] - kept[0, n]) * price)) * _UNIT
+            each = min(trade_cost(x, rules), x) + trade_cost(y, rules)
+            count = _note(fills, count, ORDER, bar, filled, n, traded, price * _UNIT, each)
+            curves[2][shown] += each
+            curves[3][shown] += x + y
+    return count
+
+
+@njit(error_model="numpy", forceinline=True, cache=True)
+def write_private(
+    out: Any, b: int, cash: float, equity: float, peak: float, first: float, left: float, shares: Any, row: int,
+    quotes: Any, bar: int,
+) -> None:  # fmt: skip
+    """`out[b, :A + N]` float32: account features and holdings weights (`envs.observation.private_part`)."""
+    safe = max(equity, 1e-6 * first)
+    out[b, 0] = np.float32(cash / safe)
+    out[b, 1] = np.float32(safe / first - 1.0)
+    out[b, 2] = np.float32(equity / peak - 1.0)
+    out[b, 3] = np.float32(left)
+    share = 1.0 / safe * _UNIT
+    for n in range(shares.shape[1]):
+        out[b, 4 + n] = np.float32(shares[row, n] * np.float64(quotes[bar, MARK, n]) * share)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def see(bar: int, state: Any, held: Any, mark: Any, out: Any) -> None:
-    """`out [A + N]` float32: account features and holdings weights, as `envs.observation.private_part`."""
-    end = mark.shape[0] - 1
-    safe = max(state[EQUITY], 1e-6 * state[FIRST])
-    out[0] = state[CASH] / safe
-    out[1] = safe / state[FIRST] - 1.0
-    out[2] = state[EQUITY] / state[PEAK] - 1.0
-    out[3] = (end - bar) / max(end, 1)
-    for n in range(held.size):
-        out[4 + n] = held[n] * mark[bar, n] / safe
+def see(bar: int, state: Any, shares: Any, prices: Prices, out: Any) -> None:
+    """`out [1, A + N]` float32: what the account of a backtest sees of itself."""
+    end = len(prices.quotes) - 1
+    left = (end - bar) / max(end, 1)
+    write_private(
+        out, 0, state[CASH], state[EQUITY], state[PEAK], state[FIRST], left, shares, 0, prices.quotes, bar
+    )

@@ -1,11 +1,8 @@
-"""`FusedStep`: the environment's step by the fused kernel, where its options allow it.
-
-The kernel covers what training uses: float32 on CPU, whole shares, long-only, proportional costs, one bar a decision.
-Everything else goes through the torch core, with the same results where both apply.
-"""
+"""`FusedStep`: the environment's step by the fused kernel, for every setting: float32 observations on CPU."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -19,13 +16,18 @@ from torch import Tensor
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.kernels.buffers import (
     DONE,
+    FINAL_BAR,
+    MODES,
     SAME_STEP,
+    TERMINATED,
+    TRUNCATED,
+    WORTHS,
     Buffers,
-    KernelStep,
+    Generation,
+    Prices,
+    Rules,
     StepResult,
-    copy_account,
-    pack_quotes,
-    why_not_any_kernel,
+    finish_reward,
 )
 from fintrader.envs.ledger import Account
 from fintrader.envs.reward import Reward
@@ -41,123 +43,110 @@ _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
 
-def why_not_fused(settings: EnvSettings, device: torch.device, dtype: torch.dtype, *, record: bool) -> str | None:
+def why_not_fused(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
     """Why the kernel cannot take this environment, or None if it can."""
-    reasons = {
-        "it runs on CPU": device.type != "cpu",
-        "it makes float32 observations": settings.observation_dtype != "float32",
-        "it shows one bar at a time": settings.lookback > 1,
-    }
-    return why_not_any_kernel(settings, dtype, record=record, own=reasons)
+    if device.type != "cpu":
+        return "it runs on CPU"
+    if settings.observation_dtype != "float32":
+        return "it makes float32 observations"
+    return "it keeps no record" if record else None
 
 
-class FusedStep(KernelStep):
-    """The CPU kernel."""
+class ArrayPool:
+    """Arrays of one shape, each handed out again only when nobody holds it, nor a tensor made of it, any more.
+
+    Nothing that was handed out is ever overwritten, and a loop that drops its observations never pays for memory that
+    the system has to find first (16 MB of page faults a step, at 4,096 accounts and 100 stocks).
+    """
+
+    KEPT = 4
+    _FREE = 3  # references to an array that only the pool holds: its list, the loop's name, getrefcount's argument
+
+    def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._arrays: list[_Array] = []
+
+    def take(self) -> _Array:
+        """An array that holds anything, but nothing that is not finite."""
+        for array in self._arrays:
+            if sys.getrefcount(array) == self._FREE:
+                return array
+        fresh = np.zeros(self._shape, self._dtype)
+        if len(self._arrays) < self.KEPT:
+            self._arrays.append(fresh)
+        return fresh
+
+
+class FusedStep:
+    """The CPU kernel, bound to one market and one set of settings."""
 
     def __init__(
-        self,
-        view: MarketView,
-        settings: EnvSettings,
-        reward: Reward,
-        mode: AutoresetMode,
-        num_envs: int,
-        *,
-        reuse: bool,
+        self, view: MarketView, settings: EnvSettings, reward: Reward, mode: AutoresetMode, num_envs: int
     ) -> None:
-        """With `reuse`, each step overwrites the observation of the step before, and the account two steps back.
-
-        Fresh outputs of 16 MB cost page faults, and a second buffer for observations drives the first out of the
-        cache.
-        """
         from fintrader.envs.kernels import batch
 
-        super().__init__(view, settings, reward, mode, num_envs, reuse=reuse)
         self._kernel = batch
-        self._stream = self._flat and num_envs * self._width * 4 > STREAM_ABOVE_BYTES
-        quotes = pack_quotes(view)
-        self._market = (
-            quotes.numpy(),
-            quotes.amin(2).clamp(min=0.0).double().T.contiguous().numpy(),  # 0: not everything has a price
-            view.rows.numpy(),
-            view.last_bar.numpy(),
-            np.isin(np.arange(len(view.mark)), view.last_bar.numpy()),  # bars at which any symbol ends
-            view.risk_off.numpy(),
-        )
-        self._rules = (
-            settings.action == "target", settings.fill == "close", settings.random_start,
-            settings.fee_rate + settings.spread_rate, settings.ruin_fraction, settings.max_shares, settings.dead_band,
-            settings.rebalance_band, settings.turbulence_column is not None,
-        )  # fmt: skip
+        self._settings, self._reward, self._mode = settings, reward, MODES[mode]
+        self._count, self._flat = num_envs, settings.observation == "flat"
+        assets, row_width, bar_width = view.mark.shape[1], view.rows.shape[1], view.rows.stride(0)
+        # With a lookback the rows overlap; this is what they are views of, a bar a row.
+        bars = len(view.rows) + row_width // bar_width - 1
+        rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
+        width = 4 + assets + (row_width if self._flat else 0)
+        self._stream = self._flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
+        options = (settings.random_start, settings.decision_interval, row_width)
+        worth = WORTHS.get(settings.reward, 0)
+        self._fixed = (self._mode, self._flat, self._stream, worth, *options, Prices.of(view), Rules.of(settings), rows)
+        # What the kernel's account needs of curves and fills where nobody keeps them.
+        none, flags = np.zeros(0), np.zeros(0, np.int64)
+        self._nothing = ((np.zeros((0, assets)), none, none, none), (flags, flags, flags, flags, none, none, none))
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
-        self._known: tuple[Account | None, _Arrays] = (None, ())
         self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
-        self._obs = torch.empty(num_envs, self._width)
-        # Only the rows of accounts that finish are written.
-        self._final = torch.zeros(num_envs if self._mode == SAME_STEP else 1, self._width)
-        self._obs_array, self._final_array = self._obs.numpy(), self._final.numpy()
-        # Making the arrays and tensors of a generation anew would be most of a single account's step.
-        self._generations = [self._generation(), self._generation()] if reuse else []
+        shapes = (((5, num_envs), np.int64), ((9, num_envs), np.float64), ((4, num_envs), np.bool_))
+        self._books = [ArrayPool(shape, kind) for shape, kind in (*shapes, ((num_envs, assets), np.float64))]
+        self._obs, self._final = (ArrayPool((num_envs, width), np.float32) for _ in range(2))
 
-    def _generation(self) -> tuple[Buffers, _Arrays, Account]:
-        """Fresh buffers, their arrays, and the account in them (its memory is replaced in every step)."""
-        buffers = self._new_buffers()
-        return buffers, tuple(value.numpy() for value in buffers), buffers.account(buffers.floats)
+    def pack(self, account: Account) -> Generation:
+        """Accounts that come from elsewhere (a reset, a checkpoint)."""
+        packed = self._fresh(account.memory)
+        packed.copy_from(account)
+        return packed
 
-    def _pack(self, account: Account) -> _Arrays:
-        """The arrays of an account that comes from elsewhere."""
-        _, arrays, views = self._generation()
-        copy_account(account, views)
-        return arrays
+    def _fresh(self, memory: Tensor) -> Generation:
+        arrays = tuple(pool.take() for pool in self._books)
+        return Generation(Buffers(*map(torch.from_numpy, arrays)), memory, arrays)
 
-    def __call__(self, account: Account, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+    def __call__(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """One decision of every account.
 
-        Without `reuse` the final observation's other rows hold the observation. Observations are `[B, D]`, or
-        `[B, A + N]` where they are factored. Raises EnvError for an action that is not finite; the account that was
-        passed in is unharmed, but with `reuse` the last observation is not (see `restore`).
+        Raises EnvError for an action that is not finite, harming nothing.
         """
-        self._generations.reverse()
-        new, arrays, views = self._generations[0] if self._reuse else self._generation()
-        obs, obs_array = (self._obs, self._obs_array)
-        if not self._reuse:
-            obs = torch.empty_like(obs)
-            obs_array = obs.numpy()
         wish = action.detach().to(torch.float32).contiguous().numpy()
-        known, old = self._known
-        if account is not known:
-            old = self._pack(account)
         if endow is not self._given[0] or key is not self._given[1]:
             self._given = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
         given = (wish, wish.view(np.int32), *self._given[2])
-        ended = self._run(given, old, arrays, obs_array)
+        new, obs = self._fresh(old.memory), self._obs.take()
+        final = self._final.take() if self._mode == SAME_STEP else obs
+        ended = self._run(given, old.arrays, new.arrays, obs, final)
         if ended < 0:
-            self._generations.reverse()
             raise EnvError("actions contain NaN or infinity; check the policy's output")
-        reward, memory = self._finish(account, new)
-        after = views._replace(memory=memory)
-        self._known = (after, arrays)
-        final = obs
-        if ended and self._mode == SAME_STEP:
-            final = self._final if self._reuse else torch.where(new.flags[DONE].unsqueeze(1), self._final, obs)
-        return self._result(after, reward, new, obs, final)
+        reward, new.memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+        seen, flags = torch.from_numpy(obs), new.buffers.flags
+        last = torch.from_numpy(final) if ended and self._mode == SAME_STEP else seen
+        return StepResult(
+            new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], seen, last,
+            new.buffers.ints[FINAL_BAR],
+        )  # fmt: skip
 
-    def restore(self, obs: Any) -> None:
-        """Put the last observation back where it was given out, after a step that failed."""
-        if self._reuse:
-            self._obs.copy_(obs if self._flat else obs["private"])
-
-    def _run(self, given: _Arrays, old: _Arrays, new: _Arrays, obs: _Array) -> int:
+    def _run(self, given: _Arrays, old: _Arrays, new: _Arrays, obs: _Array, final: _Array) -> int:
         """All accounts, in as many equal parts as torch had threads at the start; the kernel runs without the GIL.
 
         Returns how many episodes ended, negative if an action was not finite.
         """
         threads = self._threads
         step: Callable[..., int] = self._kernel.step_range
-        common = (
-            self._mode, self._flat, self._stream, self._worth, self._market, self._rules, given, old, new, obs,
-            self._final_array,
-        )  # fmt: skip
+        common = (*self._fixed, given, old, new, obs, final, self._nothing)
         if threads == 1:
             return step(0, self._count, *common)
         # Plain threads: OpenMP's spin while they wait, and take the cores from whoever computes next.

@@ -18,11 +18,13 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.kernels.cuda_step import interpreted
 from fintrader.errors import EnvError
 from tests.engines.strategies import env_settings, random_actions
-from tests.engines.twins import PLAIN, assert_bit_equal
+from tests.engines.twins import assert_bit_equal
 from tests.factories import examples, make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
 
+CHEAP = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0}
+"""Changes of settings that let the CUDA kernel apply."""
 CUDA = torch.cuda.is_available() and not interpreted()
 DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA and not interpreted():
@@ -61,7 +63,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     endowed: bool,
 ) -> None:
     changes = {"observation": "factored" if factored else "flat", "observation_dtype": dtype, "lookback": lookback}
-    config = config.model_copy(update=PLAIN | changes)
+    config = config.model_copy(update=CHEAP | changes)
     market, count, steps = make_market(60, 5, seed=seed % 5, volatility=0.04), 4, 40 if CUDA else 14
     slow, fast = (
         TradingEnv(
@@ -70,7 +72,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
         for engine in ("torch", "triton")
     )
     actions = random_actions(seed, steps, count, 5).to(DEVICE)
-    assert_bit_equal(slow, fast, actions, endowed=endowed, copy=copy, equal=equal)
+    assert_bit_equal(slow, fast, actions, endowed=endowed, equal=equal)
 
 
 def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
