@@ -83,9 +83,8 @@ class Fills(NamedTuple):
 
 
 def to_grid(value: Tensor, units: float) -> Tensor:
-    """Rounded to 1/`units`, halves to even; the gradient passes unchanged."""
-    rounded = torch.round(value * units) / units
-    return value + (rounded - value).detach() if value.requires_grad else rounded
+    """Rounded to 1/`units`, halves to even; as it is where a gradient is wanted, which rounding has none of."""
+    return value if value.requires_grad else torch.round(value * units) / units
 
 
 def in_usd(shares: Tensor, price: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ def desired_shares(
     the decision (0 where the symbol has no price), `flat` `[B]` bool closes everything.
     """
     price = mark.to(torch.float64)
-    action = action.to(torch.float32).clamp(-1.0, 1.0)
+    action = (action if action.requires_grad else action.to(torch.float32)).clamp(-1.0, 1.0)
     if settings.action == "target":
         target = target_shares(action, equity, price, settings)
         gap = target - held
@@ -127,7 +126,7 @@ def desired_shares(
         near = (gap.abs() * price <= band) & (target != 0)
         order = torch.where(near, torch.zeros_like(gap), round_to_zero(gap, settings))
     else:
-        # In float32, as the action is: 0.29 * 100 is 29, which its float64 product is not.
+        # In float32, as actions are: 0.29 * 100 is 29, which its float64 product is not.
         size = torch.where(action.abs() > settings.dead_band, action * settings.max_shares, torch.zeros_like(action))
         order = round_to_zero(size.to(torch.float64), settings)
     want = held + order

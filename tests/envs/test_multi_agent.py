@@ -44,7 +44,7 @@ def test_the_crowd_pays_and_the_contrarian_is_paid() -> None:
     market = flat_market([100.0] * 4)
     settings = EnvSettings(action="trade", max_shares=1000.0, cost_bps=0.0, random_start=False, reward="profit")
     traders = TraderSettings(num_traders=3, impact_bps_per_million_usd=100.0)
-    game = MultiTraderEnv(market, settings, traders, dtype=torch.float64)
+    game = MultiTraderEnv(market, settings, traders)
     game.reset()
     game.step(torch.tensor([[[0.0], [0.0], [1.0]]]))  # the third buys 100,000 USD: price moves 10 bp, he pays 100 USD
     assert game.account.equity.tolist() == pytest.approx([1e6, 1e6, 1e6 - 100])

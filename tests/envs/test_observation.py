@@ -27,7 +27,7 @@ def test_layout_round_trip_and_parts() -> None:
 
 def test_every_part_holds_what_it_says() -> None:
     market = make_market(60, 4, gaps=True)
-    env = TradingEnv(market, EnvSettings(episode_bars=30, random_start=False), num_envs=2, dtype=torch.float64)
+    env = TradingEnv(market, EnvSettings(episode_bars=30, random_start=False), num_envs=2)
     env.reset()
     actions = random_actions(1, 12, 2, 4)
     equities = [env.equity]
@@ -53,7 +53,7 @@ def test_every_part_holds_what_it_says() -> None:
 def test_account_features_do_not_depend_on_the_account_size() -> None:
     market = make_market(60, 4)
     settings = EnvSettings(fractional=True, random_start=False)
-    small, large = (TradingEnv(market, settings, num_envs=2, dtype=torch.float64) for _ in range(2))
+    small, large = (TradingEnv(market, settings, num_envs=2) for _ in range(2))
     small.reset(options={"cash_usd": 1e3})
     large.reset(options={"cash_usd": 1e8})
     for action in random_actions(2, 20, 2, 4):
@@ -79,7 +79,7 @@ def test_factored_observation_assembles_to_the_flat_one(dtype: str, lookback: in
 
 
 def test_private_part_of_a_ruined_account_is_finite() -> None:
-    one = torch.ones(1, dtype=torch.float64)
+    one = torch.ones(1)
     part = observation_module.private_part(
         -one, torch.zeros(1, 2), torch.ones(1, 2), -one, one, one, 0 * one, torch.float32
     )
