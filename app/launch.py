@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from fintrader.config import is_url
 from fintrader.errors import ConfigError, FintraderError
-from fintrader.storage.urls import is_url
 from fintrader_app.follow import follow
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.errors import BacktestError
-from fintrader.metrics.resample import TRADING_DAYS
+from fintrader.metrics import TRADING_DAYS
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]

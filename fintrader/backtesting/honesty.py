@@ -22,8 +22,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.metrics import TRADING_DAYS
-from fintrader.metrics.performance import finite
+from fintrader.metrics import TRADING_DAYS, finite
 from fintrader.results.formatting import chance, count, probability
 from fintrader.results.strategies import is_baseline, is_result, main_strategy
 

@@ -18,8 +18,7 @@ from fintrader.backtesting.account import make_account
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.build import assemble
 from fintrader.data.calendar import SessionGrid, session_date
-from fintrader.data.feeds import open_feed
-from fintrader.data.settings import DataSettings
+from fintrader.data.settings import DataSettings, open_feed
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
@@ -91,6 +90,7 @@ def lookahead(
     """
     settings = data.effective()
     feed = open_feed(settings, None)
+    feed.prepare()
     first, last = feed.span()
     pinned = {
         "start": settings.start or session_date(settings.calendar, first),

@@ -20,7 +20,6 @@ from fintrader.backtesting.simulate import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.errors import BacktestError
-from fintrader.metrics import performance as p
 from fintrader.progress import SILENT, Progress, Task
 
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -205,10 +204,10 @@ def _row(kind: str, setting: str, daily: Any, chosen: bool = False) -> Variation
     return Variation(
         kind,
         setting,
-        p.cumulative_return(daily),
-        p.annual_return(daily),
-        p.sharpe(daily),
-        p.max_drawdown(daily),
+        m.cumulative_return(daily),
+        m.annual_return(daily),
+        m.sharpe(daily),
+        m.max_drawdown(daily),
         chosen,
     )
 

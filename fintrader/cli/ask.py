@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader.cli.options import parse, positional
-from fintrader.config import Settings, SettingsT
+from fintrader.config import Settings, SettingsT, is_url
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.storage.urls import is_url
 
 
 class ScaleOptions(Settings):

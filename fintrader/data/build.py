@@ -7,6 +7,8 @@ it again and arrives at the same bytes.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -16,15 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fintrader.config import refuse_url
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
-from fintrader.data.cache_key import BUILD_VERSION, RECORD, inputs_of, market_path, portable, write_record
 from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
 from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, log_repairs, symbol_bars, to_grid
 from fintrader.data.corporate_actions import adjust, load_actions
-from fintrader.data.feeds import open_feed
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
-from fintrader.data.settings import DataSettings, planted_description, raw_features
+from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import (
@@ -40,14 +41,18 @@ from fintrader.data.universe import (
     survivorship,
 )
 from fintrader.errors import DataError
+from fintrader.files import seal
 from fintrader.progress import SILENT, Progress
-from fintrader.storage.markets import Markets
-from fintrader.storage.objects import Objects
-from fintrader.storage.urls import refuse_url
+from fintrader.storage.mirror import Markets
+from fintrader.storage.objects import Objects, read_whole
 
 log = logging.getLogger("fintrader.data")
 
 _BLOCK_BARS = 4096
+RECORD = "build.json"
+"""Beside every market: what it was made from and what was repaired, sealed."""
+BUILD_VERSION = 5
+"""Goes into every address; raised when the same settings would give other numbers, or files of another form."""
 
 
 def build_market(
@@ -77,7 +82,7 @@ def build_market(
             return path
         market, report = assemble(settings, feed, progress=progress)
         record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
-        write_record(path, record | report)
+        folder.put(RECORD, seal(record | report, indent=2))
         market.save(path)  # last: once it is there, everything is
         return _shared(path, markets)
 
@@ -89,6 +94,39 @@ def _shared(path: Path, markets: Markets | None) -> Path:
         there = {name: file for name, file in files.items() if file.is_file()}
         markets.keep([path.parent.name, MarketTensors.stored_hash(path)], there)
     return path
+
+
+def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
+    """Where the market of these (effective) settings and bars lies, built or not."""
+    text = json.dumps([BUILD_VERSION, portable(settings), inputs_of(settings, feed)], sort_keys=True)
+    return Path(cache) / hashlib.sha256(text.encode()).hexdigest()[:16] / "market.safetensors"
+
+
+def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
+    """What the market is made from, without any path: kind, and the content of every file."""
+    inputs = dict(feed.inputs)
+    daily = [(f"features.daily.{name}", path) for name, path in settings.features.daily.items()]
+    for name, path, setting in (
+        ("benchmark", settings.benchmark.path, "data.benchmark.path"),
+        ("actions", settings.adjust.path, "data.adjust.path"),
+        ("membership", settings.universe.membership, "data.universe.membership"),
+        *((name, path, f"data.{name}") for name, path in daily),
+    ):
+        if path is not None:
+            inputs[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
+    return inputs
+
+
+def portable(settings: DataSettings) -> dict[str, Any]:
+    """Settings as JSON with file names instead of paths: where a file lies changes nothing."""
+    values: dict[str, Any] = json.loads(settings.model_dump_json())
+    del values["store"]
+    for part in (values["source"], values["benchmark"], values["adjust"]):
+        if part.get("path"):
+            part["path"] = None  # its content counts, see `inputs_of`
+    values["universe"]["membership"] = None
+    values["features"]["daily"] = sorted(values["features"]["daily"])
+    return values
 
 
 def make_market(settings: DataSettings, *, progress: Progress | None = None) -> tuple[MarketTensors, dict[str, Any]]:

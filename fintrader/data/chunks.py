@@ -106,10 +106,14 @@ class Collection:
         body |= {"chunks": self.chunks, "through": self.through, "unconfirmed": self.unconfirmed}
         self.objects.put(MANIFEST, seal(body))
 
+    def pieces(self, symbol: str, month: str) -> list[dict[str, Any]]:
+        """The chunks of a symbol and month; none where it has no bars."""
+        return self.chunks.get(symbol, {}).get(month, [])
+
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
         """All bars of a symbol in the order in which they came. Raises DataError when a chunk is missing or damaged."""
-        stored = self.chunks.get(symbol, {})
-        pieces = [piece for month in sorted(stored) if months is None or month in months for piece in stored[month]]
+        known = sorted(self.chunks.get(symbol, {}))
+        pieces = [one for month in known if months is None or month in months for one in self.pieces(symbol, month)]
         if not pieces:
             raise DataError(f"no bars of {symbol} in {self.objects}; check the symbol and the range")
         parts = [decode(self.piece(piece), symbol, str(self.identity.get("name", self.objects))) for piece in pieces]

@@ -178,27 +178,20 @@ def refuse_bad_rows(bars: Bars, *, now: float | None = None) -> None:
         raise BarError(
             f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
         )
+
+    def refuse(name: str, values: Array, bad: Array, why: str) -> None:
+        if bad.any():
+            row = int(bad.argmax())
+            raise BarError(f"{bars.where(row)}, column {name!r}: {values[row]} {why}")
+
     for name in PRICES:
-        bad = ~(getattr(bars, name) > 0) | np.isinf(getattr(bars, name))
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise BarError(
-                f"{bars.where(row)}, column {name!r}: {getattr(bars, name)[row]} is no price ({int(bad.sum())} such); "
-                "correct the rows or remove them"
-            )
+        values = getattr(bars, name)
+        bad = ~(values > 0) | np.isinf(values)
+        refuse(name, values, bad, f"is no price ({int(bad.sum())} such); correct the rows or remove them")
     bad = ~(bars.volume >= 0) | np.isinf(bars.volume)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise BarError(
-            f"{bars.where(row)}, column 'volume': {bars.volume[row]} is no volume; correct or remove the row"
-        )
+    refuse("volume", bars.volume, bad, "is no volume; correct or remove the row")
     for name, values in bars.extras.items():
-        bad = ~np.isfinite(values)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise BarError(
-                f"{bars.where(row)}, column {name!r}: {values[row]} is not finite; correct or remove the row"
-            )
+        refuse(name, values, ~np.isfinite(values), "is not finite; correct or remove the row")
 
 
 _STEP = 30 * MINUTE_NS

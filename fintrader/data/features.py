@@ -14,11 +14,10 @@ import numpy as np
 from pydantic import Field, field_validator
 from scipy.signal import lfilter
 
-from fintrader.config import Settings, load_object
+from fintrader.config import PathText, Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
 from fintrader.errors import ConfigError, DataError
-from fintrader.storage.urls import PathText
 
 
 def moving(values: Array, window: int, operation: np.ufunc) -> Array:

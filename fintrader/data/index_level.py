@@ -8,12 +8,11 @@ from pathlib import PurePosixPath
 import numpy as np
 import pandas as pd
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_whole
-from fintrader.storage.urls import PathText, base_name
 
 EQUAL_WEIGHT = "equal-weight index of the universe"
 

@@ -14,12 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_csv
-from fintrader.storage.urls import PathText, base_name
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""

@@ -13,12 +13,11 @@ from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
-from fintrader.config import Settings, models_in, overlay, read_yaml, validate
+from fintrader.config import Settings, check_url, models_in, overlay, read_yaml, refuse_url, validate
 from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
-from fintrader.storage.urls import check_url, refuse_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 

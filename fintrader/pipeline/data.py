@@ -7,8 +7,7 @@ from typing import Any
 
 from fintrader.backtesting.lookahead import lookahead
 from fintrader.data.build import build_market
-from fintrader.data.inspect import describe, dry_run, verify
-from fintrader.data.quality import quality_report, write_quality
+from fintrader.data.inspect import describe, dry_run, quality_report, verify, write_quality
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json

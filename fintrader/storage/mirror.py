@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fintrader.config import check_url
 from fintrader.errors import RunError, StorageDamagedError, StorageError
 from fintrader.files import dump_json, file_sha256, publish, read_json, seal, unseal, write_bytes, write_json
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import StoreLease
 from fintrader.storage.objects import Objects
-from fintrader.storage.urls import check_url
 
 MARKER = ".store.json"
 """In a run's folder: says of which run in a store it is the working copy."""
@@ -85,8 +85,6 @@ class Mirror:
         """Whether another holder than that of `token` drives the run now."""
         return leases.newest(self.objects) != token
 
-    # --- content -----------------------------------------------------------------------------------------
-
     def put_bytes(self, data: bytes) -> str:
         """Store data under its hash; returns that."""
         digest = hashlib.sha256(data).hexdigest()
@@ -121,8 +119,6 @@ class Mirror:
         if held is not None and held.listing is not None:
             held.listing -= {f"objects/{digest}"}
 
-    # --- pods --------------------------------------------------------------------------------------------
-
     def create_pod_file(self, pod: str, name: str, text: str, files: Mapping[str, str] | None = None) -> str:
         """Write `spec.json` or `result.json` of a pod, once and for all; returns the text that stands."""
         where = f"{self.prefix}pods/{pod}/{name}"
@@ -140,8 +136,6 @@ class Mirror:
     def remove_pod_file(self, pod: str, name: str) -> None:
         """So that it can be written again: for what was found damaged."""
         self.objects.remove(f"{self.prefix}pods/{pod}/{name}")
-
-    # --- records -----------------------------------------------------------------------------------------
 
     def append_events(self, lines: str, everything: Callable[[], str]) -> None:
         """Store a piece of the event log; now and then, and first of all, one that holds `everything` so far."""
@@ -197,8 +191,6 @@ class Mirror:
         found = self.objects.gather(lambda piece: self.objects.get_sealed(piece.name), pieces)
         texts = [str(body["text"]) for body in found if body is not None]
         return texts if len(texts) == len(pieces) else None
-
-    # --- the whole run -----------------------------------------------------------------------------------
 
     @property
     def store(self) -> str:
@@ -292,9 +284,6 @@ class Mirror:
         return self._hashes[path][1]
 
 
-# --- finding it ------------------------------------------------------------------------------------------------
-
-
 def attach(home: Path, url: str) -> Mirror:
     """Make `home` the working copy of the run at `url`. Raises RunError when it is that of another, StorageError."""
     url = check_url(url)
@@ -355,3 +344,51 @@ def _marker(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("url"), str):
         raise RunError(f"{path} is damaged; remove the folder, and give the store's URL again")
     return values
+
+
+class Markets:
+    """Built markets of one store, shared by all its runs: `<key>.json` names the hashes of a market's files, sealed.
+
+    A market has two keys: its content hash, which every pod's spec names, and the address of its settings and inputs,
+    which a later build looks for before it builds.
+    """
+
+    def __init__(self, store: str) -> None:
+        self.objects = Objects(f"{store.rstrip('/')}/.markets")
+
+    def files(self, key: str) -> dict[str, str] | None:
+        """File name -> hash of a market, None when it is not there. Raises StorageDamagedError."""
+        return self.objects.get_sealed(f"{key}.json")
+
+    def keep(self, keys: Sequence[str], files: Mapping[str, Path]) -> None:
+        """Store a market's files under all `keys`, unless they are there. The record comes last."""
+        missing = [key for key in keys if not self.objects.exists(f"{key}.json")]
+        if not missing:
+            return
+        hashes = {name: file_sha256(path) for name, path in files.items()}
+        for name, path in files.items():
+            if not self.objects.exists(f"objects/{hashes[name]}"):
+                self.objects.put_file(f"objects/{hashes[name]}", path)
+        for key in missing:
+            self.objects.put(f"{key}.json", seal(hashes))
+
+    def fetch(self, key: str, folder: Path) -> bool:
+        """Bring a market's files into `folder`, the market itself last; False when the store has none of that key.
+
+        A damaged or missing file takes the record with it, so that whoever has the bars stores the market anew.
+        """
+        files = self.files(key)
+        if files is None:
+            return False
+        for name in sorted(files, key=lambda name: (name.startswith("market"), name)):
+            if name != Path(name).name or name.startswith("."):
+                raise StorageDamagedError(f"{self.objects}/{key}.json names {name!r}, which is no file of a market")
+            try:
+                there = self.objects.get_file(f"objects/{files[name]}", folder / name, files[name])
+            except StorageDamagedError:
+                self.objects.remove(f"objects/{files[name]}")
+                there = False
+            if not there:
+                self.objects.remove(f"{key}.json")
+                return False
+        return True

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
+from fintrader.config import check_no_secret, is_url
 from fintrader.errors import (
     DataError,
     FintraderError,
@@ -33,7 +34,6 @@ from fintrader.errors import (
     StorageOfflineError,
 )
 from fintrader.files import atomic_file, publish, unseal, write_bytes
-from fintrader.storage.urls import check_no_secret, file_system, is_url
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -84,8 +84,6 @@ class Objects:
     def below(self, name: str) -> Objects:
         """The objects below a folder of this one."""
         return Objects(f"{self.url}/{name}", patience=self.patience)
-
-    # --- single objects ----------------------------------------------------------------------------------
 
     def get(self, name: str) -> bytes | None:
         """An object's bytes, None when there is none; `""` is the object that the URL itself names.
@@ -191,8 +189,6 @@ class Objects:
         else:
             self.remove(*self.names())
 
-    # --- files -------------------------------------------------------------------------------------------
-
     def put_file(self, name: str, path: Path) -> None:
         """Write a file of any size as an object. Raises StorageError."""
 
@@ -239,8 +235,6 @@ class Objects:
             raise
         finally:
             temporary.unlink(missing_ok=True)
-
-    # --- lists -------------------------------------------------------------------------------------------
 
     def names(self, below: str = "") -> list[str]:
         """Names of all objects whose path begins with the folder `below`, sorted."""
@@ -294,8 +288,6 @@ class Objects:
                         raise _Empty from None  # an empty folder of a bucket is as good as none
                     raise
 
-    # --- several processes -------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Wait until no other process of this machine holds the folder (no lock where it is no local one)."""
@@ -317,8 +309,6 @@ class Objects:
         if self.local is not None:
             for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
-
-    # --- errors ------------------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -389,7 +379,24 @@ def _is_missing_bucket(error: Exception) -> bool:
     return answer.get("Error", {}).get("Code") == "NoSuchBucket" or "bucket does not exist" in str(error).lower()
 
 
-# --- small files that settings name ----------------------------------------------------------------------------
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL and the path within it. Raises StorageError saying what to install or set."""
+    import fsspec  # type: ignore[import-untyped]
+
+    protocol = url.partition("://")[0]
+    try:
+        options = {} if protocol == "memory" else {"use_listings_cache": False}
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        if protocol in _EXTRAS:
+            raise StorageError(f"{url}: install the extra: pip install 'fintrader[{_EXTRAS[protocol]}]'") from None
+        raise StorageError(f"{url}: {error}; install the package it names") from None
+    except ValueError as error:
+        raise StorageError(f"{url}: {error}") from None
+    return fs, str(path)
 
 
 def read_whole(path: str, setting: str) -> bytes:

@@ -15,8 +15,7 @@ from pathlib import Path
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
 from fintrader.files import publish
 from fintrader.runs import RunFolder
-from fintrader.storage.markets import Markets
-from fintrader.storage.mirror import Mirror
+from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronised
 from fintrader.tournament.store import RunStore

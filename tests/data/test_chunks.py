@@ -18,9 +18,8 @@ import pytest
 from fintrader.config import dump_yaml
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
-from fintrader.data.feeds import bar_store
 from fintrader.data.inspect import verify
-from fintrader.data.settings import read_settings
+from fintrader.data.settings import bar_store, read_settings
 from fintrader.data.sources import base as feed_module
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, StorageAccessError, StorageFullError

@@ -9,7 +9,7 @@ import torch
 
 from fintrader.config import validate
 from fintrader.data.build import make_market
-from fintrader.data.quality import quality_report
+from fintrader.data.inspect import quality_report
 from fintrader.data.settings import DataSettings
 from fintrader.errors import DataError
 

@@ -14,11 +14,10 @@ import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data import feeds as feeds_module
+from fintrader.data import settings as settings_module
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
-from fintrader.data.inspect import describe, dry_run
-from fintrader.data.quality import quality_report
+from fintrader.data.inspect import describe, dry_run, quality_report
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
@@ -297,12 +296,12 @@ def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
 def test_a_vendors_market_is_the_files_market(
     fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = feeds_module.VendorFeed
+    real = settings_module.VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
-    monkeypatch.setattr(feeds_module, "VendorFeed", then)
+    monkeypatch.setattr(settings_module, "VendorFeed", then)
     source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": fake_alpaca.url}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fsspec.registry import _registry
 
+from fintrader.config import check_url
 from fintrader.errors import (
     ConfigError,
     StorageAccessError,
@@ -23,7 +24,6 @@ from fintrader.errors import (
 )
 from fintrader.storage import objects as module
 from fintrader.storage.objects import Objects
-from fintrader.storage.urls import check_url
 from tests.engines.object_stores import SECRET, forget
 
 

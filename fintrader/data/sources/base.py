@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,25 +30,19 @@ _RACY_NS = 2_000_000_000
 
 
 class Feed(Protocol):
-    """Bars by symbol."""
+    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where `inputs_need_bars`."""
 
-    inputs_need_bars: bool
-    """Whether `inputs` is known only once `prepare` has run."""
+    inputs: Mapping[str, Any]
+    """What identifies the bars, as plain JSON without any path."""
+    inputs_need_bars: bool = False
+    actions: tuple[Action, ...] = ()
+    """Splits and dividends that the source itself announces."""
+    symbols: list[str]
+    """Symbols that have bars, sorted."""
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Do what takes long: read files, ask vendors. Raises DataError."""
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """What identifies the bars, as plain JSON without any path."""
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """Splits and dividends that the source itself announces."""
-
-    @property
-    def symbols(self) -> list[str]:
-        """Symbols that have bars, sorted."""
+        return
 
     def span(self) -> tuple[int, int]:
         """First and last time of all bars (int64 nanoseconds)."""
@@ -58,18 +52,16 @@ class Feed(Protocol):
 
     def index(self, grid: SessionGrid) -> Array | None:
         """`[T]` level of the source's own index at each bar's close, None where it has none."""
+        return None
 
 
-class FilesFeed:
+class FilesFeed(Feed):
     """Bars of files, by way of the store. Nothing is read before `prepare`."""
-
-    actions: tuple[Action, ...] = ()
-    inputs_need_bars = False
 
     def __init__(self, settings: FilesSettings, store: Objects) -> None:
         self.settings = settings
         self.store = store
-        self.files = list_files(settings)
+        self.files = list_files(settings.path)
         self.inputs = file_inputs(self.files, _fingerprints(self.files, store))
         self._collections: list[Collection] = []
 
@@ -92,10 +84,7 @@ class FilesFeed:
                             collection.objects.clear()
                             raise
             self._collections.append(collection)
-
-    @property
-    def symbols(self) -> list[str]:
-        return sorted({symbol for collection in self._collections for symbol in collection.symbols})
+        self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
 
     def span(self) -> tuple[int, int]:
         spans = [collection.span() for collection in self._collections]
@@ -103,9 +92,6 @@ class FilesFeed:
 
     def bars(self, symbol: str) -> Bars:
         return concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        return None
 
 
 def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
@@ -116,10 +102,8 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
     }
 
 
-class MemoryFeed:
+class MemoryFeed(Feed):
     """Bars that are in memory already."""
-
-    inputs_need_bars = False
 
     def __init__(
         self,
@@ -134,14 +118,7 @@ class MemoryFeed:
         self._bars = bars if bars.is_sorted() else bars.sorted()
         self._level, self._minutes = level, minutes
         self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
-
-    def prepare(self, progress: Progress | None = None) -> None:
-        """Nothing is left to do."""
-
-    @property
-    def symbols(self) -> list[str]:
-        counts = np.diff(self._edges)
-        return sorted(name for name, count in zip(self._bars.symbols, counts, strict=True) if count)
+        self.symbols = sorted(bars.symbols[code] for code in np.flatnonzero(np.diff(self._edges)))
 
     def span(self) -> tuple[int, int]:
         return int(self._bars.ts.min()), int(self._bars.ts.max())
@@ -158,29 +135,6 @@ class MemoryFeed:
         if at.min() < 0:
             raise DataError("the range begins before the synthetic market; move data.start")
         return np.asarray(self._level[at])
-
-
-class MadeFeed:
-    """Bars that are made when they are needed (the synthetic market), and not for a market that is built already."""
-
-    inputs_need_bars = False
-
-    def __init__(self, inputs: Mapping[str, Any], make: Callable[[], MemoryFeed]) -> None:
-        self.inputs = inputs
-        self._make = make
-        self._made: MemoryFeed | None = None
-
-    def prepare(self, progress: Progress | None = None) -> None:
-        """Make the bars, once."""
-        if self._made is None:
-            with (progress or SILENT).task(f"make the {self.inputs['kind']} market", total=1) as task:
-                self._made = self._make()
-                task.advance()
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the bars' own: symbols, span, actions, index."""
-        self.prepare()
-        return getattr(self._made, name)
 
 
 def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:

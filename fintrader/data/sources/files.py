@@ -17,15 +17,15 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name, is_url
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars, concat
 from fintrader.errors import BarError, DataError
 from fintrader.files import file_sha256
-from fintrader.storage.urls import PathText, base_name, file_system, is_url
+from fintrader.storage.objects import file_system
 
 
-def find_files(path: str) -> list[BarFile]:
-    """The bar files that a path names (see the module), sorted. Raises DataError when there is none."""
+def list_files(path: str) -> list[BarFile]:
+    """The bar files that a path or URL names, sorted. Raises DataError when there is none, or of an unknown kind."""
     if is_url(path):
         found = _remote_files(path)
     else:
@@ -194,15 +194,9 @@ class FilesSettings(Settings):
         return value
 
 
-def list_files(settings: FilesSettings) -> list[BarFile]:
-    """The files that would be read, sorted by path. Raises DataError when there is none, or one of an unknown kind."""
-    return find_files(settings.path)
-
-
 def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's docstring."""
-    parts = [batch for file in list_files(settings) for batch in iterate(file, settings)]
-    bars = concat(parts)
+    bars = concat([batch for file in list_files(settings.path) for batch in iterate(file, settings)])
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
         bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
@@ -213,8 +207,8 @@ def iterate(file: BarFile, settings: FilesSettings) -> Iterator[Bars]:
     """The rows of one file in file order, in the long schema, some hundred thousand at a time."""
     names = column_names(settings)
     wanted = [*names.values(), *settings.extra]
-    done = 2 if file.kind == "csv" else 0  # a CSV's first row of data is line 2
-    first = done
+    read_columns(file, settings)
+    first = done = 2 if file.kind == "csv" else 0  # a CSV's first row of data is line 2
     for table in _tables(file, wanted, numeric=[*(names[name] for name in COLUMNS), *settings.extra]):
         rows = np.arange(done, done + table.num_rows)
         done += table.num_rows
@@ -248,52 +242,55 @@ def table_bars(table: pa.Table, settings: FilesSettings, *, origin: str, rows: A
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """The names of a file's columns. Raises BarError when one that the settings name is missing."""
-    names = [getattr(settings.columns, name) for name in ("ts", *COLUMNS)]
-    names += [settings.columns.symbol] if settings.symbol_from == "column" else []
-    try:
+    with _readable(file):
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
                 present = list(parquet.schema_arrow.names)
         else:
             with _open_csv(file, None, {}) as reader:
                 present = list(reader.schema.names)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
-    _require(file, [*names, *settings.extra], present)
+    missing = [name for name in (*column_names(settings).values(), *settings.extra) if name not in present]
+    if missing:
+        raise BarError(
+            f"{file.name}: no column {missing[0]!r}; it has {', '.join(present)}. "
+            "Name your columns under data.source.columns"
+        )
     return present
+
+
+@contextlib.contextmanager
+def _readable(file: BarFile) -> Iterator[None]:
+    """Raise BarError for what pyarrow cannot read."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        if "Empty CSV file" in str(error):
+            raise BarError(f"{file.name}: holds no row; check the file") from None
+        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
 
 
 def _tables(file: BarFile, wanted: list[str], numeric: list[str]) -> Iterator[pa.Table]:
     """The file's rows as tables of the wanted columns, a bounded number at a time."""
-    try:
+    with _readable(file):
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
-                _require(file, wanted, parquet.schema_arrow.names)
                 for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
                     yield pa.Table.from_batches([batch])
             return
-        with _open_csv(file, None, {}) as reader:
-            _require(file, wanted, reader.schema.names)
-        others = {name: pa.string() for name in wanted if name not in numeric}
+        types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
         done = 0
         try:
-            with _open_csv(file, wanted, others | {name: pa.float64() for name in numeric}) as reader:
+            with _open_csv(file, wanted, types) as reader:
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
                     done += batch.num_rows
         except pa.ArrowInvalid:  # text in a number: read what is left as text, so that the row can be named
-            with _open_csv(file, wanted, {name: pa.string() for name in wanted}) as reader:
+            with _open_csv(file, wanted, dict.fromkeys(wanted, pa.string())) as reader:
                 for batch in reader:
                     skip = min(done, batch.num_rows)
                     done -= skip
                     if batch.num_rows > skip:
                         yield pa.Table.from_batches([batch.slice(skip)])
-    except pa.ArrowInvalid as error:
-        if "Empty CSV file" in str(error):
-            raise BarError(f"{file.name}: holds no row; check the file") from None
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
-    except OSError as error:
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
 
 
 def _open_csv(file: BarFile, wanted: list[str] | None, types: dict[str, pa.DataType]) -> Any:
@@ -304,15 +301,6 @@ def _open_csv(file: BarFile, wanted: list[str] | None, types: dict[str, pa.DataT
     return pa_csv.open_csv(
         source, read_options=pa_csv.ReadOptions(block_size=32 << 20, use_threads=False), convert_options=options
     )
-
-
-def _require(file: BarFile, wanted: list[str], present: list[str]) -> None:
-    missing = [name for name in wanted if name not in present]
-    if missing:
-        raise BarError(
-            f"{file.name}: no column {missing[0]!r}; it has {', '.join(present)}. "
-            "Name your columns under data.source.columns"
-        )
 
 
 def _symbols(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> tuple[Array, tuple[str, ...]]:

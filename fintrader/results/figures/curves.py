@@ -11,8 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fintrader.metrics import TRADING_DAYS, returns_of, session_ends
-from fintrader.metrics import performance as p
+from fintrader.metrics import TRADING_DAYS, drawdowns, episodes, returns_of, session_ends
 from fintrader.results.figures.style import PALETTE, ZERO, layout, lines, time_axis
 
 Session = NDArray[np.int64] | pd.Series
@@ -64,9 +63,9 @@ def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
     the peak has not been reached again.
     """
     times = pd.DatetimeIndex(daily.index)
-    below = p.drawdowns(returns_of(daily.to_numpy()))
+    below = drawdowns(returns_of(daily.to_numpy()))
     rows = []
-    for start, stop in p.episodes(below):  # period k ends at row k + 1
+    for start, stop in episodes(below):  # period k ends at row k + 1
         back = stop < len(below)
         rows.append(
             {

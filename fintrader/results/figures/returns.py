@@ -11,8 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fintrader.metrics import performance as p
-from fintrader.metrics import returns_of, session_ends
+from fintrader.metrics import conditional_value_at_risk, returns_of, session_ends, value_at_risk
 from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import INK, MUTED, colour_of, layout, title_of
 
@@ -136,7 +135,7 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
             )
         )
     values = daily[main].to_numpy(dtype=np.float64)
-    marks = {"VaR 5 %": p.value_at_risk(values), "Expected shortfall 5 %": p.conditional_value_at_risk(values)}
+    marks = {"VaR 5 %": value_at_risk(values), "Expected shortfall 5 %": conditional_value_at_risk(values)}
     for k, (label, value) in enumerate(marks.items()):
         if value is not None:
             figure.add_vline(
