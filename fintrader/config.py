@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
 
 from fintrader.errors import ConfigError, DataError
 
@@ -71,15 +70,12 @@ def _follow(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[i
     written, models = [], [model]
     for part in path:
         known = [candidate for candidate in models if part in candidate.model_fields]
-        tags = {tag for candidate in models for field in candidate.model_fields.values() for tag in _literals(field)}
+        fields = [field.annotation for candidate in models for field in candidate.model_fields.values()]
+        tags = {tag for annotation in fields if get_origin(annotation) is Literal for tag in get_args(annotation)}
         if len(models) == 1 or known or part not in tags:
             written.append(part)
         models = [below for one in known for below in models_in(one.model_fields[str(part)].annotation)] or models
     return written, models
-
-
-def _literals(field: FieldInfo) -> tuple[Any, ...]:
-    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:

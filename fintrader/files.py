@@ -141,10 +141,6 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return []
     records = []
     for line in path.read_bytes().split(b"\n"):
-        if not line.strip():
-            continue
-        try:
+        with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-        except ValueError:
-            continue
     return records

@@ -22,7 +22,7 @@ from fintrader.config import refuse_url
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
-from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, log_repairs, symbol_bars, to_grid
+from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, symbol_bars, to_grid
 from fintrader.data.corporate_actions import adjust, load_actions
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
@@ -34,7 +34,6 @@ from fintrader.data.universe import (
     choose,
     companies,
     describe,
-    ever_members,
     load_membership,
     member_days,
     missing_members,
@@ -141,7 +140,8 @@ def assemble(
     """Bars to a market; each symbol is read once. Deterministic: equal inputs give equal tensors, to the bit."""
     feed.prepare(progress)
     inputs = inputs_of(settings, feed)
-    grid = _grid(settings, feed)
+    begin, end = (session_date(settings.calendar, ts) for ts in feed.span())
+    grid = session_grid(settings.calendar, settings.start or begin, settings.end or end, settings.bar_minutes)
     reader = _Reader(settings, feed, grid)
     reader.read_ahead(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
     windows = make_windows(settings.windows, grid)
@@ -151,7 +151,9 @@ def assemble(
     symbols, cells, dropped = _read_all(settings, reader, candidates, windows.train, names, progress)
     left_out |= dropped
     repairs = reader.repairs(symbols)
-    log_repairs(str(feed.inputs["kind"]), repairs)
+    for kind, count in repairs.items():
+        if count:
+            log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
     ended = [symbol for symbol in symbols if symbol in reader.ended]
     first = grid.first_bar
     day_close = cells.close[first[1:] - 1].astype(np.float64)
@@ -210,10 +212,12 @@ def _candidates(
     if missing:
         raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
     candidates = sorted(universe.symbols or available)
-    candidates, never = ever_members(candidates, membership, grid, universe.aliases)
-    if not candidates:
+    days = member_days(candidates, membership, grid.dates, universe.aliases)
+    ever = {name: bool(days[:, column].any()) for column, name in enumerate(candidates)}
+    if not any(ever.values()):
         raise DataError("no symbol of the source was ever a member; check data.universe.index and aliases")
-    return candidates, dict.fromkeys(never, "never a member in the range")
+    left_out = {name: "never a member in the range" for name in candidates if not ever[name]}
+    return [name for name in candidates if ever[name]], left_out
 
 
 def _read_all(
@@ -342,16 +346,6 @@ def _gather(cells: Array, order: Sequence[int]) -> Array:
         at = begin * len(order) * width
         flat[at : at + len(block)] = block
     return flat[: bars * len(order) * width].reshape(bars, len(order), *cells.shape[2:])
-
-
-def _grid(settings: DataSettings, feed: Feed) -> SessionGrid:
-    first, last = feed.span()
-    return session_grid(
-        settings.calendar,
-        settings.start or session_date(settings.calendar, first),
-        settings.end or session_date(settings.calendar, last),
-        settings.bar_minutes,
-    )
 
 
 def _in_range(bars: Bars, grid: SessionGrid) -> Bars:

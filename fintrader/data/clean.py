@@ -9,7 +9,6 @@ exchange's sessions (a wrong time zone or label, almost always).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from fintrader.data.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.data.calendar import SessionGrid
 from fintrader.errors import BarError
 
-log = logging.getLogger("fintrader.data")
 REPAIRS = {
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
@@ -62,12 +60,6 @@ class SymbolBars:
     def stop(self) -> int:
         """The first bar of the grid at which it has no price any more."""
         return self.first + len(self)
-
-    def before(self, length: int) -> SymbolBars:
-        """The first `length` bars only."""
-        names = (*COLUMNS, "tradable", "session")
-        columns = {name: getattr(self, name)[:length] for name in names}
-        return replace(self, **columns, extras={name: values[:length] for name, values in self.extras.items()})
 
 
 def clean(bars: Bars, *, now: float | None = None) -> tuple[Bars, dict[str, int]]:
@@ -162,13 +154,6 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
         extras={name: values[known] for name, values in merged.extras.items()},
         **columns,
     )
-
-
-def log_repairs(origin: str, counts: Mapping[str, int]) -> None:
-    """One log line for each kind of repair that happened."""
-    for name, count in counts.items():
-        if count:
-            log.warning("%s: %d %s", origin, count, REPAIRS[name])
 
 
 def refuse_bad_rows(bars: Bars, *, now: float | None = None) -> None:

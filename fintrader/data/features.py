@@ -270,7 +270,6 @@ def context_features(
     each session (NaN where unlisted), of which bar t only sees sessions before its own.
     """
     table = np.empty((len(session), len(names)))
-    calm = None
     for column, name in enumerate(names):
         match = _INDEX.fullmatch(name)
         if name == "time_of_day":
@@ -278,8 +277,7 @@ def context_features(
         elif name == "time_to_close":
             table[:, column] = 2.0 * (bars_in_session - bar_of_session - 0.5) / bars_in_session.max() - 1.0
         elif name == "turbulence":
-            calm = turbulence(day_close, turbulence_days) if calm is None else calm
-            before = np.concatenate([[np.nan], calm[:-1]])
+            before = np.concatenate([[np.nan], turbulence(day_close, turbulence_days)[:-1]])
             table[:, column] = np.log1p(before)[session]
         elif match:
             window = int(match.group(2))

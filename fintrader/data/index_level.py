@@ -115,14 +115,13 @@ def _carry(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
-def _read_csv(data: io.BytesIO, name: str) -> pd.DataFrame:
-    return pd.read_csv(data, compression="gzip" if name.endswith(".gz") else None)
-
-
 def _read(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
     name, data = base_name(path), io.BytesIO(read_whole(path, setting))
     try:
-        table = pd.read_parquet(data) if name.endswith((".parquet", ".pq")) else _read_csv(data, name)
+        if name.endswith((".parquet", ".pq")):
+            table = pd.read_parquet(data)
+        else:
+            table = pd.read_csv(data, compression="gzip" if name.endswith(".gz") else None)
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: cannot be read ({error})") from None
     when = next((name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None)

@@ -21,9 +21,9 @@ from fintrader.data.build import RECORD, market_path
 from fintrader.data.calendar import SessionGrid, session_date, session_grid
 from fintrader.data.chunks import verify_store
 from fintrader.data.faults import KINDS, Fault, find_faults
-from fintrader.data.settings import DataSettings, bar_store, open_feed, read_source
-from fintrader.data.sources.files import BarFile, FilesSettings, list_files, read_columns
-from fintrader.data.sources.vendor import VendorFeed, VendorSettings
+from fintrader.data.settings import DataSettings, bar_store, open_feed
+from fintrader.data.sources.files import BarFile, FilesSettings, list_files, read_columns, read_files
+from fintrader.data.sources.vendor import VendorFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
@@ -130,16 +130,20 @@ def quality_report(
     """
     settings = settings.effective()
     with (progress or SILENT).task("quality", total=2) as task:
-        if isinstance(settings.source, VendorSettings) and cache is not None:
-            feed = open_feed(settings, cache)
-            feed.prepare(progress)
-            bars = concat([feed.bars(symbol) for symbol in feed.symbols])
-        else:
-            bars = read_source(settings)
+        bars = read_source(settings, cache, progress)
         task.advance(note=f"{len(bars)} rows read")
         report = examine(bars, settings)
         task.advance()
     return report
+
+
+def read_source(settings: DataSettings, cache: Path | None = None, progress: Progress | None = None) -> Bars:
+    """All bars that the source has, in memory; those of files as they are, in their order. Raises DataError."""
+    if isinstance(settings.source, FilesSettings):
+        return read_files(settings.source, settings.universe.symbols)
+    feed = open_feed(settings, cache)
+    feed.prepare(progress)
+    return concat([feed.bars(symbol) for symbol in feed.symbols])
 
 
 def examine(bars: Bars, settings: DataSettings, *, now: float | None = None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from fintrader.config import PathText, Settings, overlay, read_yaml, validate
-from fintrader.data.bars import Bars
 from fintrader.data.calendar import WindowSettings
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
@@ -18,7 +17,7 @@ from fintrader.data.index_level import BenchmarkSettings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
 from fintrader.data.sources.files import FilesSettings, list_files, read_files
-from fintrader.data.sources.synthetic import SyntheticFeed, SyntheticSettings, generate, synthetic_grid
+from fintrader.data.sources.synthetic import SyntheticFeed, SyntheticSettings
 from fintrader.data.sources.vendor import VendorFeed, VendorSettings
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
 from fintrader.data.universe import UniverseSettings, load_membership
@@ -158,13 +157,3 @@ def bar_store(settings: DataSettings, cache: Path) -> Objects:
         return Objects(settings.store)
     cache = Path(cache)
     return Objects(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
-
-
-def read_source(settings: DataSettings) -> Bars:
-    """All bars that the source has, as they are, in memory. Raises DataError."""
-    source = settings.source
-    if isinstance(source, SyntheticSettings):
-        return generate(source, synthetic_grid(source, settings.calendar, settings.bar_minutes)).bars
-    if not isinstance(source, FilesSettings):
-        raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-    return read_files(source, settings.universe.symbols)

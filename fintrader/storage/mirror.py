@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fintrader.config import check_url
 from fintrader.errors import RunError, StorageDamagedError, StorageError
@@ -46,8 +46,7 @@ _OWN = re.compile(
 """What the index leaves out: files stored under names of their own, of this machine alone, or made again."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One record of the event log or one index."""
 
     token: int
@@ -176,7 +175,7 @@ class Mirror:
             match = _RECORD.fullmatch(last)
             if folder == kind and match:
                 pieces.append(Piece(int(match["token"]), int(match["number"]), bool(match["full"]), name))
-        return sorted(pieces, key=lambda piece: (piece.token, piece.number))
+        return sorted(pieces)
 
     def _current(self, kind: str, names: Iterable[str]) -> list[Piece]:
         """The records that count: from the newest holder's last full one on."""
@@ -223,7 +222,7 @@ class Mirror:
         if texts is None:
             return False
         index: dict[str, str] = json.loads(texts[0])
-        missing = {name: digest for name, digest in index.items() if not self._same(self.home / name, digest)}
+        missing = {name: digest for name, digest in index.items() if self._hash(self.home / name) != digest}
 
         def bring(name: str) -> None:
             if _OWN.search(name) or ".." in Path(name).parts or Path(name).is_absolute():
@@ -273,10 +272,10 @@ class Mirror:
         found = self.home.rglob("*")
         return sorted(path for path in found if not _OWN.search(str(path.relative_to(self.home))) and path.is_file())
 
-    def _same(self, path: Path, digest: str) -> bool:
-        return path.is_file() and self._hash(path) == digest
-
     def _hash(self, path: Path) -> str:
+        """SHA-256 of a file, empty where there is none."""
+        if not path.is_file():
+            return ""
         state = path.stat()
         stamp = (state.st_ino, state.st_size, state.st_mtime_ns)
         if self._hashes.get(path, (None, ""))[0] != stamp:

@@ -273,20 +273,15 @@ class Objects:
 
     def reach(self) -> None:
         """Make sure that there is something to talk to. Raises StorageError: no bucket, no right, no answer."""
-        self._call("list", "", self._reach)
 
-    def _reach(self) -> None:
-        if self.local is not None:
-            self.local.mkdir(parents=True, exist_ok=True)
-        elif not self.private:
-            with contextlib.suppress(_Empty):
-                try:
-                    self._fs.invalidate_cache()
-                    self._fs.ls(self._root)
-                except FileNotFoundError as error:
-                    if not _is_missing_bucket(error):
-                        raise _Empty from None  # an empty folder of a bucket is as good as none
-                    raise
+        def look() -> None:
+            if self.local is not None:
+                self.local.mkdir(parents=True, exist_ok=True)
+            elif not self.private:
+                self._fs.invalidate_cache()
+                self._fs.ls(self._root)
+
+        self._absent(lambda: self._call("list", "", look))  # an empty folder of a bucket is as good as none
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -360,18 +355,13 @@ class Objects:
                 f"{where}: no credentials ({kind}); set them in the environment "
                 "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
             )
+        offline = isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO
         words = f"{kind} {error}".lower()
-        if isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO:
-            return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
-        if self.local is None and any(word in words for word in _OFFLINE_WORDS):
+        if offline or (self.local is None and any(word in words for word in _OFFLINE_WORDS)):
             return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
         if isinstance(error, OSError) and self.local is not None:
             return StorageAccessError(f"{where}: {error.strerror or kind}; check the path and its rights")
         return StorageError(f"{where}: {kind} from the storage; check the URL, the network and the credentials")
-
-
-class _Empty(Exception):
-    """Nothing is there yet."""
 
 
 def _is_missing_bucket(error: Exception) -> bool:

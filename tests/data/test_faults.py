@@ -14,8 +14,8 @@ from fintrader.config import validate
 from fintrader.data.bars import Bars
 from fintrader.data.calendar import session_grid
 from fintrader.data.faults import KINDS, find_faults
-from fintrader.data.inspect import examine, quality_page, quality_report, write_quality
-from fintrader.data.settings import DataSettings, read_source
+from fintrader.data.inspect import examine, quality_page, quality_report, read_source, write_quality
+from fintrader.data.settings import DataSettings
 from fintrader.files import read_json
 from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ import numpy as np
 
 from fintrader.data.bars import Array, Bars, concat
 from fintrader.data.calendar import SessionGrid
-from fintrader.data.chunks import Collection, month_name, months_of
+from fintrader.data.chunks import Collection
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.corporate_actions import Action
 from fintrader.data.sources.files import BarFile, FilesSettings, iterate, list_files
@@ -26,7 +25,6 @@ from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import Objects
 
 _BUFFER_ROWS = 8_000_000
-_RACY_NS = 2_000_000_000
 
 
 class Feed(Protocol):
@@ -58,33 +56,37 @@ class Feed(Protocol):
 class FilesFeed(Feed):
     """Bars of files, by way of the store. Nothing is read before `prepare`."""
 
+    _collections: list[Collection]
+
     def __init__(self, settings: FilesSettings, store: Objects) -> None:
         self.settings = settings
         self.store = store
         self.files = list_files(settings.path)
         self.inputs = file_inputs(self.files, _fingerprints(self.files, store))
-        self._collections: list[Collection] = []
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
         how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
-        for file, entry in zip(self.files, self.inputs["files"], strict=True):
-            identity = {**entry, **how}
-            if self.settings.symbol_from == "column":
-                identity["name"] = file.name
+        entries = zip(self.files, self.inputs["files"], strict=True)
+        self._collections = [self._chunks_of(file, {**entry, **how}, progress) for file, entry in entries]
+        self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
+
+    def _chunks_of(self, file: BarFile, identity: dict[str, Any], progress: Progress | None) -> Collection:
+        if self.settings.symbol_from == "column":
+            identity["name"] = file.name
+        collection = Collection.open(self.store, "files", identity)
+        if collection.complete:
+            return collection
+        with collection.objects.lock():
             collection = Collection.open(self.store, "files", identity)
             if not collection.complete:
-                with collection.objects.lock():
-                    collection = Collection.open(self.store, "files", identity)
-                    if not collection.complete:
-                        collection.objects.sweep()
-                        try:
-                            ingest(file, self.settings, collection, progress)
-                        except DataError:  # chunks of a file that is refused are of no use to anybody
-                            collection.objects.clear()
-                            raise
-            self._collections.append(collection)
-        self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
+                collection.objects.sweep()
+                try:
+                    ingest(file, self.settings, collection, progress)
+                except DataError:  # chunks of a file that is refused are of no use to anybody
+                    collection.objects.clear()
+                    raise
+        return collection
 
     def span(self) -> tuple[int, int]:
         spans = [collection.span() for collection in self._collections]
@@ -144,46 +146,45 @@ def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progr
     that is soon. In a shuffled one all are stored as soon as too many wait, and a month has several pieces.
     """
     collection.chunks = {}  # what an unfinished attempt left is written over with the same bytes
-    waiting: dict[tuple[str, int], list[Bars]] = {}
+    waiting: dict[tuple[str, str], list[Bars]] = {}
     held = 0
+
+    def store(key: tuple[str, str]) -> int:
+        bars = concat(waiting.pop(key))
+        collection.add(*key, bars, {"file": bars.origin})
+        return len(bars)
+
     with (progress or SILENT).task(f"read {file.name}", unit="rows") as task:
         for batch in iterate(file, settings):
             refuse_bad_rows(batch)
-            touched = set()
-            for key, part in _by_symbol_and_month(batch):
+            parts = _by_symbol_and_month(batch)
+            for key, part in parts.items():
                 waiting.setdefault(key, []).append(part)
-                touched.add(key)
                 held += len(part)
             for key in sorted(waiting):
-                if key not in touched or held > _BUFFER_ROWS:
-                    held -= _store(collection, key, waiting.pop(key), settings)
+                if key not in parts or held > _BUFFER_ROWS:
+                    held -= store(key)
             task.advance(len(batch))
         for key in sorted(waiting):
-            _store(collection, key, waiting.pop(key), settings)
+            store(key)
     collection.complete = True
     collection.save()
 
 
-def _store(collection: Collection, key: tuple[str, int], parts: list[Bars], settings: FilesSettings) -> int:
-    bars = concat(parts)
-    collection.add(key[0], month_name(key[1]), bars, {"file": bars.origin})
-    return len(bars)
-
-
-def _by_symbol_and_month(batch: Bars) -> list[tuple[tuple[str, int], Bars]]:
-    month = months_of(batch.ts)
-    low = int(month.min())
-    key = batch.symbol.astype(np.int64) * (int(month.max()) - low + 1) + (month - low)
+def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
+    """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
+    month = batch.ts.astype("datetime64[ns]").astype("datetime64[M]")
+    low = month.min()
+    key = batch.symbol.astype(np.int64) * ((month.max() - low).astype(np.int64) + 1) + (month - low).astype(np.int64)
     if np.any(np.diff(key) < 0):
         order = np.argsort(key, kind="stable")
         batch, key, month = batch.take(order), key[order], month[order]
-    edges = np.flatnonzero(np.diff(key, prepend=-1, append=-1))
-    groups = []
-    for start, stop in itertools.pairwise(edges):
+    groups = {}
+    for start, stop in itertools.pairwise(np.flatnonzero(np.diff(key, prepend=-1, append=-1))):
         part = batch.take(np.arange(start, stop))
         name = batch.symbols[int(part.symbol[0])]
         part = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
-        groups.append(((name, int(month[start])), part))
+        groups[name, str(month[start])] = part
     return groups
 
 
@@ -193,28 +194,16 @@ def _fingerprints(files: list[BarFile], store: Objects) -> list[str]:
         store.sweep(deep=False)
         stored = store.get("fingerprints.json")
         try:
-            known: dict[str, list[str]] = json.loads(stored) if stored else {}
+            before: dict[str, list[str]] = json.loads(stored) if stored else {}
         except ValueError:
-            known = {}
-        before = dict(known)
-        hashes = [_fingerprint(file, known) for file in files]
+            before = {}
+        known, hashes = dict(before), []
+        for file in files:
+            version, key = file.version(), f"{file.path}:{file.member or ''}"
+            if version is None or known.get(key, [""])[0] != version:
+                known[key] = [version or "", file.sha256()]
+            hashes.append(known[key][1])
+        known = {key: entry for key, entry in known.items() if entry[0]}
         if known != before:
             store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())
     return hashes
-
-
-def _fingerprint(file: BarFile, known: dict[str, list[str]]) -> str:
-    version, key = file.version(), f"{file.path}:{file.member or ''}"
-    remembered = known.get(key)
-    if version is not None and remembered is not None and remembered[0] == version:
-        return remembered[1]
-    digest = file.sha256()
-    if version is not None and not _racy(version):
-        known[key] = [version, digest]
-    return digest
-
-
-def _racy(version: str) -> bool:
-    """Whether a file changed so lately that it may change again within the clock's grain."""
-    parts = version.split(" ")
-    return len(parts) == 3 and parts[1].isdigit() and time.time_ns() - int(parts[1]) < _RACY_NS

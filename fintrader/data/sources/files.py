@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -26,22 +28,20 @@ from fintrader.storage.objects import file_system
 
 def list_files(path: str) -> list[BarFile]:
     """The bar files that a path or URL names, sorted. Raises DataError when there is none, or of an unknown kind."""
-    if is_url(path):
-        found = _remote_files(path)
-    else:
-        found = [file for one in _local_paths(Path(path)) for file in _open(str(one))]
+    fs, inside = file_system(path)
+    try:
+        if fs.isdir(inside):
+            found = [name for name in sorted(fs.find(inside)) if kind_of(name)]
+        elif any(mark in inside for mark in "*?["):
+            found = [name for name in sorted(fs.glob(inside)) if fs.isfile(name)]
+        else:
+            found = [inside] if fs.exists(inside) else []
+    except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
+        raise DataError(f"{path}: {type(error).__name__}; check the URL, the network and the credentials") from None
+    scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
     if not found:
         raise DataError(f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern (--data.path)")
-    return found
-
-
-def _local_paths(path: Path) -> list[Path]:
-    if path.is_dir():
-        return [file for file in sorted(path.rglob("*")) if file.is_file() and kind_of(file.name)]
-    if any(mark in str(path) for mark in "*?["):
-        root = Path(path.anchor) if path.is_absolute() else Path()
-        return sorted(file for file in root.glob(str(path.relative_to(path.anchor))) if file.is_file())
-    return [path] if path.exists() else []
+    return [file for name in found for file in _open(f"{scheme}{name.lstrip('/') if scheme else name}")]
 
 
 def _open(path: str) -> list[BarFile]:
@@ -65,28 +65,9 @@ def _open(path: str) -> list[BarFile]:
 @contextlib.contextmanager
 def _archive(path: str) -> Iterator[zipfile.ZipFile]:
     """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
-    if is_url(path):
-        fs, inside = file_system(path)
-        with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
-            yield archive
-    else:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-
-
-def _remote_files(url: str) -> list[BarFile]:
-    fs, path = file_system(url)
-    try:
-        if any(mark in path for mark in "*?["):
-            found = sorted(fs.glob(path))
-        elif fs.isdir(path):
-            found = sorted(fs.find(path))
-        else:
-            found = [path] if fs.exists(path) else []
-    except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
-        raise DataError(f"{url}: {type(error).__name__}; check the URL, the network and the credentials") from None
-    scheme = url.split("://")[0]
-    return [file for name in map(str, found) if kind_of(name) for file in _open(f"{scheme}://{name.lstrip('/')}")]
+    fs, inside = file_system(path)
+    with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 @dataclass(frozen=True)
@@ -129,13 +110,18 @@ class BarFile:
         return digest.hexdigest()
 
     def version(self) -> str | None:
-        """A cheap token that changes when the file does (size and times, or an object's ETag); None without one."""
+        """A cheap token that changes when the file does (size and times, or an object's ETag).
+
+        None without one, and for a file that changed so lately that it may change again within the clock's grain.
+        """
         if is_url(self.path):
             fs, path = file_system(self.path)
             details = fs.info(path)
             tag = details.get("ETag") or details.get("mtime") or details.get("created")
             return f"{details.get('size')} {tag}" if tag else None
         status = Path(self.path).stat()
+        if time.time_ns() - status.st_mtime_ns < _RACY_NS:
+            return None
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
@@ -148,6 +134,7 @@ def kind_of(name: str) -> str | None:
 
 
 BATCH_ROWS = 500_000
+_RACY_NS = 2_000_000_000
 
 
 class ColumnNames(Settings):
@@ -339,10 +326,8 @@ def _localise(column: pa.ChunkedArray, settings: FilesSettings, where: str, name
 
 
 def _parse_times(column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array) -> Array:
-    import pandas as pd
-
     text = column.to_pandas()
-    zoned = bool(pd.Series(text.head(1)).str.contains(r"(?:Z|[+-]\d\d:?\d\d)$").all())
+    zoned = carries_zone(text)
     parsed = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=zoned)
     bad = np.flatnonzero(parsed.isna().to_numpy())
     if len(bad):
@@ -356,6 +341,11 @@ def _parse_times(column: pa.ChunkedArray, settings: FilesSettings, where: str, n
     return _epoch(_localise(stamps, settings, where, name))
 
 
+def carries_zone(times: pd.Series[Any]) -> bool:
+    """Whether times as text end with an offset from UTC, going by the first."""
+    return bool(times.head(1).astype(str).str.contains(r"(?:Z|[+-]\d\d:?\d\d)$").all())
+
+
 def _epoch(column: pa.ChunkedArray) -> Array:
     """Zoned timestamps as int64 UTC nanoseconds."""
     return np.asarray(column.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
@@ -364,8 +354,6 @@ def _epoch(column: pa.ChunkedArray) -> Array:
 def _numbers(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> Array:
     _no_nulls(column, where, name, rows)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
-        import pandas as pd
-
         text = column.cast(pa.string()).to_pandas()
         numbers = pd.to_numeric(text, errors="coerce")
         bad = np.flatnonzero(numbers.isna().to_numpy())

@@ -17,7 +17,7 @@ import pyarrow as pa
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars
 from fintrader.data.calendar import session_grid
 from fintrader.data.sources.base import MemoryFeed
-from fintrader.data.sources.files import FilesSettings, column_names, table_bars
+from fintrader.data.sources.files import FilesSettings, carries_zone, column_names, table_bars
 from fintrader.errors import BarError
 
 Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
@@ -161,8 +161,7 @@ def _whole_days(times: pd.Series[Any]) -> bool:
 def _carries_zone(times: pd.Series[Any]) -> bool:
     if pd.api.types.is_datetime64_any_dtype(times):
         return times.dt.tz is not None
-    text = times.head(1).astype(str)
-    return bool(text.str.contains(r"(?:Z|[+-]\d\d:?\d\d)$").all())
+    return carries_zone(times)
 
 
 def _length(bars: Bars) -> int:

@@ -117,7 +117,7 @@ class VendorFeed(Feed):
                     self._ask(collection, symbols, first, last)
                     task.advance(note=f"{symbols[0]} {first:%Y-%m}")
         self._collection = collection
-        pieces = {name: [p for m in self._months for p in collection.pieces(name, m)] for name in self.symbols}
+        pieces = {name: collection.pieces(name, self._months) for name in self.symbols}
         unknown = [name for name in self.symbols if not pieces[name]]
         if unknown:
             raise DataError(
@@ -175,7 +175,7 @@ class VendorFeed(Feed):
         request = {"symbols": symbols, "first": str(first), "last": str(last), **self.vendor.identity}
         for name in symbols:
             bars = self._inside(found[name]) if name in found else None
-            if bars is not None and collection.pieces(name, month):
+            if bars is not None and collection.pieces(name, [month]):
                 bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
             if bars is not None and len(bars):
                 collection.add(name, month, bars, request)
@@ -206,7 +206,7 @@ class VendorFeed(Feed):
         """Sessions from `first` to `last`, of one month, of which the store has no bar of this ticker."""
         month = f"{first:%Y-%m}"
         has_bars: Array = np.zeros(self._grid.num_sessions, dtype=bool)
-        if collection.pieces(name, month):
+        if collection.pieces(name, [month]):
             at = self._grid.locate(collection.bars(name, [month]).ts)
             has_bars[self._grid.session[at[at >= 0]]] = True  # the month may hold days that are not asked for now
         return [
