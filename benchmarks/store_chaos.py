@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -176,32 +176,46 @@ def per_pod(home: Path) -> dict[str, float]:
     for pods in (6, 26):
         url, run = f"s3://bucket/count-{pods}", RunFolder(home / f"count-{pods}")
         attach(run.root, url)
-        with connections() as stores:
+        with counted() as total:
             chaos.race(run, pods, processes=False)
-        total: Counter[str] = Counter()
-        for store in stores:
-            total.update(store.requests)
-            total.update({f"bytes_{kind}": count for kind, count in store.bytes.items()})
         counts.append(total)
     few, many = counts
     return {name: round((many[name] - few.get(name, 0)) / 20, 2) for name in sorted(many)}
 
 
 @contextmanager
-def connections() -> Iterator[list[Objects]]:
-    """Every connection to a store that this process opens meanwhile."""
-    opened: list[Objects] = []
-    begin = Objects.__init__
+def counted() -> Iterator[Counter[str]]:
+    """Requests, and bytes put and got, of all stores that this process talks to meanwhile, by kind."""
+    total: Counter[str] = Counter()
+    real = {name: getattr(Objects, name) for name in ("_call", "get", "put", "create", "put_file", "get_file")}
 
-    def noted(self: Objects, *args: Any, **named: Any) -> None:
-        begin(self, *args, **named)
-        opened.append(self)
+    def asked(self: Objects, kind: str, name: str, call: Any) -> Any:
+        total[kind] += 1
+        return real["_call"](self, kind, name, call)
 
-    Objects.__init__ = noted  # type: ignore[method-assign]
+    def moved(method: str, kind: str, size: Callable[..., int]) -> Callable[..., Any]:
+        def wrapped(self: Objects, *args: Any, **named: Any) -> Any:
+            result = real[method](self, *args, **named)
+            total[f"bytes_{kind}"] += size(result, *args)
+            return result
+
+        return wrapped
+
+    changed = {
+        "_call": asked,
+        "get": moved("get", "get", lambda data, name: len(data or b"")),
+        "put": moved("put", "put", lambda _, name, data: len(data)),
+        "create": moved("create", "put", lambda created, name, data: len(data) if created else 0),
+        "put_file": moved("put_file", "put", lambda _, name, path: path.stat().st_size),
+        "get_file": moved("get_file", "get", lambda found, name, path, sha256: path.stat().st_size if found else 0),
+    }
+    for name, method in changed.items():
+        setattr(Objects, name, method)
     try:
-        yield opened
+        yield total
     finally:
-        Objects.__init__ = begin  # type: ignore[method-assign]
+        for name, method in real.items():
+            setattr(Objects, name, method)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from fintrader.errors import ConfigError, DataError
 
@@ -189,18 +189,14 @@ def check_no_secret(path: str) -> str:
     return path
 
 
-def _without_secret(path: str) -> str:
+def _without_secret(path: Any) -> Any:
     try:
-        return check_no_secret(path)
+        return check_no_secret(str(path)) if isinstance(path, str | Path) else path
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
-PathText = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value),
-    AfterValidator(_without_secret),
-]
+PathText = Annotated[str, BeforeValidator(_without_secret)]
 """A setting: a local path or an fsspec URL without credentials; a `pathlib.Path` is taken too."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two; C:/ is a drive

@@ -143,14 +143,13 @@ def assemble(
     begin, end = (session_date(settings.calendar, ts) for ts in feed.span())
     grid = session_grid(settings.calendar, settings.start or begin, settings.end or end, settings.bar_minutes)
     reader = _Reader(settings, feed, grid)
-    reader.read_ahead(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
     names = (*settings.features.names, *settings.features.extra, *raw_features(settings))
     candidates, left_out = _candidates(settings, feed, membership, grid)
     symbols, cells, dropped = _read_all(settings, reader, candidates, windows.train, names, progress)
     left_out |= dropped
-    repairs = reader.repairs(symbols)
+    repairs = {kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
     for kind, count in repairs.items():
         if count:
             log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
@@ -172,9 +171,23 @@ def assemble(
     report = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
     if survivors["survivors_only"]:
         log.warning("%s", describe(survivors))
-    context = _context(settings, day_close, benchmark, grid)
-    context_names = (*settings.features.context, *settings.features.daily)
-    scales = _standardise(cells.features, context, names, settings, windows.train)
+    chosen = settings.features
+    context_names = (*chosen.context, *chosen.daily)
+    table = ft.context_features(
+        chosen.context,
+        benchmark=benchmark,
+        session=grid.session,
+        day_close=day_close,
+        turbulence_days=chosen.turbulence_days,
+    )
+    context = np.column_stack([table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())])
+    scaled = np.array([chosen.standardise and name not in raw_features(settings) for name in names], dtype=bool)
+    common = np.full(len(context_names), chosen.standardise)
+    scales = {
+        "features": ft.standardise(cells.features, names, windows.train, scaled, chosen.clip),
+        "context": ft.standardise(context[:, None, :], context_names, windows.train, common, chosen.clip),
+        "clip": chosen.clip,
+    }
     market = MarketTensors(
         open=torch.from_numpy(cells.open),
         close=torch.from_numpy(cells.close),
@@ -276,12 +289,11 @@ class _Reader:
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
         self.actions = (*load_actions(settings.adjust), *feed.actions)
-        self._repairs: dict[str, dict[str, int]] = {}
+        self.repairs: dict[str, dict[str, int]] = {}
+        """How many rows of each symbol were repaired, by kind."""
         self._ahead: dict[str, Bars] = {}
-
-    def read_ahead(self, symbol: str) -> None:
-        """Read a symbol now and hold its bars until they are asked for."""
-        self._ahead[symbol] = self.read(symbol)
+        first = feed.symbols[0]  # a wrong zone or label shows in any symbol: say so before anything else
+        self._ahead[first] = self.read(first)
 
     def read(self, symbol: str) -> Bars:
         """Sorted rows whose `ts` is the number of the grid's bar."""
@@ -293,12 +305,8 @@ class _Reader:
             bars = _in_range(bars, self.grid)
         merged, counts["outside_session"] = to_grid(bars, self.grid)
         self.alignment.check(bars)
-        self._repairs[symbol] = counts
+        self.repairs[symbol] = counts
         return merged
-
-    def repairs(self, symbols: Sequence[str]) -> dict[str, int]:
-        """How many rows of these symbols were repaired, by kind."""
-        return {kind: sum(self._repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,12 +321,9 @@ class _Cells:
     @classmethod
     def empty(cls, bars: int, assets: int, features: int) -> _Cells:
         """Memory for so many; the system hands out a page when it is first written, so spare columns cost little."""
-        return cls(
-            open=np.empty((bars, assets), dtype=np.float32),
-            close=np.empty((bars, assets), dtype=np.float32),
-            tradable=np.empty((bars, assets), dtype=bool),
-            features=np.empty((bars, assets, features), dtype=np.float32),
-        )
+        open_, close = (np.empty((bars, assets), dtype=np.float32) for _ in range(2))
+        features_ = np.empty((bars, assets, features), dtype=np.float32)
+        return cls(open_, close, np.empty((bars, assets), dtype=bool), features_)
 
     def fill(self, column: int, one: SymbolBars, features: Array) -> None:
         """Write a whole column, over whatever stood in it; NaN where the symbol has no price."""
@@ -363,36 +368,3 @@ def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGr
     if index is not None:
         return index, settings.benchmark.name or "synthetic index", True
     return equal_weight(close, grid), settings.benchmark.name or EQUAL_WEIGHT, False
-
-
-def _context(settings: DataSettings, day_close: Array, benchmark: Array, grid: SessionGrid) -> Array:
-    first = grid.first_bar
-    table = ft.context_features(
-        settings.features.context,
-        bar_of_session=np.arange(grid.num_bars) - first[grid.session],
-        bars_in_session=np.diff(first)[grid.session],
-        benchmark=benchmark,
-        session=grid.session,
-        day_close=day_close,
-        turbulence_days=settings.features.turbulence_days,
-    )
-    daily = [daily_level(name, path, grid) for name, path in settings.features.daily.items()]
-    return np.column_stack([table, *daily])
-
-
-def _standardise(
-    features: Array, context: Array, names: Sequence[str], settings: DataSettings, train: tuple[int, int]
-) -> dict[str, Any]:
-    """In place: (x − mean) / std with the training window's statistics over all symbols, cut off, 0 where undefined."""
-    raw, clip, on = raw_features(settings), settings.features.clip, settings.features.standardise
-    scaled = np.array([on and name not in raw for name in names], dtype=bool)
-    mean, spread = ft.scale(features, train, scaled)
-    ft.apply_scale(features, mean, spread, clip, scaled)
-    common = np.full(context.shape[1], on)
-    context_mean, context_spread = ft.scale(context[:, None, :], train, common)
-    ft.apply_scale(context[:, None, :], context_mean, context_spread, clip, common)
-    return {
-        "features": ft.describe(names, mean, spread),
-        "context": ft.describe((*settings.features.context, *settings.features.daily), context_mean, context_spread),
-        "clip": clip,
-    }

@@ -65,6 +65,15 @@ class SessionGrid:
         at = np.minimum(at, len(self.exchange_minutes) - 1)
         return np.where(self.exchange_minutes[at] == floor, self.bar_of_minute[at], -1)
 
+    def session_starts(self, ts: Array) -> Array:
+        """`[R]` int64: bars of whole days, moved from their day's midnight (UTC) to the first minute of its session.
+
+        Days without a session stay at midnight, outside of all sessions.
+        """
+        days = ts.astype("datetime64[ns]").astype("datetime64[D]")
+        at = np.minimum(np.searchsorted(self.dates, days), self.num_sessions - 1)
+        return np.where(self.dates[at] == days, self.minutes[self.first_bar[:-1]][at], ts)
+
 
 def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1) -> SessionGrid:
     """The grid of all sessions from `start` to `end`, both included.

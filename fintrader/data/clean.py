@@ -62,10 +62,10 @@ class SymbolBars:
         return self.first + len(self)
 
 
-def clean(bars: Bars, *, now: float | None = None) -> tuple[Bars, dict[str, int]]:
+def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see the module)."""
     counts = dict.fromkeys(REPAIRS, 0)
-    refuse_bad_rows(bars, now=now)
+    refuse_bad_rows(bars)
     if not bars.is_sorted():
         counts["shuffled_rows"] = int(
             np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
@@ -156,10 +156,9 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     )
 
 
-def refuse_bad_rows(bars: Bars, *, now: float | None = None) -> None:
+def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first price, volume, extra value or time that cannot be one."""
-    latest = (time.time() if now is None else now) * 1e9
-    if len(bars) and bars.ts.max() > latest:
+    if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
             f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
         )

@@ -183,9 +183,9 @@ def _placement_faults(bars: Bars, grid: SessionGrid, days: Array) -> Iterator[Fa
 
 def _price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
     edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
-    for code, name in enumerate(bars.symbols):
-        rows = slice(int(edges[code]), int(edges[code + 1]))
-        if rows.stop - rows.start >= 2:
+    for name, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
+        if stop - start >= 2:
+            rows = slice(int(start), int(stop))
             yield from _one_symbols_prices(bars, rows, name, grid.session[at[rows]], grid)
 
 

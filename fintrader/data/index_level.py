@@ -51,19 +51,19 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     if daily:
         stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
-        close = np.where(before >= 0, values[np.maximum(before, 0)], np.nan)
+        close = _known(values, before)
         if before[0] < 0 and "open" in table and stamps[0] == grid.dates[0]:
             close[0] = float(table["open"].iloc[0])
         level[:] = close[grid.session]
         today = np.searchsorted(stamps, grid.dates, side="right") - 1
-        level[grid.first_bar[1:] - 1] = np.where(today >= 0, values[np.maximum(today, 0)], np.nan)
+        level[grid.first_bar[1:] - 1] = _known(values, today)
     else:
         stamps = (
             table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64)
         )
         ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * 60_000_000_000)
         at = np.searchsorted(stamps, ends, side="left") - 1
-        level[:] = np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+        level[:] = _known(values, at)
     if np.isnan(level).any():
         raise DataError(
             f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that begins a day earlier"
@@ -82,8 +82,12 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
         raise DataError(f"{base_name(path)}: data.features.daily.{name} needs positive values in its column close")
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
     before = np.searchsorted(stamps, grid.dates, side="left") - 1
-    level = np.where(before >= 0, np.log(values[np.maximum(before, 0)]), np.nan)
-    return np.asarray(level[grid.session])
+    return np.log(_known(values, before))[grid.session]
+
+
+def _known(values: Array, at: Array) -> Array:
+    """`values[at]`, NaN where `at` lies before the first."""
+    return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
 
 
 def equal_weight(close: Array, grid: SessionGrid) -> Array:

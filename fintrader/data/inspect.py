@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,13 @@ def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = N
         problems = verify_store(bar_store(settings, cache))
         task.advance(note="chunks of bars")
         for path in markets:
-            for check in (_check_market, _check_record):
+            for check in (partial(MarketTensors.load, verify=True), _check_record):
                 try:
                     check(path)
                 except (DataError, StorageError) as error:
                     problems.append(str(error))
             task.advance(note=path.parent.name)
     return problems
-
-
-def _check_market(path: Path) -> None:
-    MarketTensors.load(path, verify=True)
 
 
 def _check_record(market: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,16 +192,8 @@ class MarketTensors:
         return digest.hexdigest()
 
     def _header(self) -> str:
-        header = {
-            "format": FORMAT,
-            "symbols": self.symbols,
-            "feature_names": self.feature_names,
-            "context_names": self.context_names,
-            "benchmark_name": self.benchmark_name,
-            "bar_minutes": self.bar_minutes,
-            "windows": self.windows,
-            "meta": self.meta,
-        }
+        header = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _KINDS}
+        header["format"] = FORMAT
         return json.dumps(header, sort_keys=True, allow_nan=False)
 
     def save(self, path: Path | str) -> str:

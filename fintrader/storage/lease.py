@@ -136,7 +136,7 @@ def is_held(objects: Objects) -> bool:
 
 
 # a forked child holds nothing: the lease, and the thread that keeps it, stayed with its parent
-os.register_at_fork(after_in_child=_held.clear)
+os.register_at_fork(after_in_child=lambda: _held.clear())
 
 
 def _take(objects: Objects, above: int) -> int:

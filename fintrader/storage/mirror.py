@@ -355,10 +355,6 @@ class Markets:
     def __init__(self, store: str) -> None:
         self.objects = Objects(f"{store.rstrip('/')}/.markets")
 
-    def files(self, key: str) -> dict[str, str] | None:
-        """File name -> hash of a market, None when it is not there. Raises StorageDamagedError."""
-        return self.objects.get_sealed(f"{key}.json")
-
     def keep(self, keys: Sequence[str], files: Mapping[str, Path]) -> None:
         """Store a market's files under all `keys`, unless they are there. The record comes last."""
         missing = [key for key in keys if not self.objects.exists(f"{key}.json")]
@@ -376,7 +372,7 @@ class Markets:
 
         A damaged or missing file takes the record with it, so that whoever has the bars stores the market anew.
         """
-        files = self.files(key)
+        files = self.objects.get_sealed(f"{key}.json")
         if files is None:
             return False
         for name in sorted(files, key=lambda name: (name.startswith("market"), name)):

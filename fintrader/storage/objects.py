@@ -56,12 +56,13 @@ class Objects:
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
         self.protocol = self.url.partition("://")[0] if is_url(self.url) else "file"
+        self.exclusive = self.protocol in EXCLUSIVE
+        """Whether `create` lets exactly one of several writers win."""
+        self.private = self.protocol == "memory"
+        """Whether only this process sees the objects."""
         self.local: Path | None = None
         self._fs: Any = None
         self._root = ""
-        self.requests: dict[str, int] = {}
-        """Requests by kind, for the figures of benchmarks."""
-        self.bytes = {"put": 0, "get": 0}
         if self.protocol == "file":
             self.local = Path(urlsplit(self.url).path if is_url(self.url) else self.url)
         else:
@@ -70,16 +71,6 @@ class Objects:
 
     def __str__(self) -> str:
         return self.url
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether `create` lets exactly one of several writers win."""
-        return self.protocol in EXCLUSIVE
-
-    @property
-    def private(self) -> bool:
-        """Whether only this process sees the objects."""
-        return self.protocol == "memory"
 
     def below(self, name: str) -> Objects:
         """The objects below a folder of this one."""
@@ -99,9 +90,7 @@ class Objects:
             data: bytes = self._fs.cat_file(self._path(name), **more)
             return data
 
-        data = self._absent(lambda: self._call("get", name, read))
-        self.bytes["get"] += len(data or b"")
-        return data
+        return self._absent(lambda: self._call("get", name, read))
 
     def get_sealed(self, name: str) -> dict[str, Any] | None:
         """What `files.seal` was given, None when there is no such object. Raises StorageDamagedError, StorageError."""
@@ -125,7 +114,6 @@ class Objects:
                 self._fs.pipe_file(self._target(name), data)
 
         self._call("put", name, write)
-        self.bytes["put"] += len(data)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where none stands; True if it now holds `data`, False if something else stood there.
@@ -152,11 +140,7 @@ class Objects:
                 return False
             return True
 
-        created = self._call("put", name, write)
-        if created:
-            self.bytes["put"] += len(data)
-            return True
-        return self.get(name) == data
+        return self._call("put", name, write) or self.get(name) == data
 
     def exists(self, name: str) -> bool:
         """Whether the object is there."""
@@ -200,7 +184,6 @@ class Objects:
                 shutil.copyfileobj(source, target, 1 << 20)
 
         self._call("put", name, copy)
-        self.bytes["put"] += path.stat().st_size
 
     def get_file(self, name: str, path: Path, sha256: str) -> bool:
         """Write an object of any size to `path`, atomically and only if its content is what `sha256` says.
@@ -222,7 +205,6 @@ class Objects:
 
             if self._absent(lambda: self._call("get", name, copy)) is None:
                 return False
-            self.bytes["get"] += temporary.stat().st_size
             with temporary.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != sha256:
@@ -324,7 +306,6 @@ class Objects:
 
     def _call(self, kind: str, name: str, call: Callable[[], R]) -> R:
         """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes through."""
-        self.requests[kind] = self.requests.get(kind, 0) + 1
         deadline, pause = time.monotonic() + self.patience, 0.1
         while True:
             try:

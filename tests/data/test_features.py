@@ -152,8 +152,6 @@ def test_turbulence_sees_finished_days_only() -> None:
     session = np.repeat(np.arange(40), 5)
     table = context_features(
         ["turbulence"],
-        bar_of_session=np.tile(np.arange(5), 40),
-        bars_in_session=np.full(200, 5),
         benchmark=np.ones(200),
         session=session,
         day_close=close,
@@ -166,8 +164,6 @@ def test_turbulence_sees_finished_days_only() -> None:
 def test_time_of_day_runs_from_open_to_close() -> None:
     table = context_features(
         ["time_of_day", "time_to_close", "index_return_2"],
-        bar_of_session=np.array([0, 1, 2, 3, 0, 1]),
-        bars_in_session=np.array([4, 4, 4, 4, 2, 2]),
         benchmark=np.array([100.0, 101, 102, 103, 104, 105]),
         session=np.array([0, 0, 0, 0, 1, 1]),
         day_close=np.ones((2, 1)),
@@ -182,8 +178,6 @@ def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns
     level = np.array([100.0, 101, 99, 104, 104, 90])
     table = context_features(
         ["index_volatility_2", "index_volatility_1"],
-        bar_of_session=np.arange(6),
-        bars_in_session=np.full(6, 6),
         benchmark=level,
         session=np.zeros(6, dtype=np.int64),
         day_close=np.ones((1, 1)),

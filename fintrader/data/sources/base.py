@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -127,8 +126,7 @@ class MemoryFeed(Feed):
 
     def bars(self, symbol: str) -> Bars:
         code = self._bars.symbols.index(symbol)
-        rows = self._bars.take(np.arange(self._edges[code], self._edges[code + 1]))
-        return replace(rows, symbol=np.zeros(len(rows), dtype=np.int32), symbols=(symbol,))
+        return self._bars.take(np.arange(self._edges[code], self._edges[code + 1])).without_unused()
 
     def index(self, grid: SessionGrid) -> Array | None:
         if self._level is None or self._minutes is None:
@@ -181,10 +179,8 @@ def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
         batch, key, month = batch.take(order), key[order], month[order]
     groups = {}
     for start, stop in itertools.pairwise(np.flatnonzero(np.diff(key, prepend=-1, append=-1))):
-        part = batch.take(np.arange(start, stop))
-        name = batch.symbols[int(part.symbol[0])]
-        part = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
-        groups[name, str(month[start])] = part
+        part = batch.take(np.arange(start, stop)).without_unused()
+        groups[part.symbols[0], str(month[start])] = part
     return groups
 
 

@@ -103,11 +103,8 @@ class BarFile:
         source = self.open()
         if isinstance(source, str):
             return file_sha256(Path(source))
-        digest = hashlib.sha256()
         with source:
-            while block := source.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
+            return hashlib.file_digest(source, "sha256").hexdigest()
 
     def version(self) -> str | None:
         """A cheap token that changes when the file does (size and times, or an object's ETag).

@@ -110,8 +110,13 @@ class VendorFeed(Feed):
         with self._stored().objects.lock():
             collection = self._stored()
             requests = self._missing(collection)
-            if requests:
-                self._check_age(min(first for _, first, _ in requests))
+            earliest = self.vendor.earliest(self._today)
+            oldest = min((first for _, first, _ in requests), default=self._today)
+            if earliest is not None and oldest < earliest:
+                raise DataError(
+                    f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {oldest}); "
+                    "set data.source.start later, or choose longer bars"
+                )
             with (progress or SILENT).task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
                 for symbols, first, last in requests:
                     self._ask(collection, symbols, first, last)
@@ -218,20 +223,8 @@ class VendorFeed(Feed):
     def _inside(self, bars: Bars) -> Bars:
         """Bars of the exchange's sessions; a day's bar is moved to its session's first minute."""
         if self.vendor.daily:
-            days = bars.ts.astype("datetime64[ns]").astype("datetime64[D]")
-            at = np.searchsorted(self._grid.dates, days)
-            known = np.isin(days, self._grid.dates)
-            starts = self._grid.minutes[self._grid.first_bar[:-1]]
-            return replace(bars.take(known), ts=starts[at[known]])
+            bars = replace(bars, ts=self._grid.session_starts(bars.ts))
         return bars.take(self._grid.locate(bars.ts) >= 0)
-
-    def _check_age(self, first: dt.date) -> None:
-        earliest = self.vendor.earliest(self._today)
-        if earliest is not None and first < earliest:
-            raise DataError(
-                f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {first}); "
-                "set data.source.start later, or choose longer bars"
-            )
 
 
 def _listed(days: Sequence[dt.date]) -> str:

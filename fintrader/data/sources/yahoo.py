@@ -66,9 +66,9 @@ class Yahoo:
             stop = min(first + step, last + dt.timedelta(days=1))
             frames.append(self._request(symbol, first, stop))
             first = stop
-        table = pd.concat([frame for frame in frames if len(frame)]) if any(map(len, frames)) else None
-        if table is None:
+        if not any(map(len, frames)):
             return None
+        table = pd.concat([frame for frame in frames if len(frame)])
         table = table[~table.index.duplicated()].dropna(subset=["Open", "High", "Low", "Close"])
         index = table.index
         # a day's bar carries midnight of the exchange; its date is what counts
