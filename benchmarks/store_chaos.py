@@ -187,28 +187,27 @@ def per_pod(home: Path) -> dict[str, float]:
 def counted() -> Iterator[Counter[str]]:
     """Requests, and bytes put and got, of all stores that this process talks to meanwhile, by kind."""
     total: Counter[str] = Counter()
-    real = {name: getattr(Objects, name) for name in ("_call", "get", "put", "create", "put_file", "get_file")}
+    kinds = {"get": "get", "get_file": "get", "put": "put", "put_file": "put", "create": "put", "exists": "head"}
+    kinds |= {"names": "list", "folders": "list", "reach": "list", "remove": "remove"}
+    real = {name: getattr(Objects, name) for name in kinds}
 
-    def asked(self: Objects, kind: str, name: str, call: Any) -> Any:
-        total[kind] += 1
-        return real["_call"](self, kind, name, call)
+    def size(method: str, result: Any, args: tuple[Any, ...]) -> int:
+        if method == "get":
+            return len(result or b"")
+        if method in ("put", "create"):
+            return 0 if result is False else len(args[1])
+        return args[1].stat().st_size if method in ("put_file", "get_file") and result is not False else 0
 
-    def moved(method: str, kind: str, size: Callable[..., int]) -> Callable[..., Any]:
+    def noted(method: str) -> Callable[..., Any]:
         def wrapped(self: Objects, *args: Any, **named: Any) -> Any:
             result = real[method](self, *args, **named)
-            total[f"bytes_{kind}"] += size(result, *args)
+            total[kinds[method]] += len(args) if method == "remove" else 1
+            total[f"bytes_{kinds[method]}"] += size(method, result, args)
             return result
 
         return wrapped
 
-    changed = {
-        "_call": asked,
-        "get": moved("get", "get", lambda data, name: len(data or b"")),
-        "put": moved("put", "put", lambda _, name, data: len(data)),
-        "create": moved("create", "put", lambda created, name, data: len(data) if created else 0),
-        "put_file": moved("put_file", "put", lambda _, name, path: path.stat().st_size),
-        "get_file": moved("get_file", "get", lambda found, name, path, sha256: path.stat().st_size if found else 0),
-    }
+    changed = {name: noted(name) for name in kinds}
     for name, method in changed.items():
         setattr(Objects, name, method)
     try:

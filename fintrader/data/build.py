@@ -89,9 +89,8 @@ def build_market(
 def _shared(path: Path, markets: Markets | None) -> Path:
     """Make sure that a built market is among the shared ones."""
     if markets is not None:
-        files = {name: path.with_name(name) for name in (RECORD, path.name)}
-        there = {name: file for name, file in files.items() if file.is_file()}
-        markets.keep([path.parent.name, MarketTensors.stored_hash(path)], there)
+        files = {file.name: file for file in (path.with_name(RECORD), path) if file.is_file()}
+        markets.keep([path.parent.name, MarketTensors.stored_hash(path)], files)
     return path
 
 
@@ -302,7 +301,9 @@ class _Reader:
         bars, counts = clean(self.feed.bars(symbol))
         bars = adjust(bars, self.actions, self.settings.calendar, self.settings.adjust.factor_column)
         if self.settings.start is not None or self.settings.end is not None:
-            bars = _in_range(bars, self.grid)
+            quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
+            minutes = self.grid.exchange_minutes
+            bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
         merged, counts["outside_session"] = to_grid(bars, self.grid)
         self.alignment.check(bars)
         self.repairs[symbol] = counts
@@ -351,13 +352,6 @@ def _gather(cells: Array, order: Sequence[int]) -> Array:
         at = begin * len(order) * width
         flat[at : at + len(block)] = block
     return flat[: bars * len(order) * width].reshape(bars, len(order), *cells.shape[2:])
-
-
-def _in_range(bars: Bars, grid: SessionGrid) -> Bars:
-    """Rows of the days asked for; the rest was not asked for, so it counts as nothing wrong."""
-    quarter = 6 * 3_600_000_000_000
-    inside = (bars.ts >= grid.exchange_minutes[0] - quarter) & (bars.ts <= grid.exchange_minutes[-1] + quarter)
-    return bars if inside.all() else bars.take(inside)
 
 
 def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGrid) -> tuple[Array, str, bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,15 +196,14 @@ def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid
     usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
     today = 1.4826 * _daily_median(np.abs(step), session[1:], grid.num_sessions)  # `[S]`: some days are wild
 
-    def faults(kind: str, mask: Array, details: Iterable[str] | None = None) -> Iterator[Fault]:
-        days, counts = np.unique(session[mask], return_counts=True)
-        texts = list(details) if details is not None else [""] * len(days)
-        for day, count, text in zip(days, counts, texts, strict=True):
-            yield Fault(kind, name, str(grid.dates[day]), int(count), text)
+    def faults(kind: str, mask: Array) -> Iterator[Fault]:
+        for day, count in zip(*np.unique(session[mask], return_counts=True), strict=True):
+            yield Fault(kind, name, str(grid.dates[day]), int(count))
 
     jump, scale = _jumps(open_, close, volume, session, calm=today < 3 * usual)
     far = np.maximum(0.05, 20 * np.maximum(usual, today))
-    yield from faults("split", jump > 0, [f"{ratio:g} to 1" for ratio in jump[jump > 0]])
+    for row in np.flatnonzero(jump):
+        yield Fault("split", name, str(grid.dates[session[row]]), 1, f"{jump[row]:g} to 1")
     yield from faults("scale_jump", scale)
     yield from faults("price_spike", _excursions(np.log(close), session, far) & ~scale)
     top, bottom = np.maximum(open_, close), np.minimum(open_, close)

@@ -47,14 +47,13 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(f"{file}: column {settings.column!r} holds values that are no prices; correct the file")
     name = settings.name or PurePosixPath(file).stem
-    level = np.full(grid.num_bars, np.nan)
     if daily:
         stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
         close = _known(values, before)
         if before[0] < 0 and "open" in table and stamps[0] == grid.dates[0]:
             close[0] = float(table["open"].iloc[0])
-        level[:] = close[grid.session]
+        level = close[grid.session]
         today = np.searchsorted(stamps, grid.dates, side="right") - 1
         level[grid.first_bar[1:] - 1] = _known(values, today)
     else:
@@ -63,7 +62,7 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
         )
         ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * 60_000_000_000)
         at = np.searchsorted(stamps, ends, side="left") - 1
-        level[:] = _known(values, at)
+        level = _known(values, at)
     if np.isnan(level).any():
         raise DataError(
             f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that begins a day earlier"

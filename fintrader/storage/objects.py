@@ -90,7 +90,7 @@ class Objects:
             data: bytes = self._fs.cat_file(self._path(name), **more)
             return data
 
-        return self._absent(lambda: self._call("get", name, read))
+        return self._find(name, read)
 
     def get_sealed(self, name: str) -> dict[str, Any] | None:
         """What `files.seal` was given, None when there is no such object. Raises StorageDamagedError, StorageError."""
@@ -113,7 +113,7 @@ class Objects:
             else:
                 self._fs.pipe_file(self._target(name), data)
 
-        self._call("put", name, write)
+        self._call(name, write)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where none stands; True if it now holds `data`, False if something else stood there.
@@ -140,7 +140,7 @@ class Objects:
                 return False
             return True
 
-        return self._call("put", name, write) or self.get(name) == data
+        return self._call(name, write) or self.get(name) == data
 
     def exists(self, name: str) -> bool:
         """Whether the object is there."""
@@ -151,7 +151,7 @@ class Objects:
             self._fs.invalidate_cache()
             return bool(self._fs.info(self._path(name))["type"] == "file")
 
-        return self._absent(lambda: self._call("head", name, look)) or False
+        return self._find(name, look) or False
 
     def remove(self, *names: str) -> None:
         """Remove objects; those that are not there count as removed."""
@@ -164,7 +164,7 @@ class Objects:
                     self._fs.rm_file(self._path(name))
 
         for name in names:
-            self._call("remove", name, lambda name=name: unlink(name))  # type: ignore[misc]
+            self._call(name, lambda name=name: unlink(name))  # type: ignore[misc]
 
     def clear(self) -> None:
         """Remove all objects, and a local folder with them."""
@@ -183,7 +183,7 @@ class Objects:
             with path.open("rb") as source, atomic_file(self.local / name) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
 
-        self._call("put", name, copy)
+        self._call(name, copy)
 
     def get_file(self, name: str, path: Path, sha256: str) -> bool:
         """Write an object of any size to `path`, atomically and only if its content is what `sha256` says.
@@ -203,7 +203,7 @@ class Objects:
                     self._fs.get_file(self._path(name), str(temporary))
                 return True
 
-            if self._absent(lambda: self._call("get", name, copy)) is None:
+            if self._find(name, copy) is None:
                 return False
             with temporary.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -230,7 +230,7 @@ class Objects:
             self._fs.invalidate_cache()
             return [str(file)[len(self._root) :].lstrip("/") for file in self._fs.find(top)]
 
-        found = self._absent(lambda: self._call("list", below, find)) or []
+        found = self._find(below, find) or []
         return sorted(name for name in found if name and not PurePosixPath(name).name.startswith("."))
 
     def folders(self) -> list[str]:
@@ -243,7 +243,7 @@ class Objects:
             found = self._fs.ls(self._root, detail=True)
             return [PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"]
 
-        return sorted(self._absent(lambda: self._call("list", "", look)) or [])
+        return sorted(self._find("", look) or [])
 
     def gather(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`call` of every item, several at once; the first error is raised."""
@@ -263,7 +263,7 @@ class Objects:
                 self._fs.invalidate_cache()
                 self._fs.ls(self._root)
 
-        self._absent(lambda: self._call("list", "", look))  # an empty folder of a bucket is as good as none
+        self._find("", look)  # an empty folder of a bucket is as good as none
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -277,7 +277,7 @@ class Objects:
             home.mkdir(parents=True, exist_ok=True)
             return (home / ".lock").open("a")
 
-        with self._call("lock", "", open_lock) as file:
+        with self._call("", open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -297,14 +297,14 @@ class Objects:
             self._fs.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
         return path
 
-    @staticmethod
-    def _absent(call: Callable[[], R]) -> R | None:
+    def _find(self, name: str, call: Callable[[], R]) -> R | None:
+        """Do it; None where there is no such object."""
         try:
-            return call()
+            return self._call(name, call)
         except FileNotFoundError:
             return None
 
-    def _call(self, kind: str, name: str, call: Callable[[], R]) -> R:
+    def _call(self, name: str, call: Callable[[], R]) -> R:
         """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes through."""
         deadline, pause = time.monotonic() + self.patience, 0.1
         while True:
