@@ -222,8 +222,7 @@ def survivorship(
     share = sum(missing.values())
     dropped = int(np.count_nonzero(member[:-1] & ~member[1:] & np.isfinite(close[1:])))
     exits = len(ended) + dropped
-    returns = np.full((max(sessions - 1, 0), names), np.nan)
-    returns[:] = close[1:] / close[:-1] - 1.0
+    returns = close[1:] / close[:-1] - 1.0
     alive = _growth(returns, np.broadcast_to(np.isfinite(close[-1]) & member[-1], returns.shape))
     by_day = _growth(returns, member[1:])
     reference, against = None, None

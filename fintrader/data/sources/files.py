@@ -33,7 +33,7 @@ def list_files(path: str) -> list[BarFile]:
         if fs.isdir(inside):
             found = [name for name in sorted(fs.find(inside)) if kind_of(name)]
         elif any(mark in inside for mark in "*?["):
-            found = [name for name in sorted(fs.glob(inside)) if fs.isfile(name)]
+            found = [name for name in sorted(fs.glob(inside)) if kind_of(name)]
         else:
             found = [inside] if fs.exists(inside) else []
     except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
@@ -41,7 +41,7 @@ def list_files(path: str) -> list[BarFile]:
     scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
     if not found:
         raise DataError(f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern (--data.path)")
-    return [file for name in found for file in _open(f"{scheme}{name.lstrip('/') if scheme else name}")]
+    return [file for name in found for file in _open(name if is_url(name) else scheme + name)]
 
 
 def _open(path: str) -> list[BarFile]:
@@ -326,12 +326,7 @@ def _parse_times(column: pa.ChunkedArray, settings: FilesSettings, where: str, n
     text = column.to_pandas()
     zoned = carries_zone(text)
     parsed = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=zoned)
-    bad = np.flatnonzero(parsed.isna().to_numpy())
-    if len(bad):
-        raise BarError(
-            f"{where}, row {rows[bad[0]]}, column {name!r}: {text.iloc[bad[0]]!r} is no time like 2016-01-04 09:30; "
-            "correct the row or remove it"
-        )
+    _refuse(parsed.isna(), text, "no time like 2016-01-04 09:30", where, name, rows)
     if zoned:
         return np.asarray(parsed.dt.tz_convert(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
     stamps = pa.chunked_array([pa.array(parsed.to_numpy().astype("datetime64[ns]"))])
@@ -353,17 +348,20 @@ def _numbers(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> Arr
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
         text = column.cast(pa.string()).to_pandas()
         numbers = pd.to_numeric(text, errors="coerce")
-        bad = np.flatnonzero(numbers.isna().to_numpy())
-        if len(bad):
-            raise BarError(
-                f"{where}, row {rows[bad[0]]}, column {name!r}: {text.iloc[bad[0]]!r} is no number; "
-                "correct the row or remove it"
-            )
+        _refuse(numbers.isna(), text, "no number", where, name, rows)
         return np.asarray(numbers, dtype=np.float64)
     try:
         return np.asarray(column.cast(pa.float64()).to_numpy())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise BarError(f"{where}: column {name!r} is {column.type}, not numbers") from None
+
+
+def _refuse(bad: pd.Series[bool], text: pd.Series[str], what: str, where: str, name: str, rows: Array) -> None:
+    if bad.any():
+        at = int(bad.to_numpy().argmax())
+        raise BarError(
+            f"{where}, row {rows[at]}, column {name!r}: {text.iloc[at]!r} is {what}; correct the row or remove it"
+        )
 
 
 def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> None:
