@@ -178,7 +178,7 @@ def per_pod(home: Path) -> dict[str, float]:
         attach(run.root, url)
         with counted() as total:
             chaos.race(run, pods, processes=False)
-        counts.append(total)
+        counts.append(+total)
     few, many = counts
     return {name: round((many[name] - few.get(name, 0)) / 20, 2) for name in sorted(many)}
 
