@@ -1,4 +1,4 @@
-"""What every settings model shares: frozen, strict, readable errors, YAML in and out.
+"""What every settings model shares: frozen, strict, readable errors, YAML in and out; which paths they take.
 
 The models themselves stand beside the code they set (`EnvSettings` in `envs/settings.py`, and so on);
 `pipeline/config.py` puts them together into one `RunConfig`.
