@@ -24,12 +24,11 @@ from fintrader.tournament import terminal
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
-from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.leaderboard_index import open_or_replace
-from fintrader.tournament.scale import ScaleRequest
+from fintrader.tournament.leaderboard import Entry, Leaderboard, open_or_replace
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.status import requested_pods
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import applied_event, submit
 
@@ -81,7 +80,7 @@ class Orchestrator:
         self.clock = clock or Clock()
         self.log = EventLog(store.run.events, store.keep_events)
         self.index, replaced = open_or_replace(store.run.leaderboard)
-        self.scale_request = ScaleRequest(store.run)
+        self.requested: int | None = None
         self.leaderboard = Leaderboard(settings.leaderboard_size)
         self.specs: list[PodSpec] = []
         self.pending = PendingResults(scheduler)
@@ -202,8 +201,10 @@ class Orchestrator:
         self.clock.sleep(max(0.0, self._turn_began + PACE_SECONDS - self.clock.now()))
 
     def _rescale(self) -> None:
-        if self.scale_request.changed():
-            self.launcher.resize(self.scale_request.pods or self.settings.workers)
+        requested = requested_pods(self.store.run)
+        if requested != self.requested:
+            self.requested = requested
+            self.launcher.resize(requested or self.settings.workers)
             at_once = self.settings.at_once
             bound = {} if at_once is None else {"at_once": at_once}
             self._events.append({"event": "capacity", "pods": self.launcher.capacity(), **bound})

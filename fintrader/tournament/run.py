@@ -2,6 +2,7 @@
 
 `run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the reconcile loop
 (`orchestrator.py`) race the pods, and builds the ensemble. Called again, it resumes, extends, or finds everything done.
+`replay` races a finished one again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, MarketError, TournamentError
-from fintrader.files import file_sha256
+from fintrader.files import file_sha256, read_jsonl
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
@@ -30,9 +31,11 @@ from fintrader.tournament.launchers import Launcher, LauncherFactory, RunAccess,
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator
-from fintrader.tournament.schedulers import Scheduler, scheduler_of
+from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY
+from fintrader.tournament.status import require_tournament
+from fintrader.tournament.store import RunStore
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
@@ -117,6 +120,29 @@ def run_tournament(
             launcher.close()
             orchestrator.close()
         return _finish(orchestrator, ensemble, progress or SILENT)
+
+
+def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
+    """Race `source` again, each pod seeing what it saw then. Byte-equal on the CPU with step budgets.
+
+    `how` is what `run_tournament` takes beside the settings (its `folder` is the new one), but for the scheduler.
+
+    Raises TournamentError when the source is unfinished or lost a pod for good (what killed it cannot be replayed),
+    and what `run_tournament` raises. `status.compare` says whether the two agree.
+    """
+    require_tournament(source)
+    store = RunStore(source)
+    specs = list(store.specs().values())
+    results = store.results()
+    events = read_jsonl(source.events)
+    applied = list(dict.fromkeys(int(event["pod"][1:]) for event in events if event.get("event") == "applied"))
+    if sorted(applied) != list(range(len(specs))) or len(results) != len(specs):
+        raise TournamentError(f"{source.root} is not finished; run its own command again first")
+    lost = [pod for pod, result in results.items() if result.status == "failed"]
+    if lost:
+        raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
+    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings))
+    return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
 
 
 def market_hash(market: Path) -> str:

@@ -20,9 +20,8 @@ from fintrader.storage.objects import Objects
 from fintrader.tournament.launchers import RunAccess
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.replay import compare
 from fintrader.tournament.spec import Fenced, PodContext
-from fintrader.tournament.status import make_index, rebuild, status
+from fintrader.tournament.status import compare, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, Faults, everything, forked

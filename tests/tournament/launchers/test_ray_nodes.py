@@ -16,7 +16,7 @@ from fintrader.tournament.fusion.threads import home_of
 from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.replay import compare
+from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines.races import market_file, settings
 from tests.engines.ray_cluster import Nodes
