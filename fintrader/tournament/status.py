@@ -176,17 +176,16 @@ def _states(log: EventLog, results: Mapping[str, Any]) -> Iterable[tuple[str, st
 
 def compare(one: RunFolder, other: RunFolder) -> list[str]:
     """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty if in nothing."""
-    a, b = RunStore(one), RunStore(other)
+    stores = RunStore(one), RunStore(other)
+    specs_a, specs_b = (store.specs() for store in stores)
+    results_a, results_b = (store.results() for store in stores)
     differences = []
-    specs_a, specs_b = a.specs(), b.specs()
     if set(specs_a) != set(specs_b):
         differences.append(f"pods: {sorted(set(specs_a) ^ set(specs_b))} are in one only")
-    results_a, results_b = a.results(), b.results()
     for pod in sorted(set(specs_a) & set(specs_b)):
-        if specs_a[pod] != specs_b[pod]:
-            fields = [
-                name for name in PodSpec.model_fields if getattr(specs_a[pod], name) != getattr(specs_b[pod], name)
-            ]
+        a, b = specs_a[pod], specs_b[pod]
+        if a != b:
+            fields = [name for name in PodSpec.model_fields if getattr(a, name) != getattr(b, name)]
             differences.append(f"{pod}: spec ({', '.join(fields)})")
         left, right = results_a.get(pod), results_b.get(pod)
         if (left and left.reproducible()) != (right and right.reproducible()):
