@@ -9,7 +9,6 @@ The window's daily returns are cut into equal parts; the score is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +90,3 @@ def combine(scores: tuple[float | None, ...], spread_penalty: float) -> float | 
     if len(known) < len(scores):
         return None
     return float(np.mean(known) - spread_penalty * np.std(known))
-
-
-def settings_of(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """`evaluate`'s keyword arguments from a spec's `evaluation`."""
-    return {name: evaluation[name] for name in ("metric", "windows", "spread_penalty") if name in evaluation}

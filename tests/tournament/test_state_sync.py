@@ -14,7 +14,7 @@ from fintrader.files import file_sha256, read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.tournament import pod_training as bodies
+from fintrader.tournament.fusion import learners
 from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
@@ -24,7 +24,7 @@ from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
-from tests.tournament.fusion.test_threads import fused_spec
+from tests.tournament.fusion.test_learners import fused_spec
 from tests.tournament.launchers.test_local import spec as stub_spec
 
 STEPS = 1280  # forty updates of one learner
@@ -37,10 +37,7 @@ class Struck(BaseException):
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training leaves its state after every update."""
-    from fintrader.tournament.fusion import threads as fusion
-
-    for module in (bodies, fusion):
-        monkeypatch.setattr(module, "train", partial(module.train, checkpoint_seconds=0.0))
+    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))
 
 
 def stored(url: str, pod: str) -> dict[str, str]:

@@ -26,8 +26,7 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
-from fintrader.tournament.fusion.threads import ThreadFusion
-from fintrader.tournament.pod_building import Make, State
+from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, RankLost, Reason
 

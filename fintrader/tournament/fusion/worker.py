@@ -2,7 +2,7 @@
 `coordinator.py`.
 
 Its task is a line of JSON on its standard input; how many rounds are due it reads from the rendezvous. Its replicas
-learn as those of `threads.py` do. At the end of a round all ranks exchange their replicas' states through
+learn as those of `learners.py` do. At the end of a round all ranks exchange their replicas' states through
 `torch.distributed`, each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's
 store; the others get the state to go on from by a broadcast.
 """
@@ -32,9 +32,17 @@ from fintrader.agents.parallel.fusion import INHERITED, average
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_at
 from fintrader.tournament.fusion.coordinator import END
-from fintrader.tournament.fusion.threads import home_of, part_of_round, read_round, write_round
+from fintrader.tournament.fusion.learners import (
+    Make,
+    State,
+    home_of,
+    maker,
+    parent_state,
+    part_of_round,
+    read_round,
+    write_round,
+)
 from fintrader.tournament.pod import failure_reason
-from fintrader.tournament.pod_building import Make, State, maker, parent_state
 from fintrader.tournament.process import Channel, die_with
 from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 

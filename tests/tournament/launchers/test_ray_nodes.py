@@ -12,7 +12,7 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
-from fintrader.tournament.fusion.threads import home_of
+from fintrader.tournament.fusion.learners import home_of
 from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
 from fintrader.tournament.pod_training import train_and_evaluate
