@@ -69,9 +69,6 @@ class FarmLauncher:
             result = PodResult.model_validate_json(line)
             self.futures.pop(result.pod).set_result(result)
 
-    def cancel(self, pod: str) -> None:
-        """Sleeping threads cannot be stopped."""
-
     def progress(self) -> dict[str, PodProgress]:
         return {}
 

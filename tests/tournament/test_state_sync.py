@@ -170,7 +170,8 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
         until(lambda: bool(local.progress()["p0000"].note))
         until(lambda: (run.pod("p0000") / "state.safetensors").exists())
         assert stored(url, "p0000") == {}
-        local.cancel("p0000")
+        local.resize(0)
+        local.tick()
         with pytest.raises(PodFailure, match="drained"):
             future.result(timeout=PATIENCE_SECONDS)
         assert list(stored(url, "p0000")) == ["state.safetensors"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -42,8 +41,8 @@ from fintrader.tournament.fusion.learners import (
     read_round,
     write_round,
 )
-from fintrader.tournament.pod import failure_reason
-from fintrader.tournament.process import Channel, die_with
+from fintrader.tournament.pod import failure_message
+from fintrader.tournament.process import Channel
 from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 
 REPORT_SECONDS = 0.2
@@ -161,19 +160,14 @@ class Rank:
 
 
 def main() -> None:
-    die_with(int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
-    channel = Channel(os.fdopen(os.dup(1), "w"))
-    os.dup2(2, 1)
-    inbox = os.fdopen(os.dup(0), "r")
-    task = json.loads(inbox.readline())
+    channel = Channel()
+    task = json.loads(channel.inbox.readline())
     try:
         work(task, channel)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
-        detail = f"{type(error).__name__}: {error}"[:2000]
         with suppress(BrokenPipeError):
-            channel.send(kind="failed", reason=failure_reason(error), detail=detail)
+            channel.send(**failure_message(error))
         os._exit(1)  # other ranks may wait in a collective that will never be whole: no tidy end is possible
     os._exit(0)
 

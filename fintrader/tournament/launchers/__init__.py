@@ -10,10 +10,9 @@ from fintrader.tournament.launchers.base import (
     RunAccess,
     settle,
 )
-from fintrader.tournament.launchers.devices import Slot, cuda_devices, slots_of
-from fintrader.tournament.launchers.local import LocalLauncher, on_this_machine
+from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, on_this_machine, slots_of
+from fintrader.tournament.launchers.ray.cluster import RaySettings
 from fintrader.tournament.launchers.ray.launcher import RayLauncher, on_ray
-from fintrader.tournament.launchers.ray.settings import RaySettings
 
 __all__ = ["START_SECONDS", "ElasticLauncher", "Launcher", "LauncherFactory", "LocalLauncher", "PodFailure"]
 __all__ += ["PodProgress", "RayLauncher", "RaySettings", "RunAccess", "Slot", "cuda_devices"]

@@ -52,9 +52,6 @@ class Launcher(Protocol):
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         """Start a pod. The future raises PodFailure when the pod is lost."""
 
-    def cancel(self, pod: str) -> None:
-        """Stop a pod at once; its future raises PodFailure with reason `drained`."""
-
     def progress(self) -> dict[str, PodProgress]:
         """Pods at work and how far they are."""
 

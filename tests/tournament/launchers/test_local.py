@@ -91,7 +91,7 @@ def test_a_card_that_is_gone_is_no_device(
         card = tmp_path / f"0000:0{bus}:00.0"
         card.mkdir()
         (card / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n")
-    monkeypatch.setattr("fintrader.tournament.launchers.devices.CARDS", tmp_path)
+    monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -132,7 +132,8 @@ def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path) -> None:
     try:
         lost, kept = local.submit(spec(0)), local.submit(spec(1))
         until(lambda: bool(local.progress()["p0000"].note))
-        os.kill(local.processes()["p0000"], 9)
+        (at_work,) = [one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"]
+        at_work.process.kill()
         with pytest.raises(PodFailure) as caught:
             lost.result(timeout=PATIENCE_SECONDS)
         assert caught.value.reason == "killed"

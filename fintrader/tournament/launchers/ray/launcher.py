@@ -2,7 +2,7 @@
 
 A pod is one task, its evaluation another with resources of its own, a pod of several GPUs or nodes holds them as a
 placement group. There are no actors and nothing of worth in the object store: a task (`tasks.py`) streams a few
-messages to this process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod
+messages to this process, everything else goes to the run's store. Ray never retries a task; a lost pod
 is the orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
 """
 
@@ -25,9 +25,8 @@ from fintrader.tournament.launchers.base import (
     limits_of,
     settle,
 )
-from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups
-from fintrader.tournament.launchers.ray.settings import RaySettings
-from fintrader.tournament.launchers.ray.streams import Stream, Streams
+from fintrader.tournament.launchers.ray.cluster import Cluster, Node, RaySettings, Resources, fits, groups, remote
+from fintrader.tournament.launchers.ray.tasks import Stream, Streams, run_task
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
 from fintrader.tournament.spec import BODY, Message, PodResult, PodSpec, Reason
@@ -135,25 +134,9 @@ class RayLauncher:
         self._start(pod, self.need, group)
         return pod.future
 
-    def cancel(self, pod: str) -> None:
-        with self._lock:
-            known = self._pods.get(pod)
-        if known is not None:
-            self._stop(known, "drained", "stopped on request")
-
     def progress(self) -> dict[str, PodProgress]:
         with self._lock:
             return {name: pod.progress for name, pod in self._pods.items()}
-
-    def processes(self) -> dict[str, tuple[str, int]]:
-        """Node and process identifier of each pod that has begun."""
-        with self._lock:
-            return {name: (pod.node, pod.pid) for name, pod in self._pods.items() if pod.node}
-
-    def nodes(self) -> dict[str, list[str]]:
-        """All nodes of each pod that has begun, its own first."""
-        with self._lock:
-            return {name: pod.nodes() for name, pod in self._pods.items() if pod.node}
 
     def tick(self) -> None:
         """Raises TournamentError when the head is gone, or no node can hold a pod for longer than we wait."""
@@ -227,10 +210,9 @@ class RayLauncher:
     def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
         """Hand a pod's task to Ray."""
         pod.last = None
+        name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
         pod.stream = self._streams.start(
-            pod.task,
-            need,
-            f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
+            remote(run_task, need, name, group=group)(pod.task),
             lambda message: self._on_message(pod, message),
             lambda error: self._conclude(pod, error),
             group=group,
