@@ -41,8 +41,6 @@ class Generator:
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
 
-    # --- the two ways to make a pod --------------------------------------------------------------------
-
     def fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
         base = self.agents[index % len(self.agents)]
@@ -77,8 +75,6 @@ class Generator:
             return self.fresh(index, leaderboard)
         parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
         return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1)
-
-    # --- parts -----------------------------------------------------------------------------------------
 
     def base_of(self, values: Mapping[str, Any]) -> Settings:
         """The algorithm's settings that `values` are a variation of."""

@@ -103,8 +103,6 @@ class Orchestrator:
         if replaced:
             self._events.append({"event": "leaderboard_damaged", "detail": "moved aside and made again"})
 
-    # --- start -----------------------------------------------------------------------------------------
-
     def recover(self) -> None:
         """Derive everything from the store. The database is made again, whatever state it was in."""
         self.store.sweep()
@@ -146,8 +144,6 @@ class Orchestrator:
                 self.store.set_aside(spec.pod)
                 self._events.append({"event": "damaged", "pod": spec.pod, "detail": str(error)})
         return whole
-
-    # --- the loop --------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
@@ -361,8 +357,6 @@ class Orchestrator:
             self.log.append({"event": "no_capacity"})
         elif self.clock.now() - self._idle_since > self.settings.hang_seconds:
             raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
-
-    # --- what can be seen ------------------------------------------------------------------------------
 
     def _report(self, progress: Progress, reported: int) -> int:
         """One line for each result (of a small tournament) and each mishap since `reported`; logs get every event."""

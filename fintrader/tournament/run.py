@@ -12,6 +12,7 @@ import errno
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import Launcher, LauncherFactory, RunAccess, on_this_machine, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, RunAccess, limits_of, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator
@@ -107,11 +108,13 @@ def run_tournament(
         store.claim(_identity(settings, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
+        access = RunAccess(folder, Path(market).resolve(), mirror, lease.token)
         if launcher is None:
             devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
-            launcher = on_this_machine(lambda: slots_of(devices, settings.pods_per_device), body=body)
-        if callable(launcher):
-            launcher = launcher(settings, RunAccess(folder, Path(market).resolve(), mirror, lease.token))
+            slots = partial(slots_of, devices, settings.pods_per_device)
+            launcher = LocalLauncher(access, body=body, slots=slots, **limits_of(settings))
+        elif callable(launcher):
+            launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)
         orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
         try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, mirror_at
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import Message, PodContext, PodResult, PodSpec, Reason
 
 LEAVE_SECONDS = 10.0
 """A pod that is asked to end has so long to store its state, a task that has failed to be gone."""
@@ -38,6 +37,10 @@ class PodProgress:
     note: str = ""
     since: float = 0.0
     device: str = ""
+
+    def update(self, message: Message) -> None:
+        """Take over what the pod sent."""
+        self.share, self.env_steps, self.note = message["share"], message["env_steps"], message["note"]
 
 
 class Launcher(Protocol):
@@ -71,7 +74,7 @@ class RunAccess:
     mirror: Mirror | None = None
     token: int | None = None
 
-    def task(self, spec: PodSpec, **more: Any) -> dict[str, Any]:
+    def task(self, spec: PodSpec, **more: Any) -> Message:
         """What a pod's process is sent, as plain JSON; `context_of` reads it."""
         return {
             "spec": spec.model_dump(mode="json"),
@@ -83,7 +86,7 @@ class RunAccess:
         }
 
 
-def context_of(task: Mapping[str, Any], **more: Any) -> PodContext:
+def context_of(task: Message, **more: Any) -> PodContext:
     """The context of a pod in the process that was sent `task`."""
     run = Path(task["run"])
     more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds")}
@@ -105,12 +108,3 @@ class ElasticLauncher(Launcher, Protocol):
 
     def request(self, pods: int) -> None:
         """So many pods could be at work if there were room."""
-
-
-def settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:
-    """Give a future its outcome, unless it has one."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, PodFailure):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

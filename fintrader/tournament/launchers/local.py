@@ -14,19 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import (
-    LEAVE_SECONDS,
-    START_SECONDS,
-    Launcher,
-    LauncherFactory,
-    PodFailure,
-    PodProgress,
-    RunAccess,
-    limits_of,
-    settle,
-)
+from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress, RunAccess
 from fintrader.tournament.process import messages_of, spawn, tell
-from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
 
 
@@ -92,8 +81,6 @@ class LocalLauncher:
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
 
-    # --- Launcher --------------------------------------------------------------------------------------
-
     def capacity(self) -> int:
         return len(self.slots())
 
@@ -155,8 +142,6 @@ class LocalLauncher:
             worker.process.kill()
             worker.process.wait()
 
-    # --- workers ---------------------------------------------------------------------------------------
-
     def _free_worker(self) -> _Worker:
         for slot in self.slots():
             worker = self._workers.get(slot.name)
@@ -204,7 +189,7 @@ class LocalLauncher:
                 del self._workers[worker.slot.name]
         if future is not None:
             reason, detail = worker.lost_by or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
-            settle(future, PodFailure(reason, detail))
+            future.set_exception(PodFailure(reason, detail))
 
     def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
         with self._lock:
@@ -216,27 +201,16 @@ class LocalLauncher:
             if worker.spec is None or message.get("pod") != worker.spec.pod:
                 return
             if kind == "progress":
-                worker.progress.share = float(message["share"])
-                worker.progress.env_steps = int(message["env_steps"])
-                worker.progress.note = str(message["note"])
+                worker.progress.update(message)
                 return
             future, worker.future, worker.spec = worker.future, None, None
             worker.retired = worker.retired or message.get("last", False)
         if future is None:
             return
         if kind == "done":
-            settle(future, PodResult.model_validate(message["result"]))
+            future.set_result(PodResult.model_validate(message["result"]))
         else:
-            settle(future, PodFailure(message["reason"], message["detail"]))
-
-
-def on_this_machine(slots: Callable[[], list[Slot]], *, body: str = BODY) -> LauncherFactory:
-    """What `run_tournament` takes as `launcher` to run its pods as processes of this machine, one a slot."""
-
-    def make(settings: TournamentSettings, access: RunAccess) -> Launcher:
-        return LocalLauncher(access, body=body, slots=slots, **limits_of(settings))
-
-    return make
+            future.set_exception(PodFailure(message["reason"], message["detail"]))
 
 
 def _oom_kills() -> int:
@@ -261,8 +235,6 @@ def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
         return "killed", f"killed by signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"
 
-
-# --- the machine's slots ---------------------------------------------------------------------------------------
 
 CARDS = Path("/proc/driver/nvidia/gpus")
 """Where the driver lists its cards, a folder each."""

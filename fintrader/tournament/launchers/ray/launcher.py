@@ -23,7 +23,6 @@ from fintrader.tournament.launchers.base import (
     PodProgress,
     RunAccess,
     limits_of,
-    settle,
 )
 from fintrader.tournament.launchers.ray.cluster import Cluster, Node, RaySettings, Resources, fits, groups, remote
 from fintrader.tournament.launchers.ray.tasks import Stream, Streams, run_task
@@ -231,7 +230,10 @@ class RayLauncher:
             if self._pods.get(pod.spec.pod) is not pod:
                 return
             del self._pods[pod.spec.pod]
-        settle(pod.future, outcome)
+        if isinstance(outcome, PodFailure):
+            pod.future.set_exception(outcome)
+        else:
+            pod.future.set_result(outcome)
 
     # --- messages --------------------------------------------------------------------------------------
 
@@ -247,8 +249,7 @@ class RayLauncher:
                 pod.others.append(message["node"])
             case "progress":
                 pod.ready = True
-                pod.progress.share, pod.progress.env_steps = message["share"], message["env_steps"]
-                pod.progress.note = message["note"]
+                pod.progress.update(message)
             case _:
                 pod.last = message
 
