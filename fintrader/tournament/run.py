@@ -28,13 +28,13 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, RunAccess, limits_of, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, limits_of, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator
 from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import BODY
+from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 
@@ -108,7 +108,7 @@ def run_tournament(
         store.claim(_identity(settings, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
-        access = RunAccess(folder, Path(market).resolve(), mirror, lease.token)
+        access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
         if launcher is None:
             devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
             slots = partial(slots_of, devices, settings.pods_per_device)

@@ -86,7 +86,7 @@ class RunStore:
     # --- identity --------------------------------------------------------------------------------------
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Note what this tournament is made of (plain JSON). Raises TournamentError when the folder holds another one."""
+        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds another one."""
         if not self.identity_path.exists():
             if any(self.run.pods.glob("*/spec.json")):
                 raise TournamentError(f"{self.run.root} holds pods but no tournament.json; use another run name")

@@ -15,7 +15,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import learners
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.spec import PodContext
@@ -159,7 +159,7 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
     mirror = attach(run.root, url)
     stubs.plant(run, "p0000", "wait")
     local = LocalLauncher(
-        RunAccess(run, run.root / "market", mirror),
+        PodContext(run, run.root / "market", mirror),
         body="tests.engines.stubs:body",
         slots=lambda: [Slot("a")],
         store_seconds=3600.0,

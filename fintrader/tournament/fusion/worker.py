@@ -28,8 +28,6 @@ from torch import Tensor
 
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.agents.parallel.fusion import INHERITED, average
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_at
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.learners import (
     Make,
@@ -178,14 +176,8 @@ def work(task: dict[str, Any], channel: Channel) -> None:
     """
     torch.set_num_threads(1)
     spec = PodSpec.model_validate(task["spec"])
-    run = Path(task["run"])
-    context = PodContext(
-        run=RunFolder(run),
-        market=Path(task["market"]),
-        mirror=mirror_at(run, task["mirror"]),
-        folder=Path(task["folder"]),
-    )
-    device = torch.device(task["device"])
+    context = PodContext.of_task(task, folder=Path(task["folder"]))
+    device = torch.device(context.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     patience = timedelta(seconds=task["patience"])

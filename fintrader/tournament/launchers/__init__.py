@@ -6,7 +6,6 @@ from fintrader.tournament.launchers.base import (
     LauncherFactory,
     PodFailure,
     PodProgress,
-    RunAccess,
     limits_of,
 )
 from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
@@ -14,4 +13,4 @@ from fintrader.tournament.launchers.ray.cluster import RaySettings
 from fintrader.tournament.launchers.ray.launcher import RayLauncher, on_ray
 
 __all__ = ["ElasticLauncher", "Launcher", "LauncherFactory", "LocalLauncher", "PodFailure", "PodProgress"]
-__all__ += ["RayLauncher", "RaySettings", "RunAccess", "Slot", "cuda_devices", "limits_of", "on_ray", "slots_of"]
+__all__ += ["RayLauncher", "RaySettings", "Slot", "cuda_devices", "limits_of", "on_ray", "slots_of"]

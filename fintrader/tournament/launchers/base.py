@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror, mirror_at
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import Message, PodContext, PodResult, PodSpec, Reason
 
@@ -65,41 +62,13 @@ class Launcher(Protocol):
         """Stop everything."""
 
 
-@dataclass(frozen=True)
-class RunAccess:
-    """Where pods find the run and its market, and the fencing token by which they may write there."""
-
-    run: RunFolder
-    market: Path
-    mirror: Mirror | None = None
-    token: int | None = None
-
-    def task(self, spec: PodSpec, **more: Any) -> Message:
-        """What a pod's process is sent, as plain JSON; `context_of` reads it."""
-        return {
-            "spec": spec.model_dump(mode="json"),
-            "run": str(self.run.root.resolve()),
-            "market": str(self.market),
-            "mirror": None if self.mirror is None else self.mirror.address,
-            "token": self.token,
-            **more,
-        }
-
-
-def context_of(task: Message, **more: Any) -> PodContext:
-    """The context of a pod in the process that was sent `task`."""
-    run = Path(task["run"])
-    more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds")}
-    return PodContext(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
-
-
 def limits_of(settings: TournamentSettings) -> dict[str, Any]:
     """What a tournament's settings say to any launcher."""
     return {name: getattr(settings, name) for name in ("workers", "hang_seconds", "store_seconds")}
 
 
-LauncherFactory = Callable[[TournamentSettings, RunAccess], Launcher]
-"""(settings, access to the run) -> what the pods run on."""
+LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]
+"""(settings, where pods find the run) -> what the pods run on."""
 
 
 @runtime_checkable

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress, RunAccess
+from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
-from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LocalLauncher:
 
     def __init__(
         self,
-        access: RunAccess,
+        access: PodContext,
         *,
         body: str = BODY,
         slots: Callable[[], list[Slot]],

@@ -16,10 +16,9 @@ import traceback
 
 from fintrader import logs
 from fintrader.config import load_object
-from fintrader.tournament.launchers.base import context_of
 from fintrader.tournament.pod import failure_message, run_pod
 from fintrader.tournament.process import Channel
-from fintrader.tournament.spec import Message, PodSpec
+from fintrader.tournament.spec import Message, PodContext, PodSpec
 from fintrader.tournament.state_sync import save_all
 
 
@@ -67,7 +66,7 @@ def work(task: Message, channel: Channel) -> bool:
         channel.send(kind="progress", pod=spec.pod, share=share, env_steps=env_steps, note=note)
 
     try:
-        result = run_pod(spec, context_of(task, report=report), task["body"])
+        result = run_pod(spec, PodContext.of_task(task, report=report), task["body"])
     except BaseException as error:
         if not logs.structured():  # then the pod's own log has it
             traceback.print_exc(file=sys.stderr)

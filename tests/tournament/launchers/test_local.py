@@ -12,7 +12,7 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
@@ -39,7 +39,7 @@ def spec(index: int, **hyper: object) -> PodSpec:
 def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
     own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
     body = "tests.tournament.launchers.test_local:which"
-    return LocalLauncher(RunAccess(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
+    return LocalLauncher(PodContext(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

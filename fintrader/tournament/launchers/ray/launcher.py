@@ -16,19 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import (
-    START_SECONDS,
-    LauncherFactory,
-    PodFailure,
-    PodProgress,
-    RunAccess,
-    limits_of,
-)
+from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, limits_of
 from fintrader.tournament.launchers.ray.cluster import Cluster, Node, RaySettings, Resources, fits, groups, remote
 from fintrader.tournament.launchers.ray.tasks import Stream, Streams, run_task
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
-from fintrader.tournament.spec import BODY, Message, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
 
 
 @dataclass(eq=False)
@@ -61,7 +54,7 @@ class RayLauncher:
 
     def __init__(
         self,
-        access: RunAccess,
+        access: PodContext,
         settings: RaySettings,
         *,
         body: str = BODY,
@@ -317,7 +310,7 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
     Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they would idle.
     """
 
-    def make(settings: TournamentSettings, access: RunAccess) -> RayLauncher:
+    def make(settings: TournamentSettings, access: PodContext) -> RayLauncher:
         gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
         spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:

@@ -25,12 +25,12 @@ from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, copies, mirror_at, working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
-from fintrader.tournament.launchers.base import LEAVE_SECONDS, context_of
+from fintrader.tournament.launchers.base import LEAVE_SECONDS
 from fintrader.tournament.launchers.ray.cluster import import_ray, remote
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
-from fintrader.tournament.spec import Host, Message, OnMessage, PodSpec, Reason, TrainedPod
+from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, Reason, TrainedPod
 from fintrader.tournament.state_sync import save_all
 
 LAST_MESSAGES = ("done", "trained", "failed")
@@ -321,7 +321,7 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
             last_report = time.monotonic()
             messages.put({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
 
-    context = context_of(task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"])
+    context = PodContext.of_task(task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"])
     try:
         context.run, context.mirror = run_of(task)
         load_object(task["body"])
