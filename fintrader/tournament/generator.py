@@ -111,8 +111,6 @@ class Generator:
             problem = first_problem(type(base), error)
             raise ConfigError(f"tournament.search leads to settings no agent can have: {problem}") from None
         settings = self.settings
-        evaluation = {"metric": settings.metric, "windows": settings.validation_windows}
-        always: dict[str, Any] = {"env": self.env, "data_hash": self.data_hash, "fusions": settings.fusions}
         return PodSpec(
             pod=f"p{index:04d}",
             index=index,
@@ -125,11 +123,17 @@ class Generator:
             agent=agent,
             hyper={name: get(agent, name) for name in settings.search if has(agent, name)},
             budget=settings.budget.model_dump(mode="json"),
-            evaluation=evaluation | {"spread_penalty": settings.spread_penalty},
+            evaluation={
+                "metric": settings.metric,
+                "windows": settings.validation_windows,
+                "spread_penalty": settings.spread_penalty,
+            },
             rungs=settings.halving_rungs if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             replicas=settings.learners,
-            **always,
+            fusions=settings.fusions,
+            env=self.env,
+            data_hash=self.data_hash,
         )
 
 

@@ -7,7 +7,6 @@ tournament rebuild RUN`).
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -99,6 +98,10 @@ CREATE VIEW IF NOT EXISTS leaderboard AS
   ORDER BY rank LIMIT (SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'size');
 """
 
+_SET_STATE = "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?"
+PodState = tuple[str, str, int, str]
+"""Pod, state, attempts, and the reason of the last loss."""
+
 
 class LeaderboardIndex:
     """One writer's connection. Every write method is one transaction: all of it is there after a kill, or none."""
@@ -129,25 +132,18 @@ class LeaderboardIndex:
             self._insert_entries(entries, 0)
 
     def write_turn(
-        self,
-        specs: Sequence[PodSpec],
-        entries: Sequence[Entry],
-        first: int,
-        states: Collection[tuple[str, str, int, str, str]],
+        self, specs: Sequence[PodSpec], entries: Sequence[Entry], first: int, states: Collection[PodState]
     ) -> None:
         """New pods; results as they were applied, the first of them the `first`-th in all; states that changed.
 
-        A state is (pod, state, attempts, reason, device). Pods and results that are known are passed over.
+        Pods and results that are known are passed over.
         """
         if not (specs or entries or states):
             return
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             self._insert_pods(specs)
-            rows = [(state, attempts, reason, device, pod) for pod, state, attempts, reason, device in states]
-            connection.executemany(
-                "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?", rows
-            )
+            connection.executemany(_SET_STATE, ((*state, "", pod) for pod, *state in states))
             self._insert_entries(entries, first)
 
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
@@ -164,10 +160,8 @@ class LeaderboardIndex:
             row = {name: getattr(result, name) for name in _RESULT_NAMES}
             lineage = result.env_steps + (parent[0] if parent else 0)
             self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
-            self.connection.execute(
-                "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?",
-                (result.status, result.attempts, result.reason, result.location or result.device, spec.pod),
-            )
+            state = (result.status, result.attempts, result.reason, result.location or result.device)
+            self.connection.execute(_SET_STATE, (*state, spec.pod))
 
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
         """A new row; one that is there stays as it is. Lists and mappings become JSON."""
@@ -189,7 +183,7 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
         index.close()
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+            raise
     number = 1 + sum(1 for _ in path.parent.glob(f"{path.name}.damaged-*"))
     for suffix in ("-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)

@@ -160,31 +160,6 @@ class Watch:
             yield name, (self.run, *labels), value
 
 
-class _Collector:
-    """All watches and the machine's GPUs as Prometheus families, made when asked for."""
-
-    def __init__(self, watches: dict[str, Watch]) -> None:
-        self._watches = watches
-
-    def collect(self) -> Iterable[Any]:
-        """Called by the registry at every scrape."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        makers = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-        families = {
-            name: makers[metric.kind](name, metric.meaning, labels=metric.labels)
-            for name, metric in CATALOGUE.items()
-            if metric.kind in makers
-        }
-        for gpu, used, total in gpu_memory():
-            families["fintrader_gpu_memory_used_bytes"].add_metric((gpu,), used)
-            families["fintrader_gpu_memory_total_bytes"].add_metric((gpu,), total)
-        for watch in list(self._watches.values()):
-            for name, labels, value in watch.samples():
-                families[name].add_metric(labels, value)
-        return families.values()
-
-
 class Endpoint:
     """The HTTP server of one process. Its threads die with the process."""
 
@@ -202,7 +177,7 @@ class Endpoint:
         self._watches: dict[str, Watch] = {}
         self._racing: set[str] = set()
         registry = prometheus.CollectorRegistry()
-        registry.register(_Collector(self._watches))
+        registry.register(self)
         prometheus.ProcessCollector(registry=registry)
         prometheus.PlatformCollector(registry=registry)
         name, known = "fintrader_build", versions()
@@ -253,6 +228,24 @@ class Endpoint:
             yield watch
         finally:
             self._racing.discard(run)
+
+    def collect(self) -> Iterable[Any]:
+        """All watches and the GPUs as families; called by the registry at every scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        makers = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        families = {
+            name: makers[metric.kind](name, metric.meaning, labels=metric.labels)
+            for name, metric in CATALOGUE.items()
+            if metric.kind in makers
+        }
+        for gpu, used, total in gpu_memory():
+            families["fintrader_gpu_memory_used_bytes"].add_metric((gpu,), used)
+            families["fintrader_gpu_memory_total_bytes"].add_metric((gpu,), total)
+        for watch in list(self._watches.values()):
+            for name, labels, value in watch.samples():
+                families[name].add_metric(labels, value)
+        return families.values()
 
     def problem(self) -> str:
         """Why `/healthz` should fail; empty while all is well."""

@@ -28,7 +28,7 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, limits_of, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator
@@ -112,7 +112,8 @@ def run_tournament(
         if launcher is None:
             devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
             slots = partial(slots_of, devices, settings.pods_per_device)
-            launcher = LocalLauncher(access, body=body, slots=slots, **limits_of(settings))
+            limits = settings.model_dump(include={"workers", "hang_seconds", "store_seconds"})
+            launcher = LocalLauncher(access, body=body, slots=slots, **limits)
         elif callable(launcher):
             launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)

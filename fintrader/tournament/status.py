@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Entry, Leaderboard, open_or_replace
+from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
@@ -157,20 +157,20 @@ def make_index(run: RunFolder) -> int:
     index, _ = open_or_replace(run.leaderboard)
     try:
         index.rebuild(size, specs.values(), leaderboard.applied)
-        index.write_turn([], [], 0, list(_states(log, results)))
+        index.write_turn([], [], 0, _states(log, results))
     finally:
         index.close()
     return len(leaderboard.applied)
 
 
-def _states(log: EventLog, results: Mapping[str, Any]) -> Iterable[tuple[str, str, int, str, str]]:
-    """(pod, state, attempts, reason, device) of pods without a result, as the log has them."""
-    at: dict[str, tuple[str, str, int, str, str]] = {}
+def _states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
+    """The states of pods without a result, as the log has them."""
+    at: dict[str, PodState] = {}
     for event in log.of("launched", "lost", "drained"):
         pod = str(event["pod"])
         state = "running" if event["event"] == "launched" else "waiting"
         attempt = int(event.get("attempt", at[pod][2] if pod in at else 0))
-        at[pod] = (pod, state, attempt, str(event.get("reason", "")), "")
+        at[pod] = (pod, state, attempt, str(event.get("reason", "")))
     return [state for pod, state in at.items() if pod not in results]
 
 

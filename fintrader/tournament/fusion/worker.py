@@ -57,37 +57,16 @@ class Exchange:
         self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's `data`, in the order of the ranks, on every rank."""
+        """Every rank's `data`, in the order of the ranks, on every rank; some rank has any."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
         with lost_others():
             dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
         longest = max(int(size) for size in sizes)
-        own = _tensor(data.ljust(longest, b"\0")).to(self._device)
+        own = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(self._device)
         parts = [torch.empty_like(own) for _ in range(self.world)]
         with lost_others():
             dist.all_gather(parts, own)
-        return [_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Rank 0's `data`, on every rank."""
-        size = torch.tensor([len(data)], device=self._device)
-        with lost_others():
-            dist.broadcast(size, 0)
-            length = int(size)
-        content = _tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
-        content = content.to(self._device)
-        if length:
-            with lost_others():
-                dist.broadcast(content, 0)
-        return _bytes(content)
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.cpu().numpy().tobytes()
+        return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
 
 def inherited(state: State) -> dict[str, Tensor]:
@@ -106,17 +85,17 @@ class Rank:
 
     def begin(self, parent: State | None) -> None:
         """Agree on the round to begin with and on the state to begin it from: rank 0's."""
-        data = b""
+        known = b""
         if self.exchange.rank == 0:
             self.fused = parent
-            while (known := read_round(self.folder, self.number)) is not None:
-                self.fused = known[0]
+            while (stored := read_round(self.folder, self.number)) is not None:
+                self.fused = stored[0]
                 self.number += 1
-            data = save(inherited(self.fused)) if self.fused is not None else b""
-        number = self.exchange.broadcast(self.number.to_bytes(8, "big"))
-        self.number = int.from_bytes(number, "big")
-        data = self.exchange.broadcast(data)
-        self.fused = load(data) if data else None
+            known = self.number.to_bytes(8, "big")
+            known += save(inherited(self.fused)) if self.fused is not None else b""
+        known = self.exchange.gather(known)[0]
+        self.number = int.from_bytes(known[:8], "big")
+        self.fused = load(known[8:]) if known[8:] else None
 
     def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
         """Learn one round and fuse it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import Message, PodContext, PodResult, PodSpec, Reason
@@ -60,11 +60,6 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Stop everything."""
-
-
-def limits_of(settings: TournamentSettings) -> dict[str, Any]:
-    """What a tournament's settings say to any launcher."""
-    return {name: getattr(settings, name) for name in ("workers", "hang_seconds", "store_seconds")}
 
 
 LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]

@@ -124,9 +124,7 @@ class LocalLauncher:
                     worker.process.kill()
                 elif worker.spec is not None and now - worker.last_message > patience:
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
-                elif worker.spec is None and name not in names:
-                    self._drain(worker, "its slot is gone")
-                elif worker.spec is not None and name not in names and not worker.retired:
+                elif name not in names and not worker.retired:
                     worker.retired = True
                     self._drain(worker, "stopped on request")
 

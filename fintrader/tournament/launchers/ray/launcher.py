@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress, limits_of
+from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress
 from fintrader.tournament.launchers.ray.cluster import Cluster, Node, RaySettings, Resources, fits, groups, remote
-from fintrader.tournament.launchers.ray.tasks import Stream, Streams, run_task
+from fintrader.tournament.launchers.ray.tasks import Stream, Streams, cause_of, run_task
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
 from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
@@ -56,16 +56,15 @@ class RayLauncher:
         self,
         access: PodContext,
         settings: RaySettings,
+        tournament: TournamentSettings,
         *,
         body: str = BODY,
-        workers: int | None = None,
-        hang_seconds: float = 300.0,
-        store_seconds: float = 0.0,
         gpus: float = 0.0,
     ) -> None:
         """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
         self.access, self.settings, self.body = access, settings, body
-        self._limit, self._hang, self._store_seconds = workers, hang_seconds, store_seconds
+        self._limit, self._hang = tournament.workers, tournament.hang_seconds
+        self._store_seconds = tournament.store_seconds
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
         self._requested = 0
@@ -281,19 +280,12 @@ class RayLauncher:
 
     def _cause(self, pod: _Pod, error: Exception) -> PodFailure:
         """What became of a pod's process, as a reason of ours."""
-        from ray import exceptions
-
-        if isinstance(error, exceptions.OutOfMemoryError):
-            return PodFailure("oom", "killed by Ray, out of memory on its node; lower env.num_envs")
-        where = f"{pod.progress.device}, node {pod.node[:8]}" if pod.node else "no node yet"
-        if isinstance(error, exceptions.NodeDiedError) or (pod.node and pod.node not in self._cluster.view().nodes):
-            return PodFailure("node", f"its node vanished ({where})")
-        if isinstance(error, exceptions.WorkerCrashedError):
-            return PodFailure("killed", f"its process died ({where})")
-        if isinstance(error, exceptions.TaskCancelledError):
-            return PodFailure("drained", "cancelled from outside")
-        lines = str(error).strip().splitlines() or [""]
-        return PodFailure("error", f"{type(error).__name__}: {lines[-1]}"[:2000])
+        reason, detail = cause_of(error)
+        if pod.node and pod.node not in self._cluster.view().nodes and reason != "oom":
+            reason, detail = "node", "its node vanished"
+        if reason in ("node", "killed"):
+            detail += f" ({pod.progress.device}, node {pod.node[:8]})" if pod.node else " (no node yet)"
+        return PodFailure(reason, detail)
 
 
 def devices(gpus: float, nodes: int) -> str:
@@ -319,6 +311,6 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
                 f"{lower}: a pod that spans {what} needs a learner for each; set tournament.replicas to {spans} or "
                 f"more, or lower {lower}"
             )
-        return RayLauncher(access, ray, body=body, gpus=gpus, **limits_of(settings))
+        return RayLauncher(access, ray, settings, body=body, gpus=gpus)
 
     return make

@@ -219,6 +219,8 @@ class RayHost:
         self._stream: Stream | None = None
 
     def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
+        from ray.exceptions import RayTaskError
+
         name = f"{self._task['spec']['pod']} ranks"
         serve = remote(serve_ranks, self._task["need"], name, group=self._group, bundle=self._bundle)
         ranks = {task["rank"] for task in tasks}
@@ -234,7 +236,10 @@ class RayHost:
 
         def ended(error: Exception | None) -> None:
             """Ranks that did not send how they ended are lost with their task."""
-            reason, detail = ("rank", "its task ended without a message") if error is None else _cause(error)
+            reason, detail = cause_of(error) if error is not None else ("rank", "its task ended without a message")
+            own = isinstance(error, RayTaskError)  # raised by `serve_ranks` itself
+            if error is not None and not own and reason not in ("oom", "node"):
+                reason, detail = "rank", f"its node, or the process above it, died ({detail})"
             for rank in sorted(ranks):
                 on_message(rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail})
 
@@ -246,19 +251,20 @@ class RayHost:
             self._stream.over.wait(GRACE_SECONDS)
 
 
-def _cause(error: Exception) -> tuple[Reason, str]:
-    """What became of the task on another node."""
+def cause_of(error: Exception) -> tuple[Reason, str]:
+    """What became of a task that ended with this error."""
     from ray import exceptions
 
-    if isinstance(error, exceptions.NodeDiedError):
-        return "node", "its node vanished"
     if isinstance(error, exceptions.OutOfMemoryError):
         return "oom", "killed by Ray, out of memory on its node; lower env.num_envs"
+    if isinstance(error, exceptions.NodeDiedError):
+        return "node", "its node vanished"
+    if isinstance(error, exceptions.WorkerCrashedError):
+        return "killed", "its process died"
+    if isinstance(error, exceptions.TaskCancelledError):
+        return "drained", "cancelled from outside"
     lines = str(error).strip().splitlines() or [""]
-    detail = f"{type(error).__name__}: {lines[-1]}"[:2000]
-    if isinstance(error, exceptions.RayTaskError):  # raised by `serve_ranks` itself
-        return "error", detail
-    return "rank", f"its node, or the process above it, died ({detail})"
+    return "error", f"{type(error).__name__}: {lines[-1]}"[:2000]
 
 
 DRAIN_CHECK_SECONDS = 3.0
