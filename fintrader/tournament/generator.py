@@ -8,7 +8,6 @@ hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +56,8 @@ class Generator:
     ) -> PodSpec:
         """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if `explore`."""
         values = copy.deepcopy(parent.spec.agent)
-        base = self.base_of(values)
+        algo = values.get("algo")
+        base = next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
         if explore:
             random = numpy_generator(self.seed, "explore", index)
             for name, space in self.settings.search.items():
@@ -75,11 +75,6 @@ class Generator:
             return self.fresh(index, leaderboard)
         parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
         return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1)
-
-    def base_of(self, values: Mapping[str, Any]) -> Settings:
-        """The algorithm's settings that `values` are a variation of."""
-        algo = values.get("algo")
-        return next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
 
     def _explored(self, space: Range, value: Any, random: Random) -> Any:
         """Draw anew with probability `resample`, else one step up or down inside the range; back where that is shut."""

@@ -63,6 +63,11 @@ class Leaderboard:
     """Scores that pods had on their way: (generation, share of the budget) -> one a pod, in order of application."""
 
     @property
+    def trials(self) -> int:
+        """Pods that have a score: the number of tries the winner is chosen from."""
+        return sum(entry.result.score is not None for entry in self.applied)
+
+    @property
     def parents(self) -> list[Entry]:
         """Rows that others can start from, best first."""
         return [entry for entry in self.rows if entry.inheritable]

@@ -170,7 +170,7 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Pro
         orchestrator.store.ensure_policy(row.result)
     chosen = ensemble(run, orchestrator.leaderboard, orchestrator.settings)
     best = orchestrator.leaderboard.rows[0].spec.pod
-    trials = sum(1 for entry in orchestrator.leaderboard.applied if entry.result.score is not None)
+    trials = orchestrator.leaderboard.trials
     end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
     if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
         orchestrator.log.append(end)
