@@ -14,7 +14,6 @@ A run may be a working copy of one in an object store. Then `MirroredStore` (`mi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -230,15 +229,11 @@ class RunStore:
         """Whether content is where it counts."""
         return self._whole(path, digest)
 
-    def sweep(self) -> int:
-        """Remove temporaries that killed writers left behind; returns how many."""
-        swept = 0
+    def sweep(self) -> None:
+        """Remove temporaries that killed writers left behind."""
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             for path in folder.glob(".*.tmp"):
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
-                    swept += 1
-        return swept
+                path.unlink(missing_ok=True)
 
 
 def _differing(there: Any, here: Any) -> str:
