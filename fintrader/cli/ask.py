@@ -84,8 +84,8 @@ def lineage(argv: list[str]) -> None:
 
 def scale(argv: list[str]) -> None:
     """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
-    from fintrader.tournament.scale import effect
-    from fintrader.tournament.scale import scale as ask
+    from fintrader.tournament.status import effect
+    from fintrader.tournament.status import scale as ask
 
     folder, options = _with_options("scale", ScaleOptions(), argv)
     if folder is not None and is_url(folder):

@@ -38,7 +38,7 @@ def observing(config: RunConfig) -> Iterator[Endpoint | None]:
         if config.metrics_port is None or _endpoint.get() is not None:
             yield _endpoint.get()
             return
-        endpoint = Endpoint.serve(config.metrics_host, config.metrics_port)
+        endpoint = Endpoint(config.metrics_host, config.metrics_port)
         url = f"http://{endpoint.host}:{endpoint.port}/metrics"
         reporter().event({"event": "metrics", "metrics_url": url}, f"metrics: {url}")
         token = _endpoint.set(endpoint)

@@ -24,7 +24,8 @@ from fintrader.progress import reporter
 from fintrader.results.formatting import metrics_table
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
-from fintrader.tournament.replay import compare, replay
+from fintrader.tournament.run import replay
+from fintrader.tournament.status import compare
 
 
 def train_one(config: RunConfig) -> Path:

@@ -20,7 +20,7 @@ from fintrader.files import append_jsonl, write_json, write_text
 from fintrader.results.backtest_files import empty_trades
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard_index import Entry, LeaderboardIndex
+from fintrader.tournament.leaderboard import Entry, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.factories import make_market

@@ -99,11 +99,11 @@ def main() -> None:
     settings = RaySettings(address=plan["address"], **plan["ray"])
 
     def watch(orchestrator: Any) -> None:
-        launcher = orchestrator.launcher
+        begun = {pod: at for pod, at in list(orchestrator.launcher._pods.items()) if at.node}
         note = {
             "applied": len(orchestrator.leaderboard.applied),
-            "pods": launcher.processes(),
-            "nodes": launcher.nodes(),
+            "pods": {pod: (at.node, at.pid) for pod, at in begun.items()},
+            "nodes": {pod: at.nodes() for pod, at in begun.items()},
         }
         write_json(note_of(run), note)
 

@@ -17,9 +17,9 @@ import yaml
 
 from fintrader.cli import main
 from fintrader.pipeline import RunConfig
-from fintrader.tournament.launchers import RunAccess
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext
 from tests.engines.thread_launcher import ThreadLauncher
 
 TINY: dict[str, Any] = {
@@ -73,7 +73,7 @@ def fintrader(*words: str) -> Done:
 def pods_in_a_thread() -> Iterator[None]:
     """Tournaments of a run train their pods, one after the other, in a thread of this process."""
 
-    def threads(settings: TournamentSettings, access: RunAccess) -> ThreadLauncher:
+    def threads(settings: TournamentSettings, access: PodContext) -> ThreadLauncher:
         return ThreadLauncher(access.run, access.market, train_and_evaluate, workers=1, token=access.token)
 
     before = torch.get_num_threads()

@@ -178,10 +178,6 @@ class SimulatedCluster:
             self.clock.at(work.ends, lambda: self._finish(work))
         return future
 
-    def cancel(self, pod: str) -> None:
-        if pod in self.work:
-            self._lose(self.work[pod], "drained", False)
-
     def progress(self) -> dict[str, PodProgress]:
         return {}
 

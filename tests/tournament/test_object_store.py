@@ -17,12 +17,10 @@ from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.tournament.launchers import RunAccess
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.replay import compare
 from fintrader.tournament.spec import Fenced, PodContext
-from fintrader.tournament.status import make_index, rebuild, status
+from fintrader.tournament.status import compare, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, Faults, everything, forked
@@ -290,7 +288,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, run: R
     plain = race("plain", **how)
     node = RunFolder(working_copy(url, tmp_path / "node"))
 
-    def far(settings: Any, access: RunAccess) -> ThreadLauncher:
+    def far(settings: Any, access: PodContext) -> ThreadLauncher:
         return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=access.token)
 
     race("run", **how, how={"launcher": far})

@@ -19,7 +19,7 @@ from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.agents.training import FORMAT
 from fintrader.cli import main
 from fintrader.runs import RunFolder
-from fintrader.tournament import pod_training as bodies
+from fintrader.tournament.fusion import learners
 from fintrader.tournament.store import RunStore
 from tests.engines.races import first_spec, train_pod
 
@@ -36,13 +36,13 @@ class Killed(Exception):
 def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, trained = bodies.train, []
+    train, trained = learners.train, []
 
     def spy(learner: Any, *rest: Any, **named: Any) -> Any:
         trained.append((learner, learner.state_dict()))
         return train(learner, *rest, **{**named, "checkpoint_seconds": 0.0})
 
-    monkeypatch.setattr(bodies, "train", spy)
+    monkeypatch.setattr(learners, "train", spy)
 
     def kill(share: float, env_steps: int, note: str) -> None:
         if share >= 0.5:

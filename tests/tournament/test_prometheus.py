@@ -62,7 +62,7 @@ def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
 
 @pytest.fixture
 def endpoint() -> Any:
-    server = Endpoint.serve("127.0.0.1", 0)
+    server = Endpoint("127.0.0.1", 0)
     yield server
     server.close()
 
@@ -147,7 +147,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_family_of_the_catalogue_is_told(race: Race, nvidia_smi: Path, tmp_path: Path) -> None:
     stubs.plant(RunFolder(tmp_path / "run"), "p0001", "nan")
-    endpoint = Endpoint.serve()
+    endpoint = Endpoint()
     try:
         with endpoint.watching("run", settings()) as watch:
             race("run", how={"watch": watch})
@@ -177,9 +177,9 @@ def test_health_fails_when_a_race_stands_still(endpoint: Endpoint) -> None:
 
 def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
     with pytest.raises(ConfigError, match=f"metrics_port: 127.0.0.1:{endpoint.port} is taken"):
-        Endpoint.serve("127.0.0.1", endpoint.port)
+        Endpoint("127.0.0.1", endpoint.port)
     with pytest.raises(ConfigError, match="cannot be used"):
-        Endpoint.serve("256.0.0.1", 0)
+        Endpoint("256.0.0.1", 0)
 
 
 def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
@@ -198,7 +198,7 @@ def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"fintrader\[observe\]"):
-        Endpoint.serve()
+        Endpoint()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from fintrader.files import read_json
 from fintrader.results.leaderboard import canonical, read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
+from fintrader.tournament.fusion import learners
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.run import TournamentResult
 from fintrader.tournament.spec import PodContext, PodSpec
@@ -82,13 +83,13 @@ def test_networks_and_optimiser_move_from_parent_to_child(
     assert spec.snapshot is not None
     parent = load(store.get(spec.snapshot))
     began: list[dict[str, torch.Tensor]] = []
-    train = bodies.train
+    train = learners.train
 
     def spy(agent, *rest, **named):  # type: ignore[no-untyped-def]
         began.append({name: tensor.clone() for name, tensor in agent.state_dict().items()})
         return train(agent, *rest, **named)
 
-    monkeypatch.setattr(bodies, "train", spy)
+    monkeypatch.setattr(learners, "train", spy)
     run = RunFolder(tmp_path / "again")
     RunStore(run).put(store.get(spec.snapshot))
     market = finished.folder.root.parent / "market.safetensors"

@@ -22,8 +22,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, weights_of
 from fintrader.tournament.evaluator import check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.leaderboard_index import Entry
+from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.process import location_of
 from fintrader.tournament.schedulers import Generational

@@ -25,10 +25,9 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.replay import compare, replay
-from fintrader.tournament.scale import ScaleRequest, effect, scale
+from fintrader.tournament.run import replay
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
-from fintrader.tournament.status import rebuild, status
+from fintrader.tournament.status import compare, effect, rebuild, requested_pods, scale, status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
 from tests.engines import stubs
@@ -186,7 +185,7 @@ def test_scaling_what_nobody_races_promises_nothing(race: Race, capsys: pytest.C
     bred = race("b", pods=4, **generations).folder
     cli.main(["scale", str(finished.root), "--pods", "6"])
     assert "finished, so nothing is at work" in capsys.readouterr().out
-    assert ScaleRequest(finished).changed()
+    assert requested_pods(finished) == 6
     assert effect(finished, 6).endswith(": 6 pods")
     assert "as many pods as its settings say" in effect(finished, None)
     assert "6 pods, but at most 4: `population: 4`" in effect(bred, 6)
@@ -265,12 +264,8 @@ def test_scale_refuses_nonsense_and_control_survives_damage(race: Race, tmp_path
         scale(run, 0)
     with pytest.raises(TournamentError, match="no tournament"):
         scale(RunFolder(tmp_path / "none"), 3)
-    control = ScaleRequest(run)
-    assert not control.changed()
+    assert requested_pods(run) is None
     scale(run, 5)
-    assert control.changed()
-    assert control.pods == 5
-    assert not control.changed()
-    control.path.write_text("{")
-    assert control.changed()
-    assert control.pods is None
+    assert requested_pods(run) == 5
+    (run.root / "scale.json").write_text("{")
+    assert requested_pods(run) is None

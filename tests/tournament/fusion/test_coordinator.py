@@ -23,17 +23,16 @@ from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
-from fintrader.tournament.fusion.threads import average, home_of, read_round
+from fintrader.tournament.fusion.learners import average, home_of, maker, read_round
 from fintrader.tournament.launchers import cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import failure_reason, run_pod
-from fintrader.tournament.pod_building import maker
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
 from tests.engines.races import SETTINGS, market_file, real_race, train_pod
-from tests.tournament.fusion.test_threads import fused_spec
+from tests.tournament.fusion.test_learners import fused_spec
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
@@ -39,7 +39,7 @@ def spec(index: int, **hyper: object) -> PodSpec:
 def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
     own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
     body = "tests.tournament.launchers.test_local:which"
-    return LocalLauncher(RunAccess(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
+    return LocalLauncher(PodContext(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_card_that_is_gone_is_no_device(
         card = tmp_path / f"0000:0{bus}:00.0"
         card.mkdir()
         (card / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n")
-    monkeypatch.setattr("fintrader.tournament.launchers.devices.CARDS", tmp_path)
+    monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -132,7 +132,8 @@ def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path) -> None:
     try:
         lost, kept = local.submit(spec(0)), local.submit(spec(1))
         until(lambda: bool(local.progress()["p0000"].note))
-        os.kill(local.processes()["p0000"], 9)
+        (at_work,) = [one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"]
+        at_work.process.kill()
         with pytest.raises(PodFailure) as caught:
             lost.result(timeout=PATIENCE_SECONDS)
         assert caught.value.reason == "killed"

@@ -20,7 +20,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import RaySettings
 from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.replay import compare
+from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.ray_cluster import Nodes

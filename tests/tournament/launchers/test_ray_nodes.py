@@ -12,11 +12,12 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
-from fintrader.tournament.fusion.threads import home_of
-from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
+from fintrader.tournament.fusion.learners import home_of
+from fintrader.tournament.launchers import RaySettings, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.replay import compare
+from fintrader.tournament.spec import PodContext
+from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines.races import market_file, settings
 from tests.engines.ray_cluster import Nodes
@@ -117,6 +118,6 @@ def test_groups_of_nodes() -> None:
 
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
-        on_ray(RaySettings(nodes=3))(settings(replicas=2), RunAccess(RunFolder(tmp_path), tmp_path))
+        on_ray(RaySettings(nodes=3))(settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path))
     with pytest.raises(ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"):
-        on_ray(RaySettings(gpus=2))(settings(), RunAccess(RunFolder(tmp_path), tmp_path))
+        on_ray(RaySettings(gpus=2))(settings(), PodContext(RunFolder(tmp_path), tmp_path))

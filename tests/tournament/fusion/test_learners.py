@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy
-from fintrader.tournament.fusion import threads as fusion
-from fintrader.tournament.fusion.threads import average
+from fintrader.tournament.fusion import learners as fusion
+from fintrader.tournament.fusion.learners import average
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines.races import first_spec, train_pod
