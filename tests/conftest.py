@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -16,6 +17,9 @@ for name, tries in (("quick", 25), ("thorough", 100)):
         name, max_examples=tries, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
     )
 settings.load_profile("quick")
+
+# As in a worker, before anything imports torch: sums over several threads would run in another order.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Whoever starts the tests in the background of a shell without job control has SIGINT ignored, and so have all
 # processes that tests start: Ctrl-C could not be tried.

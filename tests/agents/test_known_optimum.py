@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from benchmarks.known_optimum import (
-    SETTINGS,
-    TRUE_RATE,
-    QuadraticMarket,
-    evaluate,
-    optimal_policy,
-)
-from fintrader.agents import AgentSettings, Budget, make_agent, train
+from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evaluate, optimal_policy
+from fintrader.agents import Budget, make_agent, train
+from tests.engines.tiny import agent_settings
 
 
 def test_nothing_near_the_closed_form_is_better() -> None:
@@ -34,7 +28,7 @@ def test_nothing_near_the_closed_form_is_better() -> None:
 
 def test_analytic_gradients_come_near_the_optimum() -> None:
     env = QuadraticMarket(256, realised=True, seed=0)
-    settings = TypeAdapter(AgentSettings).validate_python({"algo": "apg", **SETTINGS["apg"]})
+    settings = agent_settings("apg", SETTINGS["apg"])
     agent = make_agent(settings, env.layout, seed=0)
     best, _ = evaluate(optimal_policy)
     assert evaluate(agent.policy)[0] < 0.2 * best

@@ -122,43 +122,36 @@ def test_ensembles(tmp_path: Path) -> None:
 def test_ensembles_that_make_no_sense() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         EnsemblePolicy([])
-    with pytest.raises(ConfigError, match="weights"):
-        EnsemblePolicy([policy(1)], [-1.0], "weighted")
-    with pytest.raises(ConfigError, match="weights"):
-        EnsemblePolicy([policy(1)], [float("nan")], "weighted")
-    with pytest.raises(ConfigError, match="mode"):
-        EnsemblePolicy([policy(1)], None, "loudest")  # type: ignore[arg-type]
+    for weights, mode, message in (
+        ([-1.0], "weighted", "weights"),
+        ([float("nan")], "weighted", "weights"),
+        (None, "loudest", "mode"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EnsemblePolicy([policy(1)], weights, mode)  # type: ignore[arg-type]
     other = TradingEnv(planted_market(80, 5), EnvSettings(num_envs=2))
     with pytest.raises(CheckpointError, match="layout"):
         EnsemblePolicy([policy(1), make_agent(PPO(), other.layout).policy])
 
 
-def test_a_truncated_file(tmp_path: Path) -> None:
-    path = tmp_path / "p"
-    save_policy(path, policy(1))
-    whole = path.read_bytes()
-    for size in (0, 7, 100, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match="truncated or damaged"):
-            load_policy(path)
-    with pytest.raises(CheckpointError, match="does not exist"):
-        load_policy(tmp_path / "nothing")
-
-
-def test_a_tampered_file(tmp_path: Path) -> None:
+def test_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "p"
     save_policy(path, policy(1), {"score": 1.0})
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="changed after it was written"):
-        load_policy(path)
-    path.write_bytes(whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0'))
-    assert path.read_bytes() != whole
-    with pytest.raises(CheckpointError, match="changed after it was written"):
-        load_policy(path)
-    path.write_bytes(save(load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}))
-    with pytest.raises(CheckpointError, match="other"):
-        load_policy(path)
+    told = whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0')
+    assert told != whole
+    damages = [
+        *((whole[:size], "truncated or damaged") for size in (0, 7, 100, len(whole) - 1)),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "changed after it was written"),
+        (told, "changed after it was written"),
+        (save(load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}), "other"),
+    ]
+    for damaged, message in damages:
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=message):
+            load_policy(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_policy(tmp_path / "nothing")
 
 
 def test_another_market_is_refused(tmp_path: Path) -> None:

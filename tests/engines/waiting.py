@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psutil
+
 PATIENCE_SECONDS = 300.0
 """Whatever an idle machine does in a second, a busy one has done by then."""
 
@@ -15,3 +17,11 @@ def until(condition: Callable[[], bool], what: str = "a condition") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process does nothing any more."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

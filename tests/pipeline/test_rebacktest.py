@@ -109,11 +109,9 @@ def test_a_run_shows_its_own_backtest_after_another_was_asked_for(judged: Path, 
         *(("--data.source.num-sessions", "31"), ("--device", "cuda:7"), ("--name", "other")),
     ],
 )
-def test_what_a_policy_was_trained_with_is_refused(
-    judged: Path, option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_policy_was_trained_with_is_refused(judged: Path, option: str, value: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()}
-    said = complaint(["backtest", str(judged), "--env.cost-bps", "1", option, value], capsys)
+    said = complaint("backtest", str(judged), "--env.cost-bps", "1", option, value)
     assert said.startswith(f"fintrader: {option}: ")
     assert "a backtest takes --backtest.*" in said
     assert f"fintrader run {judged}/config.yaml {option} {value}" in said

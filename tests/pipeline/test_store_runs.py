@@ -16,6 +16,7 @@ from fintrader.files import read_jsonl
 from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run
 from fintrader.storage import lease
 from fintrader.storage.objects import Objects
+from tests.cli.test_commands import complaint
 from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores
 from tests.engines.emptied import results_in
@@ -155,7 +156,7 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     assert data_of(config).store is None
 
 
-def test_mistakes_are_one_line(tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, s3: Any) -> None:
     config = str(write(tmp_path))
     mistakes = {
         "no such bucket": ["run", config, "--store", "s3://no-such-bucket/runs"],
@@ -165,11 +166,7 @@ def test_mistakes_are_one_line(tmp_path: Path, s3: Any, capsys: pytest.CaptureFi
         "where its head runs": ["scale", f"{URL}/tiny", "--pods", "2"],
     }
     for message, words in mistakes.items():
-        with pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        said = capsys.readouterr().err
-        assert ended.value.code == 2
-        assert said.count("\n") == 1
+        said = complaint(*words)
         assert message in said
         assert object_stores.SECRET not in said
 

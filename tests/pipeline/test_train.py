@@ -144,10 +144,8 @@ def test_a_simulator_of_ones_own_is_imported_by_its_name(
 
 
 @pytest.mark.parametrize("command", ["run", "tournament", "walkforward"])
-def test_there_is_no_tournament_in_a_classic_environment(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "fintrader train" in complaint([command, str(classic(tmp_path))], capsys)
+def test_there_is_no_tournament_in_a_classic_environment(tmp_path: Path, command: str) -> None:
+    assert "fintrader train" in complaint(command, str(classic(tmp_path)))
     assert not (tmp_path / "runs" / "classic" / "config.yaml").exists()
 
 
@@ -184,7 +182,7 @@ def test_locomotion_trains(tmp_path: Path) -> None:
     assert evaluation(tmp_path)["mean_return"] > 0
 
 
-def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path) -> None:
     path = classic(tmp_path)
     main(["train", str(path)])
     state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"

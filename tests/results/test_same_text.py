@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -132,20 +130,3 @@ def test_scores_in_terminal_and_app(site: Path, open_page: Open, capsys: pytest.
     top = Run(site / "runs" / "demo").leaderboard.iloc[0]
     line = next(line for line in printed.splitlines() if top["pod"] in line)
     assert line.split("│")[3].strip() == best
-
-
-def test_reading_loads_no_torch() -> None:
-    """In a process of its own: all of `fintrader.results`, and of the app what does not start a run."""
-    program = (
-        "import importlib, pkgutil, sys\n"
-        "import fintrader.results, fintrader_app\n"
-        "for package in (fintrader.results, fintrader_app):\n"
-        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        if '.views.' not in found.name and not found.name.endswith('streamlit_app'):\n"
-        "            importlib.import_module(found.name)\n"
-        "assert 'torch' not in sys.modules\n"
-        "print(sum(name.startswith(('fintrader.results.', 'fintrader_app.')) for name in sys.modules))\n"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
-    assert int(done.stdout) > 30

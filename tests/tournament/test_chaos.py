@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
@@ -18,6 +18,7 @@ from tests.engines import chaos
 from tests.engines.apart import Plan
 from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 from tests.tournament.conftest import PODS
+from tests.tournament.launchers.test_local import spec as stub_spec
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,9 @@ def test_pods_struck_in_their_own_process(
         monkeypatch.setenv("CHAOS_POD", json.dumps(plan))
         assert forked(run, PODS, processes=True).status == DONE
         assert (tmp_path / f"{at}.mark").exists()
-        lost = [event["reason"] for event in read_jsonl(run.events) if event["event"] == "lost"]
-        assert lost in (["killed"], [])  # it may have published before it died
+        assert {event["reason"] for event in chaos.events_of(run, "lost")} <= {
+            "killed"
+        }  # it may have published before it died
         assert everything(run) == everything(undisturbed)
 
 
@@ -125,22 +127,12 @@ def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
     with lease.acquire(run, None) as new:
         with pytest.raises(TournamentError, match="taken over"):
             old.check()
-        shutil.copytree(_specs(tmp_path), run.pods)
-        spec = RunStore(run).read_spec("p0000")
+        spec = stub_spec(0)
         with pytest.raises(Fenced):
             run_pod(spec, PodContext(run, tmp_path, token=old.token), chaos.body)
         assert not RunStore(run).has_result("p0000")
         run_pod(spec, PodContext(run, tmp_path, token=new.token), chaos.body)
         assert RunStore(run).has_result("p0000")
-
-
-def _specs(tmp_path: Path) -> Path:
-    """The pods' folder of a started run, specs only."""
-    other = RunFolder(tmp_path / "other")
-    assert forked(other, 1).status == DONE
-    for path in other.pods.glob("*/result.json"):
-        path.unlink()
-    return other.pods
 
 
 @pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])
@@ -158,11 +150,8 @@ def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
         case "deleted":
             database.unlink()
         case "schema":
-            connection = sqlite3.connect(database)
-            connection.execute("DROP VIEW leaderboard")
-            connection.execute("DROP TABLE entries")
-            connection.commit()
-            connection.close()
+            with closing(sqlite3.connect(database)) as connection:
+                connection.executescript("DROP VIEW leaderboard; DROP TABLE entries")
         case "torn log":
             run.events.write_bytes(run.events.read_bytes()[:-20])
     assert forked(run, PODS).status == DONE
@@ -191,6 +180,6 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undistur
             shutil.copy(store.result_path("p0002"), store.result_path("p0001"))
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
-    assert any(event["event"] == "damaged" and event["pod"] == "p0001" for event in read_jsonl(run.events))
-    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    assert "p0001" in {event["pod"] for event in chaos.events_of(run, "damaged")}
+    applied = [event["pod"] for event in chaos.events_of(run, "applied")]
     assert len(applied) == len(set(applied)) == PODS

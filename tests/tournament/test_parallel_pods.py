@@ -1,4 +1,4 @@
-"""Learners and the pipeline switched on in a configuration: in pods, and in `fintrader train`."""
+"""Pods are resumed and have children: plain ones, and those with learners or the pipeline switched on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fintrader.cli import main
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.store import RunStore
-from tests.engines.races import first_spec, train_pod
+from tests.engines.races import AGENT, first_spec, train_pod
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)
@@ -32,7 +32,7 @@ class Killed(Exception):
     """The pod's process ends here."""
 
 
-@pytest.mark.parametrize("agent", [LEARNERS, PIPELINE], ids=["learners", "pipeline"])
+@pytest.mark.parametrize("agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"])
 def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,11 +59,9 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     assert (again.score, again.updates) == (whole.score, whole.updates)
     # it was this kind of agent, and what it stored is one policy
     made = trained[0][0]
-    if agent is LEARNERS:
-        assert isinstance(made, OnPolicyAgent)
-        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners)
-    else:
-        assert isinstance(made, PipelinedAgent)
+    assert isinstance(made, PipelinedAgent) == (agent is PIPELINE)
+    if isinstance(made, OnPolicyAgent):
+        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners) == (agent is LEARNERS)
     stored = RunStore(context.run).get(str(whole.snapshot))
     state = load(stored)
     policy = load_policy(context.folder / "policy.safetensors").state_dict()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import canonical
+from tests.engines.chaos import events_of
 from tests.engines.simulation import Simulated, World, simulate
 from tests.engines.simulation_checks import check, settings
 
@@ -35,8 +35,7 @@ def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path: Path) -> None:
     assert cluster.losses["killed"] > 20
     assert cluster.losses["drained"] > 20
     assert max(cluster.attempts.values()) > 2
-    resumed = [event for event in read_jsonl(outcome.run.events) if event["event"] == "resumed"]
-    assert len(resumed) == 3
+    assert len(events_of(outcome.run, "resumed")) == 3
 
 
 def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path: Path) -> None:
