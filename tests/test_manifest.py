@@ -1,5 +1,3 @@
-"""The manifest: how far a run has come survives kills; versions and commit are recorded."""
-
 from __future__ import annotations
 
 from pathlib import Path

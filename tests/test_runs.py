@@ -1,5 +1,3 @@
-"""Files of a run: whole or old, never half; names that cannot leave the runs folder; one process at a time."""
-
 from __future__ import annotations
 
 import os
@@ -12,22 +10,6 @@ import pytest
 
 from fintrader import files, runs
 from fintrader.errors import RunError
-
-
-def test_a_killed_writer_leaves_the_old_file(tmp_path: Path):
-    path = tmp_path / "a.json"
-    files.write_json(path, {"x": 1})
-    code = (
-        "import signal, sys; from pathlib import Path; from fintrader.files import atomic_file\n"
-        "with atomic_file(Path(sys.argv[1])) as file:\n"
-        "    file.write(b'half'); file.flush(); print('writing', flush=True); signal.pause()\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"writing\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert files.read_json(path) == {"x": 1}
 
 
 def test_damaged_and_missing_json_are_typed(tmp_path: Path):

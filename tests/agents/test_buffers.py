@@ -1,5 +1,3 @@
-"""The replay buffer, with values that tell where they come from."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Policies as files, ensembles, and the damage a file can take."""
-
 from __future__ import annotations
 
 import json

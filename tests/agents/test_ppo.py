@@ -1,5 +1,3 @@
-"""PPO against known answers: its objective by hand, and its passes over a rollout."""
-
 from __future__ import annotations
 
 from itertools import chain

@@ -1,5 +1,3 @@
-"""Advantages and n-step returns against hand arithmetic and against their definitions."""
-
 from __future__ import annotations
 
 import pytest

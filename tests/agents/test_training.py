@@ -1,5 +1,3 @@
-"""The training loop: budgets, what it writes, what it refuses, and where it goes on."""
-
 from __future__ import annotations
 
 import json

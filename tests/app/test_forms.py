@@ -1,5 +1,3 @@
-"""The form is made from the models, and what it makes is judged by them."""
-
 from __future__ import annotations
 
 from pathlib import Path

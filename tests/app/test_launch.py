@@ -1,5 +1,3 @@
-"""How the app is started, how far it listens, and what it needs to import."""
-
 from __future__ import annotations
 
 import ast

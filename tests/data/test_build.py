@@ -1,5 +1,3 @@
-"""From bars to a market: grid, carrying forward, windows, address, causality."""
-
 from __future__ import annotations
 
 import datetime as dt

@@ -1,5 +1,3 @@
-"""Chunks of bars: reuse, growth by a month, damage, killed builds, other file systems."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""What can happen in the synthetic market, seen through the pipeline and the quality report."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -36,7 +36,7 @@ def put(columns: str | list[str], value: Any, start: str = "11:00", stop: str = 
 
     def change(table: pd.DataFrame) -> pd.DataFrame:
         rows = rows_of(table, start, stop)
-        table = table.astype(dict.fromkeys([columns] if isinstance(columns, str) else columns, float))
+        table = table.astype({"volume": float})
         table.loc[rows, columns] = value(table.loc[rows, columns]) if callable(value) else value
         return table
 

@@ -1,5 +1,3 @@
-"""Features against stockstats and pandas, and bit-equal on every prefix."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""The synthetic market, and its best achievable result against brute force and simulation."""
-
 from __future__ import annotations
 
 import itertools

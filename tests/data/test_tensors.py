@@ -1,5 +1,3 @@
-"""MarketTensors: validates itself, splits, and is stored so that any damage is noticed."""
-
 from __future__ import annotations
 
 import contextlib

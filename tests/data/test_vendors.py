@@ -1,5 +1,3 @@
-"""Yahoo and Alpaca against fake servers: limits, paging, retries, keys, and what stays stored."""
-
 from __future__ import annotations
 
 import contextlib

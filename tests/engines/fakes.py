@@ -15,7 +15,6 @@ import torch
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.config import Settings, dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
@@ -28,11 +27,6 @@ from tests.factories import make_market
 
 START = 1_790_000_000.0
 """Moment at which a fake tournament starts, seconds since 1970."""
-
-
-class _Config(Settings):
-    name: str
-    seed: int = 0
 
 
 def save_market(cache: Path, *, bars: int = 900, assets: int = 5, seed: int = 0) -> Path:
@@ -59,7 +53,7 @@ def make_run(
     `checked`: with everything that tells skill from luck, which is left out where a run did not ask for it.
     """
     folder = RunFolder.named(name, runs)
-    config = dump_yaml(_Config(name=name, seed=seed))
+    config = f"name: {name}\nseed: {seed}\n"
     write_text(folder.config, config)
     manifest = Manifest.create(
         folder.manifest,
@@ -74,13 +68,14 @@ def make_run(
     manifest.update(market=str(market), data_hash=content)
     if stage == "started":
         return folder
+    race = {"pods": pods, "seed": seed, "data_hash": content}
     if stage == "racing":
         manifest.values["stages"]["tournament"] = {"seconds": 0.0, "done": False}
         manifest.update()
-        make_tournament(folder, pods=pods, seed=seed, data_hash=content, racing=True)
+        make_tournament(folder, **race, racing=True)
         return folder
     with manifest.stage("tournament"):
-        make_tournament(folder, pods=pods, seed=seed, data_hash=content)
+        make_tournament(folder, **race)
         manifest.update(trials=pods - 1)
     if stage == "raced":
         return folder

@@ -1,5 +1,3 @@
-"""The manifests of configs/kubernetes: valid, confined, bounded, without secrets, and consistent."""
-
 from __future__ import annotations
 
 import copy

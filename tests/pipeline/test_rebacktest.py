@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,19 +16,14 @@ from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_to
 from fintrader.pipeline.evaluation import looks
 from fintrader.runs import Manifest
 from tests.cli.test_commands import complaint
-from tests.engines.runs import TINY, pods_in_a_thread, write_config
+from tests.engines.runs import TINY, write_config
 
 OTHERWISE = [
     *("--env.fill", "close", "--env.decision-interval", "60", "--backtest.cost-bps", "5"),
     *("--env.half-spread-bps", "3", "--backtest.sensitivity", "False"),
 ]
+pytestmark = pytest.mark.usefixtures("in_this_process")
 CONTROLLED = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pods_in_a_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

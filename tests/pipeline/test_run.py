@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ from fintrader import load_policy
 from fintrader.backtesting import read_backtest
 from fintrader.errors import RunError
 from fintrader.pipeline import load_config, run, train_one, walk_forward
-from tests.engines.runs import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config
+from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
 
 
@@ -29,12 +29,6 @@ def config(tmp_path: Path) -> Path:
 
 def metrics_bytes(config: Path) -> bytes:
     return (config.parent / "runs" / "tiny" / "backtest" / "metrics.json").read_bytes()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pods_in_a_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.cli.test_commands import complaint
 from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores
 from tests.engines.emptied import results_in
-from tests.engines.runs import TINY, Struck, pods_in_a_thread, struck_when, write_config
+from tests.engines.runs import TINY, Struck, struck_when, write_config
 
 RACE = TINY["tournament"] | {
     "scheduler": "generational",
@@ -32,24 +31,13 @@ RACE = TINY["tournament"] | {
     "budget": {"env_steps": 512},
     "ensemble_size": 2,
 }
+pytestmark = pytest.mark.usefixtures("in_this_process")
 URL = f"s3://{object_stores.BUCKET}/runs"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pods_in_a_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)
 def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with object_stores.s3(monkeypatch) as client:
-        yield client
 
 
 def write(machine: Path, **changes: Any) -> Path:

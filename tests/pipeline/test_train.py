@@ -1,5 +1,3 @@
-"""`fintrader train`: one agent, in a market or in a classic environment."""
-
 from __future__ import annotations
 
 import json
@@ -11,13 +9,12 @@ import pytest
 import yaml
 
 from fintrader import pipeline
-from fintrader.agents import TrainProgress, load_policy
+from fintrader.agents import load_policy
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import RunConfig
-from fintrader.pipeline import train as single
 from tests.cli.test_commands import complaint
 from tests.engines.runs import fintrader
 
@@ -83,29 +80,6 @@ def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
     words = "--env.kind gymnasium --env.workers sync --env.evaluation-episodes 1 --tournament.budget.env-steps 32"
     main(["train", str(path), *words.split(), "--agent.num-steps", "16"])
     assert evaluation(tmp_path)["environment"] == "Pendulum-v1"
-
-
-def test_a_killed_classic_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(Exception):
-        pass
-
-    real, updates = single.train, []
-
-    def stopped(*arguments: Any, **keywords: Any) -> Any:
-        def on_progress(progress: TrainProgress) -> None:
-            updates.append(progress.updates)
-            if len(updates) == 2:
-                raise Killed
-
-        return real(*arguments, **{**keywords, "on_progress": on_progress, "checkpoint_seconds": 0.0})
-
-    monkeypatch.setattr(single, "train", stopped)
-    config = pipeline.load_config(classic(tmp_path))
-    with pytest.raises(Killed):
-        pipeline.train_one(config)
-    pipeline.train_one(config)
-    assert updates == [1, 2, 3, 4]
-    assert evaluation(tmp_path)["env_steps"] == 128
 
 
 SIMULATOR = """

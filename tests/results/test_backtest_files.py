@@ -1,5 +1,3 @@
-"""Files: equal bytes for equal results, typed errors for damaged ones, and tables that add up."""
-
 from __future__ import annotations
 
 import io

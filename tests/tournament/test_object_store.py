@@ -83,9 +83,8 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
         assert compare(RunFolder(copy), plain.folder) == []
         assert not status(RunFolder(copy))["active"]
-        assert (
-            lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]["score"] == stored.leaderboard[0]["score"]
-        )
+        best = lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]
+        assert best["score"] == stored.leaderboard[0]["score"]
         assert mirror.objects.names() == before
 
 
@@ -160,9 +159,10 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
 def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: RunFolder, victim: str) -> None:
     assert forked(run, PODS - 1).status == DONE
     store = Objects(url)
-    parents = [spec.parent for spec in RunStore(undisturbed).specs().values() if spec.index == PODS - 1]
-    pod = parents[0] or "p0000"  # the next pod will ask for its parent's snapshot
-    result = RunStore(run).read_result(pod)
+    last = RunStore(undisturbed).read_spec(f"p{PODS - 1:04d}")
+    pod = last.parent or "p0000"  # the next pod will ask for its parent's snapshot
+    result, name = RunStore(run).read_result(pod), f"pods/{pod}/result.json"
+    whole = store.get(name) or b""
     match victim:
         case "snapshot":
             store.put(f"objects/{result.snapshot}", b"something else")
@@ -171,11 +171,9 @@ def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: R
         case "policy":
             store.put(f"objects/{result.policy}", b"something else")
         case "result":
-            name = f"pods/{pod}/result.json"
-            store.put(name, (store.get(name) or b"").replace(b"score", b"sCore", 1))
+            store.put(name, whole.replace(b"score", b"sCore", 1))
         case "half result":
-            name = f"pods/{pod}/result.json"
-            store.put(name, (store.get(name) or b"")[:100])
+            store.put(name, whole[:100])
     empty(run, url)
     status = forked(run, PODS).status
     if status != DONE:  # noticed only when it was asked for: the same command mends it

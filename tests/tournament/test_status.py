@@ -1,5 +1,3 @@
-"""Questions from outside: status, lineage, rebuild, scale, replay."""
-
 from __future__ import annotations
 
 import itertools

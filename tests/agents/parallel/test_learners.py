@@ -1,5 +1,3 @@
-"""Learner parallelism: the one mean of networks, and K learners of an agent in one batch (`agent.learners`)."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Pods whose learners live on several nodes of a Ray cluster, all of them on loopback."""
-
 from __future__ import annotations
 
 import os
