@@ -59,14 +59,6 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read(path)
 
 
-def test_columns_can_be_named(tmp_path: Path) -> None:
-    table = minute_table(2, 1)
-    path = write_csv(tmp_path, table.rename(columns={"ts": "when", "ticker": "sym", "close": "last"}))
-    bars = read(path, columns={"ts": "when", "symbol": "sym", "close": "last"})
-    np.testing.assert_array_equal(bars.close, table.close)
-    assert bars.symbols == ("AAA", "BBB")
-
-
 def test_order_and_repetition_are_repaired_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = minute_table(2, 3)
     straight, _ = clean(read(write_csv(tmp_path, table)))

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,7 @@ def test_struck_at_many_operations(tmp_path: Path, undisturbed: RunFolder, point
     tally, expected = Tally(), everything(undisturbed)
     for at in range(1, points // 2 if mode == "full" else points, stride):  # `full` strikes before, never after
         faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
-
-        def strike(run: RunFolder, faults: Faults = faults) -> Outcome:
-            return forked(run, PODS, faults=faults)
-
+        strike = partial(forked, pods=PODS, faults=faults)
         tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
     assert tally.problems == []
     assert tally.hits >= 0.5 * tally.scenarios > 2
@@ -63,14 +61,10 @@ def test_pods_struck_in_their_own_process(
         assert everything(run) == everything(undisturbed)
 
 
-@pytest.mark.parametrize("target", ["orchestrator", "pod"])
-def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder, target: str) -> None:
+def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -> None:
     tally = Tally()
-
-    def strike(run: RunFolder) -> Outcome:
-        return chaos.kill_at_work(run, PODS, target=target)
-
-    tally.strike_and_recover(tmp_path, target, PODS, everything(undisturbed), strike)
+    strike = partial(chaos.kill_at_work, pods=PODS, target="orchestrator")
+    tally.strike_and_recover(tmp_path, "run", PODS, everything(undisturbed), strike)
     assert tally.problems == []
     assert tally.hits == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -106,9 +107,8 @@ def test_killed_anywhere_then_the_disk_is_emptied(
     for at in range(7, points, stride):
         run, url = emptied.place(tmp_path, f"{mode}-{at}")
         faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
-        hit, problems = emptied.strike_and_empty(
-            run, url, PODS, expected, lambda run, faults=faults: forked(run, PODS, faults=faults)
-        )
+        strike = partial(forked, pods=PODS, faults=faults)
+        hit, problems = emptied.strike_and_empty(run, url, PODS, expected, strike)
         assert problems == [], at
         struck += hit
     assert struck > 1
@@ -117,10 +117,7 @@ def test_killed_anywhere_then_the_disk_is_emptied(
 def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path: Path, undisturbed: RunFolder) -> None:
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
-
-    def strike(run: RunFolder) -> Any:
-        return chaos.kill_at_work(run, PODS, target="orchestrator")
-
+    strike = partial(chaos.kill_at_work, pods=PODS, target="orchestrator")
     assert emptied.strike_and_empty(run, url, PODS, everything(undisturbed), strike) == (True, [])
 
 
