@@ -36,8 +36,7 @@ from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
-from tests.engines.simulation import World, simulate
-from tests.engines.simulation_checks import settings
+from tests.engines.simulation import World, settings, simulate
 
 TARGETS = (0.80, 0.90, 0.95)
 """Shares of the optimal utility; fixed before the first full run."""

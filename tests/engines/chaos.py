@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import psutil
 
@@ -284,22 +285,17 @@ def count_points(folder: Path, pods: int) -> int:
     return outcome.points
 
 
-def kill_at_work(run: RunFolder, pods: int, *, target: str) -> Outcome:
-    """Start a tournament of spawned pods and SIGKILL the orchestrator, or a pod, while pod 2 is in the middle."""
+def kill_at_work(run: RunFolder, pods: int) -> Outcome:
+    """Start a tournament of spawned pods and SIGKILL the orchestrator while pod 2 is in the middle."""
     gate = run.root.parent / f"{run.root.name}-gate" / "p0002"
     gate.parent.mkdir()
     gate.touch()
-    os.environ[stubs.GATE_VARIABLE] = str(gate)
-    pid = fork_race(run, pods)
-    del os.environ[stubs.GATE_VARIABLE]
+    with patch.dict(os.environ, {stubs.GATE_VARIABLE: str(gate)}):
+        pid = fork_race(run, pods)
     until(lambda: stubs.waiting(gate) is not None, "the pod that waits")
-    worker = stubs.waiting(gate)
-    assert worker is not None
     children = psutil.Process(pid).children(recursive=True)
-    os.kill(pid if target == "orchestrator" else worker, signal.SIGKILL)
-    if target == "pod":
-        gate.unlink()
-    return ended(pid, run, children, target=target)
+    os.kill(pid, signal.SIGKILL)
+    return ended(pid, run, children, target="orchestrator")
 
 
 def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: str) -> Outcome:

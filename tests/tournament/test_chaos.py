@@ -63,7 +63,7 @@ def test_pods_struck_in_their_own_process(
 
 def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -> None:
     tally = Tally()
-    strike = partial(chaos.kill_at_work, pods=PODS, target="orchestrator")
+    strike = partial(chaos.kill_at_work, pods=PODS)
     tally.strike_and_recover(tmp_path, "run", PODS, everything(undisturbed), strike)
     assert tally.problems == []
     assert tally.hits == 1

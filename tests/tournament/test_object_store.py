@@ -117,7 +117,7 @@ def test_killed_anywhere_then_the_disk_is_emptied(
 def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path: Path, undisturbed: RunFolder) -> None:
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
-    strike = partial(chaos.kill_at_work, pods=PODS, target="orchestrator")
+    strike = partial(chaos.kill_at_work, pods=PODS)
     assert emptied.strike_and_empty(run, url, PODS, everything(undisturbed), strike) == (True, [])
 
 

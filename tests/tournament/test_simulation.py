@@ -9,8 +9,7 @@ import pytest
 
 from fintrader.results.leaderboard import canonical
 from tests.engines.chaos import events_of
-from tests.engines.simulation import Simulated, World, simulate
-from tests.engines.simulation_checks import check, settings
+from tests.engines.simulation import Simulated, World, check, settings, simulate
 
 ROUGH = World(
     gpus=48,
