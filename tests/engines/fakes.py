@@ -23,6 +23,7 @@ from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard_index import Entry, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines import stubs
 from tests.factories import make_market
 
 START = 1_790_000_000.0
@@ -180,18 +181,11 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
 
 def _spec(index: int, rate: float, parent: PodSpec | None, **more: Any) -> PodSpec:
     """A pod of that learning rate, with its parent's generation behind it."""
-    return PodSpec(
-        pod=f"p{index:04d}",
-        index=index,
-        seed=index,
-        origin="exploit" if parent else "fresh",
-        parent=parent.pod if parent else None,
-        generation=parent.generation + 1 if parent else 0,
-        agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
-        hyper={"learning_rate": rate},
-        budget={"env_steps": 20_000, "seconds": None},
-        **more,
-    )
+    if parent:
+        more |= {"origin": "exploit", "parent": parent.pod, "generation": parent.generation + 1}
+    agent = {"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]}
+    budget = {"env_steps": 20_000, "seconds": None}
+    return stubs.spec(index, agent=agent, hyper={"learning_rate": rate}, budget=budget, **more)
 
 
 def _result(spec: PodSpec, score: float | None, begin: float, **more: Any) -> PodResult:

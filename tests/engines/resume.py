@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,18 @@ from fintrader.files import read_jsonl
 
 class Killed(Exception):
     """Stands for SIGKILL: nothing below `train` catches it."""
+
+
+def dies_at(number: int, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, but its so-manyeth time is a Ctrl-C."""
+    count = itertools.count(1)
+
+    def dying(*args: Any, **named: Any) -> Any:
+        if next(count) == number:
+            raise KeyboardInterrupt
+        return call(*args, **named)
+
+    return dying
 
 
 def killed_after(updates: int) -> Callable[[TrainProgress], None]:

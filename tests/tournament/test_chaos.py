@@ -15,11 +15,10 @@ from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
-from tests.engines import chaos
+from tests.engines import chaos, stubs
 from tests.engines.apart import Plan
 from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 from tests.tournament.conftest import PODS
-from tests.tournament.launchers.test_local import spec as stub_spec
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
     with lease.acquire(run, None) as new:
         with pytest.raises(TournamentError, match="taken over"):
             old.check()
-        spec = stub_spec(0)
+        spec = stubs.spec(0)
         with pytest.raises(Fenced):
             run_pod(spec, PodContext(run, tmp_path, token=old.token), chaos.body)
         assert not RunStore(run).has_result("p0000")

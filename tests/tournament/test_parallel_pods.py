@@ -22,14 +22,11 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.store import RunStore
 from tests.engines.races import AGENT, first_spec, train_pod
+from tests.engines.resume import Killed
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)
 PIPELINE = SAC(network=NETWORK, learning_starts=32, batch_size=16, report_every=8, buffer_size=1000, pipeline=True)
-
-
-class Killed(Exception):
-    """The pod's process ends here."""
 
 
 @pytest.mark.parametrize("agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"])

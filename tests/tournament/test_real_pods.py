@@ -17,6 +17,7 @@ from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.run import TournamentResult
 from fintrader.tournament.store import RunStore
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race, train_pod
+from tests.engines.resume import dies_at
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
 
@@ -84,16 +85,7 @@ def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
     fresh = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
     spec = fresh.model_copy(update={"rungs": (0.5,)})
     whole, _ = train_pod(tmp_path / "whole", spec)
-    evaluate, calls = bodies.evaluate, 0
-
-    def dies(*args, **named):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls += 1
-        if calls == 2:  # the rung is behind it, and all of the training
-            raise KeyboardInterrupt
-        return evaluate(*args, **named)
-
-    monkeypatch.setattr(bodies, "evaluate", dies)
+    monkeypatch.setattr(bodies, "evaluate", dies_at(2, bodies.evaluate))  # after the rung and all of the training
     with pytest.raises(KeyboardInterrupt):
         train_pod(tmp_path / "killed", spec)
     again, _ = train_pod(tmp_path / "killed", spec)

@@ -35,8 +35,7 @@ from tests.engines.stubs import OtherAgent, StubAgent
 
 
 def entry(index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any) -> Entry:
-    born = {"generation": more.pop("generation", 0), "agent": agent or StubAgent().model_dump()}
-    spec = PodSpec(pod=f"p{index:04d}", index=index, seed=index, origin="fresh", budget={}, **born)
+    spec = stubs.spec(index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {}))
     outcome = {"status": "failed"} if value is None else {"status": "done", "snapshot": f"sha-{index}"}
     return Entry(spec, PodResult(pod=spec.pod, score=value, **outcome, **more))
 

@@ -63,9 +63,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     )
 
     pod = tmp_path / "run" / "pods" / "p0000"
-    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
-    barrier.parent.mkdir(parents=True)
-    os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
+    barrier = barrier_in(pod)
 
     def kill() -> None:
         """Rank 1, once a round is stored."""
@@ -85,6 +83,14 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     assert found.attempts == 2
     alone = run_pod(spec, PodContext(RunFolder(tmp_path / "alone"), market_file(tmp_path)))
     assert found.reproducible() == alone.reproducible()
+
+
+def barrier_in(pod: Path) -> Path:
+    """A file that rank 1 reads as it begins round 1, and gets no further."""
+    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
+    barrier.parent.mkdir(parents=True)
+    os.mkfifo(barrier)
+    return barrier
 
 
 def rank_process(pod: Path, rank: int) -> int | None:

@@ -18,6 +18,7 @@ from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess,
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
+from tests.engines.stubs import spec
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 
 
@@ -29,13 +30,6 @@ def which(spec: PodSpec, context: PodContext) -> PodResult:
     threads, visible = os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     (context.folder / "where.txt").write_text(f"{threads} {visible} {context.device}")
     return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
-
-
-def spec(index: int, **hyper: object) -> PodSpec:
-    agent = stubs.StubAgent().model_dump()
-    return PodSpec(
-        pod=f"p{index:04d}", index=index, seed=index, origin="fresh", agent=agent, hyper=hyper, budget={"env_steps": 1}
-    )
 
 
 def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
@@ -116,7 +110,7 @@ def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path)
     slots = [Slot("a", "cpu", (("CUDA_VISIBLE_DEVICES", "3"),))]
     with closing(launcher(run, slots)) as local:
         first = local.submit(spec(0)).result(timeout=PATIENCE_SECONDS)
-        second = local.submit(spec(1, print=1)).result(timeout=PATIENCE_SECONDS)
+        second = local.submit(spec(1, hyper={"print": True})).result(timeout=PATIENCE_SECONDS)
     assert first.metrics["pid"] == second.metrics["pid"] != os.getpid()
     assert (run.pod("p0001") / "where.txt").read_text() == "1 3 cpu"
     assert '"kind": "done"' in (run.root / "logs" / "worker-a.log").read_text()

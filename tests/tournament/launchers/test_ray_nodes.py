@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
-from fintrader.tournament.fusion.threads import home_of
 from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
 from fintrader.tournament.pod_training import train_and_evaluate
@@ -22,7 +20,7 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import gone, until
-from tests.tournament.fusion.test_coordinator import rank_process
+from tests.tournament.fusion.test_coordinator import barrier_in, rank_process
 from tests.tournament.launchers.test_ray import _files
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
@@ -43,9 +41,7 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes
     alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
     market = market_file(tmp_path)
     pod = there.pod("p0000")
-    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
-    barrier.parent.mkdir(parents=True)
-    os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
+    barrier = barrier_in(pod)
     racer = Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED)
     many = Racer(
         RunFolder(tmp_path / "other" / "many"), cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9
