@@ -198,9 +198,8 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")
     for name in SAC.model_fields:
         assert f"`agent.{name}" in table, name
-    assert (
-        "| `agent.network.layer_norm` | true or false | `true` |" in table
-    )  # the outer model's default, not the inner
+    norm = "| `agent.network.layer_norm` | true or false | `true` |"
+    assert norm in table, "the outer model's default, not the inner's"
     assert f"| `agent.batch_size` | integer, ≥ 1 | `{SAC().batch_size}` |" in table
     for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
@@ -212,9 +211,8 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("material", reason="mkdocs-material is missing: pip install '.[docs]'")
-    pytest.importorskip("mkdocstrings", reason="mkdocstrings is missing: pip install '.[docs]'")
-    pytest.importorskip("latex2mathml", reason="latex2mathml is missing: pip install '.[docs]'")
+    for package in ("material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package, reason=f"{package} is missing: pip install '.[docs]'")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
@@ -227,9 +225,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        assert not re.search(
-            r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)", text
-        ), f"{label(page)}: a table was not made"
-        assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (
-            f"{label(page)} loads from elsewhere"
-        )
+        unmade = r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
+        assert not re.search(unmade, text), f"{label(page)}: a table was not made"
+        elsewhere = re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text)
+        assert not elsewhere, f"{label(page)} loads from elsewhere"

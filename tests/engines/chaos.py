@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -31,9 +31,6 @@ from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.waiting import gone, until
-
-if TYPE_CHECKING:
-    from tests.engines.apart import Plan
 
 WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
 DONE, REFUSED, BROKEN = 0, 7, 9
@@ -136,20 +133,15 @@ class Outcome:
     """How often the fault truly struck: a run may end before its moment comes."""
 
 
-def race(run: RunFolder, pods: int, *, processes: bool = False, evaluators: Plan | None = None, **how: Any) -> Any:
-    """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
+def race(
+    run: RunFolder, pods: int, *, processes: bool = False, launching: Callable[[], Any] | None = None, **how: Any
+) -> Any:
+    """One tournament of stub pods: in threads, in processes, or by the launcher that `launching` makes beforehand."""
     from tests.engines.races import settings, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
-    launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
-    if evaluators is not None:
-        from tests.engines.apart import ApartLauncher, Evaluators
-
-        server = Evaluators(evaluators)  # forked before there are threads, and before the lease
-
-        def launcher(_: Any, access: Any) -> ApartLauncher:
-            return ApartLauncher(access.run, access.market, server, workers=2, token=access.token)
-
+    threads = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
+    launcher = launching() if launching else threads
     wanted = settings(pods=pods, workers=2, order="submission", retries=50, fresh=0.2)
     return stub_race(run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how)
 
@@ -191,8 +183,7 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, **how: An
     outcome = Outcome(os.waitstatus_to_exitcode(code))
     if note.exists():
         outcome.ready_seconds, outcome.points = json.loads(note.read_text())
-    marks = [plan.mark for plan in (faults, how.get("evaluators")) if plan is not None]
-    outcome.hits = sum(mark.exists() for mark in marks)
+    outcome.hits = int(faults is not None and faults.mark.exists())
     return outcome
 
 

@@ -16,8 +16,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
-from tests.engines.apart import Plan
-from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
+from tests.engines.chaos import DONE, REFUSED, Faults, Tally, everything, forked
 from tests.tournament.conftest import PODS
 
 
@@ -32,6 +31,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
         ("kill", 61),
         pytest.param("kill", 23, marks=pytest.mark.slow),
         pytest.param("torn", 41, marks=pytest.mark.slow),
+        ("full", 97),
         pytest.param("full", 19, marks=pytest.mark.slow),
     ],
 )
@@ -66,36 +66,6 @@ def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -
     tally.strike_and_recover(tmp_path, "run", PODS, everything(undisturbed), strike)
     assert tally.problems == []
     assert tally.hits == 1
-
-
-@pytest.mark.parametrize(
-    ("mode", "places"),
-    [
-        ("kill", (6,)),
-        ("torn", (2,)),
-        ("full", (4,)),
-        pytest.param("kill", (1, 12, 19, 26), marks=pytest.mark.slow),
-        pytest.param("torn", (5,), marks=pytest.mark.slow),
-        pytest.param("full", (1, 9), marks=pytest.mark.slow),
-    ],
-)
-def test_evaluators_struck_at_their_operations(
-    tmp_path: Path, undisturbed: RunFolder, mode: str, places: tuple[int, ...]
-) -> None:
-    tally, expected = Tally(), everything(undisturbed)
-    for at in places:
-        plan = Plan(mode, tmp_path / f"{mode}-{at}.mark", at=at)
-
-        def strike(run: RunFolder, plan: Plan = plan) -> Outcome:
-            outcome = forked(run, PODS, evaluators=plan)
-            assert outcome.status == (REFUSED if mode == "full" else DONE), "only a full disk ends the tournament"
-            if mode == "kill":
-                assert chaos.killed(run) in (0, 1)  # it may have published before it died
-            return outcome
-
-        tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
-    assert tally.problems == []
-    assert tally.hits == len(places)
 
 
 def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
