@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cluster.simulation import Simulated, World, check, settings, simulate
 from fintrader.results.leaderboard import canonical
 from tests.engines.chaos import events_of
-from tests.engines.simulation import Simulated, World, check, settings, simulate
 
 ROUGH = World(
     gpus=48,
