@@ -7,6 +7,7 @@ are tests of their own, and skip where the package is missing.
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 import shutil
@@ -229,3 +230,15 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         assert not re.search(unmade, text), f"{label(page)}: a table was not made"
         elsewhere = re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text)
         assert not elsewhere, f"{label(page)} loads from elsewhere"
+
+
+def test_what_the_readme_prints_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```pycon\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    example = doctest.DocTestParser().get_doctest("".join(blocks), {}, "README", None, 0)
+    assert any("print(tests)" in one.source for one in example.examples)
+    said: list[str] = []
+    outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example, out=said.append
+    )
+    assert outcome.failed == 0, "".join(said)

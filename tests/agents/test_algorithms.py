@@ -1,5 +1,3 @@
-"""Every algorithm on tasks whose answer is known, and what all of them must keep: seeds, resume, inheritance."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,7 +11,7 @@ from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.envs.observation import holdings_of
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
-from tests.engines.resume import Killed, assert_same_training, killed_after
+from tests.engines.killing import Killed, assert_same_training, killed_after
 from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv, agent_settings
 from tests.factories import rising_market
 

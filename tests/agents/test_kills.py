@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from fintrader.cli import main
-from tests.engines.killing import killed_at, writes_of
-from tests.engines.resume import assert_same_training
+from tests.engines.killing import assert_same_training, killed_at, writes_of
 
 AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {"algo": "ppo", "num_steps": 8},

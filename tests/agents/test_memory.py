@@ -1,5 +1,3 @@
-"""Experience that does not fit is refused before it is taken, on machines and in containers."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -7,9 +7,7 @@ python -m pytest tests/app/test_browser.py
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ import pytest
 from fintrader.runs import RunFolder
 from fintrader_app import launch
 from fintrader_app.shell import PAGES
-from tests.engines.waiting import PATIENCE_SECONDS, until
+from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -42,12 +40,6 @@ PARTS = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def served(site: Path) -> Iterator[str]:
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
@@ -57,14 +49,8 @@ def served(site: Path) -> Iterator[str]:
     try:
         address = f"http://127.0.0.1:{port}"
 
-        def answers() -> bool:
-            assert server.poll() is None
-            try:
-                return bool(urllib.request.urlopen(f"{address}/_stcore/health", timeout=PATIENCE_SECONDS).read())
-            except OSError:
-                return False
-
-        until(answers, "the server to answer")
+        until(lambda: server.poll() is not None or answers(f"{address}/_stcore/health"), "the server to answer")
+        assert server.poll() is None
         yield address
     finally:
         server.terminate()

@@ -1,5 +1,3 @@
-"""The command line: every mistake is one line that names the field, with exit status 2."""
-
 from __future__ import annotations
 
 import errno

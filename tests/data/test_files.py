@@ -1,5 +1,3 @@
-"""What a user's files can get wrong: each is a typed error that names the place, or a counted repair."""
-
 from __future__ import annotations
 
 import zipfile

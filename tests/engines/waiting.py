@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+import urllib.request
 from collections.abc import Callable
 
 import psutil
@@ -25,3 +27,18 @@ def gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Whether a server is there and says something."""
+    try:
+        return bool(urllib.request.urlopen(url, timeout=PATIENCE_SECONDS).read())
+    except OSError:
+        return False

@@ -1,5 +1,3 @@
-"""The Python door: ten names, what they print, and what they say to arguments that make no sense."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""`fintrader backtest`: what it takes, what it refuses, what it records, and the windows it keeps apart."""
-
 from __future__ import annotations
 
 import json

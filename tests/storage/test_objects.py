@@ -1,10 +1,7 @@
-"""Whole objects in each kind of store: what may be relied upon, and what is told when it cannot be."""
-
 from __future__ import annotations
 
 import errno
 import hashlib
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +22,7 @@ from fintrader.storage import objects as module
 from fintrader.storage.objects import Objects
 from fintrader.storage.urls import check_url
 from tests.engines.object_stores import SECRET, forget
+from tests.engines.waiting import free_port
 
 
 def test_whole_objects(url: str, tmp_path: Path) -> None:
@@ -129,10 +127,7 @@ def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     forget()
     store = Objects("s3://bucket/runs", patience=0)
     store._fs.retries = 1

@@ -1,5 +1,3 @@
-"""Pods are resumed and have children: plain ones, and those with learners or the pipeline switched on."""
-
 from __future__ import annotations
 
 import json
@@ -21,8 +19,8 @@ from fintrader.cli import main
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.store import RunStore
+from tests.engines.killing import Killed
 from tests.engines.races import AGENT, first_spec, train_pod
-from tests.engines.resume import Killed
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)

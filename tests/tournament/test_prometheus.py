@@ -1,5 +1,3 @@
-"""What a running tournament tells: the real endpoint, scraped while pods race."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A tiny tournament of real PPO pods on a random market, in spawned processes."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,8 +14,8 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.run import TournamentResult
 from fintrader.tournament.store import RunStore
+from tests.engines.killing import dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race, train_pod
-from tests.engines.resume import dies_at
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
 

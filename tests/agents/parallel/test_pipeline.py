@@ -14,7 +14,7 @@ from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.config import validate
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
-from tests.engines.resume import Killed, assert_same_training, killed_after
+from tests.engines.killing import Killed, assert_same_training, killed_after
 from tests.engines.tiny import DEVICES, Identity, agent_settings
 
 OFF: dict[str, Any] = {

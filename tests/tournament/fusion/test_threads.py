@@ -1,5 +1,3 @@
-"""Learner fusion: several learners of one pod, averaged; on the CPU, where replicas take turns."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,8 +12,8 @@ from fintrader.tournament.fusion import threads as fusion
 from fintrader.tournament.fusion.threads import average
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines.killing import dies_at
 from tests.engines.races import first_spec, train_pod
-from tests.engines.resume import dies_at
 
 
 def fused_spec(**changes: Any) -> PodSpec:

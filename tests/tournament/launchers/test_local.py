@@ -1,5 +1,3 @@
-"""Slots, devices, and worker processes that outlive their pods but not their launcher."""
-
 from __future__ import annotations
 
 import itertools
