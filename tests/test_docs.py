@@ -67,9 +67,6 @@ def label(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# --- the examples ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a reader of the docs has it after the quickstart, only smaller."""
@@ -146,9 +143,6 @@ def test_every_command_exists(page: Path) -> None:
             assert (ROOT / path).exists(), f"{label(page)}: {path} does not exist"
 
 
-# --- completeness ----------------------------------------------------------------------------------------------
-
-
 def test_every_algorithm_source_of_bars_and_adapter_is_documented() -> None:
     overview = (DOCS / "algorithms" / "index.md").read_text()
     for algo, model in CHOICES["agent.algo"].items():
@@ -183,9 +177,6 @@ def test_no_page_names_a_machine() -> None:
     for page in [*DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
         found = re.search(r"/(home|work|root|Users)/\w+", page.read_text())
         assert found is None, f"{label(page)} names {found and found[0]}"
-
-
-# --- the site --------------------------------------------------------------------------------------------------
 
 
 def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-"""Observations of several bars, and what sums them up: nothing from the future, nothing older than the window."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Runs started from the app: they outlive it, can be found again, and end when asked."""
-
 from __future__ import annotations
 
 import json

@@ -27,12 +27,6 @@ def test_port_is_checked(port: int) -> None:
         launch.command(port)
 
 
-def test_tells_the_app_where_runs_lie(tmp_path: Path) -> None:
-    variables = launch.environment(tmp_path / "runs", base={})
-    assert variables[launch.RUNS_DIR_VARIABLE] == str(tmp_path / "runs")
-    assert launch.CACHE_VARIABLE not in variables
-
-
 def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
     program = (
         "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables: print(words); "

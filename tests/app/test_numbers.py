@@ -17,7 +17,7 @@ import pytest
 from fintrader.data.tensors import MarketTensors
 from fintrader.results.formatting import count, duration, percent, ratio, statistic
 from fintrader_app import metric_table
-from tests.app.conftest import Open, healthy, said
+from tests.app.conftest import Open, box, healthy, said
 from tests.results.test_figures import numbers
 
 
@@ -173,7 +173,7 @@ def test_choices_come_from_the_address_and_stay_in_it(open_page: Open, template:
     chosen, wanted = {
         "backtest": lambda: (test.get("button_group")[0].value, "beside"),
         "pod": lambda: (test.multiselect[0].value, "pods"),
-        "new_run": lambda: ([next(box for box in test.selectbox if box.label == "Start from").value], "source"),
+        "new_run": lambda: ([box(test, "Start from").value], "source"),
         "compare": lambda: (test.multiselect[1].value, "lines"),
     }[page]()
     assert chosen == CHOICES[page][wanted].split(",")

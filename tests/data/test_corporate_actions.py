@@ -1,5 +1,3 @@
-"""Splits and dividends: a split day shows no P&L, and the real splits of August 2020 come out as the vendor's."""
-
 from __future__ import annotations
 
 import datetime as dt

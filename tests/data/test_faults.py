@@ -1,5 +1,3 @@
-"""Faults put into clean bars are found, each under its name; clean bars raise no alarm."""
-
 from __future__ import annotations
 
 import datetime as dt

@@ -1,5 +1,3 @@
-"""A build reads every symbol once, whatever the universe asks for, and keeps what a list of the kept would keep."""
-
 from __future__ import annotations
 
 from collections import Counter

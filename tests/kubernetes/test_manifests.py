@@ -71,9 +71,6 @@ def test_kubectl_renders_the_same(name: str) -> None:
     assert theirs == ours
 
 
-# --- policy ----------------------------------------------------------------------------------------------------
-
-
 def pods(name: str) -> list[tuple[str, dict[str, Any]]]:
     """Every pod template of an overlay, by where it stands."""
     return [(f"{m['kind']} {where}", template) for m in overlay(name) for where, template in templates(m)]
@@ -235,9 +232,6 @@ def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str)
         assert job["submissionMode"] == "HTTPMode", "the head's network is closed to everybody but the operator"
         assert job["shutdownAfterJobFinishes"] is True
         assert job["activeDeadlineSeconds"] > 0
-
-
-# --- what the manifests say is so ------------------------------------------------------------------------------
 
 
 @every_ray_overlay

@@ -1,5 +1,3 @@
-"""Runs that lie in a store, from bars to backtest: ended early, their disk emptied, taken up again, seen by URL."""
-
 from __future__ import annotations
 
 import json

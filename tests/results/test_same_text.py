@@ -1,5 +1,3 @@
-"""One number, one text: the report, the app and the terminal write whatever two of them show alike."""
-
 from __future__ import annotations
 
 import html

@@ -121,9 +121,6 @@ def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path: Path, 
     assert emptied.strike_and_empty(run, url, PODS, everything(undisturbed), strike) == (True, [])
 
 
-# --- one head --------------------------------------------------------------------------------------------------
-
-
 def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
     store = Objects(url)
     late = leases.StoreLease(store, leases._take(store, 0))  # a head that sleeps
@@ -147,9 +144,6 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
     empty(run, url)
     race("run", pods=2)
     assert [event["event"] for event in read_jsonl(run.events)][: len(told)] == told
-
-
-# --- damage ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
@@ -199,9 +193,6 @@ def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, run: Ru
     assert not (tmp_path / "outside").exists()
     store.put(index, kept[index])
     race("run", pods=3)
-
-
-# --- coming and going ------------------------------------------------------------------------------------------
 
 
 def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race: Race) -> None:

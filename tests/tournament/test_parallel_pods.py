@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load
 
 from fintrader.agents import PPO, SAC, Budget, NetworkSettings, load_policy
@@ -21,6 +19,7 @@ from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.store import RunStore
 from tests.engines.killing import Killed
 from tests.engines.races import AGENT, first_spec, train_pod
+from tests.pipeline.test_train import classic, evaluation
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)
@@ -79,18 +78,10 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     ],
 )
 def test_the_command_line_switches_them_on(words: str, key: str, value: object, tmp_path: Path) -> None:
-    path = tmp_path / "small.yaml"
-    values = {
-        "runs_dir": str(tmp_path / "runs"),
-        "device": "cpu",
-        "env": {"kind": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "workers": "sync", "evaluation_episodes": 1},
-        "agent": {"network": {"hidden": [8]}},
-        "tournament": {"budget": {"env_steps": 256}},
-    }
-    path.write_text(yaml.safe_dump(values))
+    path = classic(tmp_path, agent={"network": {"hidden": [8]}}, tournament={"budget": {"env_steps": 256}})
     main(["train", str(path), *words.split()])
-    home = tmp_path / "runs" / "small" / "train"
-    assert json.loads((home / "evaluation.json").read_text())["env_steps"] >= 256
+    assert evaluation(tmp_path)["env_steps"] >= 256
+    home = tmp_path / "runs" / "classic" / "train"
     assert load_policy(home / "policy.safetensors").layout.width == 3
     tensors, header = read_tensors(home / "state.safetensors", FORMAT)
     assert header["identity"]["agent"][key] == value

@@ -233,9 +233,6 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
     assert all(record["run"] == "seen" and record["attempt"] == 1 for record in done)
 
 
-# --- the dashboard ---------------------------------------------------------------------------------------------
-
-
 def queries() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]

@@ -57,9 +57,6 @@ def nodes() -> Iterator[Nodes]:
     cluster.stop()
 
 
-# --- what it comes to ------------------------------------------------------------------------------------------
-
-
 def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
     nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
@@ -256,9 +253,6 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
     assert started(Racer(run, nodes.address, "stub", order="arrival", pods=4)).wait() == (0, "")
     assert chaos.acknowledged(run).items() >= acknowledged.items()
     assert len(chaos.acknowledged(run)) == 4
-
-
-# --- who is let in ---------------------------------------------------------------------------------------------
 
 
 def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
