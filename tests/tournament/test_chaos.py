@@ -31,7 +31,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
         ("kill", 61),
         pytest.param("kill", 23, marks=pytest.mark.slow),
         pytest.param("torn", 41, marks=pytest.mark.slow),
-        ("full", 97),
+        ("full", 41),
         pytest.param("full", 19, marks=pytest.mark.slow),
     ],
 )
