@@ -1,5 +1,3 @@
-"""Shapes, symmetry and the head's arithmetic."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The compiled forward pass against the networks themselves."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""ONNX files act like the policies they came from."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""The app over runs that lie in a store: it shows copies, and a process beside it keeps them up to date."""
-
 from __future__ import annotations
 
 import os

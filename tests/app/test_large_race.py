@@ -1,5 +1,3 @@
-"""A race of thousands of pods: every drawn point is one pod, every edge a true pair, every chart light enough."""
-
 from __future__ import annotations
 
 import re

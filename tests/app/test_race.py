@@ -1,5 +1,3 @@
-"""The race's numbers and pictures, by hand."""
-
 from __future__ import annotations
 
 import itertools

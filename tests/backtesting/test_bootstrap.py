@@ -1,5 +1,3 @@
-"""The bootstrap against `arch`, and its tests on data whose answer is known."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""One thing changed at a time, each checked against a simulation of its own."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,9 +1,8 @@
-"""Features against stockstats and pandas, and bit-equal on every prefix."""
-
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,13 +97,8 @@ def test_age_counts_the_bars_since_the_last_trade() -> None:
 
 def test_silence_gives_finite_features() -> None:
     bars = one_symbol(200, silent=0.0)
-    flat = SymbolBars(
-        **{
-            **bars.__dict__,
-            **{name: np.full(200, 33.33) for name in ("open", "high", "low", "close")},
-            "volume": np.zeros(200),
-        }
-    )
+    prices = {name: np.full(200, 33.33) for name in ("open", "high", "low", "close")}
+    flat = replace(bars, **prices, volume=np.zeros(200))
     table = symbol_features(flat, PAPER_FEATURES)[100:]
     assert np.isfinite(table).all()
     assert np.abs(table[:, [0, 1, 2, 4, 5]]).max() < 1e-6
@@ -136,6 +130,13 @@ def test_an_unknown_feature_is_refused(name: str) -> None:
         validate(FeatureSettings, {"names": [name]}, "test")
 
 
+def context_of(names: list[str], **given: Any) -> np.ndarray:
+    """Context features of one session, or of what else is given."""
+    session = np.zeros(len(given["benchmark"]), dtype=np.int64)
+    usual = {"session": session, "day_close": np.ones((1, 1)), "turbulence_days": 5}
+    return context_features(names, **usual | given)
+
+
 def test_turbulence_sees_finished_days_only() -> None:
     random = np.random.default_rng(0)
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 4)), axis=0))
@@ -150,24 +151,17 @@ def test_turbulence_sees_finished_days_only() -> None:
     gap = today - past.mean(axis=0)
     assert level[30] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / 4)
     session = np.repeat(np.arange(40), 5)
-    table = context_features(
-        ["turbulence"],
-        benchmark=np.ones(200),
-        session=session,
-        day_close=close,
-        turbulence_days=10,
-    )
+    table = context_of(["turbulence"], benchmark=np.ones(200), session=session, day_close=close, turbulence_days=10)
     assert (table[session == 31, 0] == np.log1p(level[30])).all()  # the day after, from its first bar
     assert (table[session == 30, 0] == np.log1p(level[29])).all()
 
 
 def test_time_of_day_runs_from_open_to_close() -> None:
-    table = context_features(
+    table = context_of(
         ["time_of_day", "time_to_close", "index_return_2"],
         benchmark=np.array([100.0, 101, 102, 103, 104, 105]),
         session=np.array([0, 0, 0, 0, 1, 1]),
         day_close=np.ones((2, 1)),
-        turbulence_days=5,
     )
     assert table[:, 0].tolist() == [-0.75, -0.25, 0.25, 0.75, -0.75, -0.25]
     assert table[:, 1].tolist() == [0.75, 0.25, -0.25, -0.75, -0.25, -0.75]
@@ -176,13 +170,7 @@ def test_time_of_day_runs_from_open_to_close() -> None:
 
 def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns() -> None:
     level = np.array([100.0, 101, 99, 104, 104, 90])
-    table = context_features(
-        ["index_volatility_2", "index_volatility_1"],
-        benchmark=level,
-        session=np.zeros(6, dtype=np.int64),
-        day_close=np.ones((1, 1)),
-        turbulence_days=5,
-    )
+    table = context_of(["index_volatility_2", "index_volatility_1"], benchmark=level)
     steps = [0.0, *(np.log(now / before) for before, now in itertools.pairwise(level))]
     expected = [np.nan, *(np.sqrt((a * a + b * b) / 2) for a, b in itertools.pairwise(steps))]
     np.testing.assert_allclose(table[:, 0], expected, rtol=1e-12)

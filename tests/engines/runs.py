@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from fintrader.cli import main
@@ -76,14 +75,9 @@ def pods_in_a_thread() -> Iterator[None]:
     def threads(settings: TournamentSettings, access: PodContext) -> ThreadLauncher:
         return ThreadLauncher(access.run, access.market, train_and_evaluate, workers=1, token=access.token)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker: sums over several threads would run in another order
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunConfig, "make_launcher", lambda self: threads)
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunConfig, "make_launcher", lambda self: threads)
+        yield
 
 
 class Struck(BaseException):

@@ -1,5 +1,3 @@
-"""Metrics against empyrical on generated series, and the edges by hand."""
-
 from __future__ import annotations
 
 import math

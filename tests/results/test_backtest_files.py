@@ -1,18 +1,13 @@
-"""Files: equal bytes for equal results, typed errors for damaged ones, and tables that add up."""
-
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fintrader.backtesting import (
     BacktestResult,
-    metrics_table,
     read_backtest,
     simulate,
     simulate_baselines,
@@ -124,14 +119,3 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     for heading in ("Against the baselines", "Can this be luck?", "Positions and trades", "How to get this again"):
         assert f"<h2>{heading}</h2>" in page
     assert "fintrader run configs/quickstart.yaml" in page
-
-
-def test_table_has_the_papers_columns(results: dict[str, BacktestResult]) -> None:
-    table = metrics_table({name: result.metrics for name, result in results.items()})
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(table)
-    text = console.export_text()
-    for heading in ("Cumulative return", "Annual return", "Annual volatility", "Max drawdown", "Sharpe", "Calmar"):
-        assert heading in text
-    assert f"{results['best'].metrics['cumulative_return']:.2%}".replace("%", " %") in text
-    assert "–" in text  # the idle strategy has no Sharpe ratio

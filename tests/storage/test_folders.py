@@ -1,5 +1,3 @@
-"""What a store offers beyond single objects: paths without a scheme, locks, sweeping, files that settings name."""
-
 from __future__ import annotations
 
 import fcntl

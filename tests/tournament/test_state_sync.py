@@ -22,16 +22,12 @@ from fintrader.tournament.spec import PodContext
 from fintrader.tournament.state_sync import TrainingState
 from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
+from tests.engines.runs import Struck
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
 from tests.tournament.fusion.test_learners import fused_spec
-from tests.tournament.launchers.test_local import spec as stub_spec
 
 STEPS = 1280  # forty updates of one learner
-
-
-class Struck(BaseException):
-    """The machine is gone."""
 
 
 @pytest.fixture
@@ -166,7 +162,7 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
     )
     try:
         open_store(run, mirror).keep_market("", stubs.market(run.root))
-        future = local.submit(stub_spec(0))
+        future = local.submit(stubs.spec(0))
         until(lambda: bool(local.progress()["p0000"].note))
         until(lambda: (run.pod("p0000") / "state.safetensors").exists())
         assert stored(url, "p0000") == {}
