@@ -30,6 +30,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigError, one line, naming the field and what to do."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name, problem = type(self).__name__, first_problem(type(self), error)
+            raise ConfigError(problem if problem.startswith(f"{name}: ") else f"{name}: {problem}") from None
+
+    # pydantic then goes on validating models in models itself, so that a problem in YAML has its whole path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
 
 def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
     """Build `model` from plain values. Raises ConfigError, one line, naming the field and what to do.

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import below
-from fintrader.agents.networks import NetworkSettings, uses_assets
+from fintrader.agents.networks import ActionHead, ActionHeadSettings, NetworkSettings, uses_assets
 from fintrader.agents.normalisation import shift_and_scale
 from fintrader.envs.observation import FlatLayout, ObservationLayout, layout_from_json, market_widths
 
@@ -85,12 +84,12 @@ class _Bound:
             pack.add(k, actor)
         # The widest anything gets: inputs or hidden units of the per-asset network, logits of a flat one.
         wide = max(pack.widest, -(-(layout.num_features + 2) // 4) * 4)
-        plain = max(layout.width, wide, account + context, 1)
+        shared = max(wide, account + context, 1)
         self._forward, self._rows = numba_forward.forward, np.ascontiguousarray(rows)
         self._mode, self._shares = mode, shares
         self._sizes = (account, assets, layout.num_features, context)
         self._tables = (pack.plan, pack.layers, pack.numbers, np.concatenate(pack.weights))
-        lengths = (wide, plain, assets + 1, assets)
+        lengths = (wide, shared, layout.width, assets + 1, assets)
         square = [np.zeros((max(wide, -(-pack.widest // assets)), assets), np.float32) for _ in range(2)]
         self._buffers = (*square, *(np.zeros(length, np.float32) for length in lengths))
         self._actions = np.zeros((len(actors), assets), np.float32)

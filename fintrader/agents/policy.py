@@ -6,6 +6,9 @@ maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any de
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
-from fintrader.agents.networks import Actor, NetworkSettings
+from fintrader.agents.networks import ActionHead, ActionHeadSettings, Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.numba_policy import Bound, bind
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError
+from fintrader.files import write_bytes
 
 FORMAT = "fintrader-policy-1"
 EnsembleMode = Literal["mean", "weighted", "vote"]
@@ -76,7 +79,6 @@ class ActorPolicy(PolicyModule):
         outputs: int = 1,
         squash: bool = False,
         actor: Actor | None = None,
-        normaliser: ObservationNormaliser | None = None,
         rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
@@ -86,7 +88,7 @@ class ActorPolicy(PolicyModule):
         # In a tuple, so that it is no submodule: acting does not need it, and an agent has it among its own modules.
         self._rewards = (rewards,)
         self.actor = actor or Actor(layout, network, cash=self.head.targets_weights, outputs=outputs)
-        self.normaliser = normaliser or ObservationNormaliser(layout)
+        self.normaliser = ObservationNormaliser(layout)
 
     @property
     def rewards(self) -> RewardScaler | None:
@@ -209,3 +211,49 @@ def _build(description: Mapping[str, Any]) -> PolicyModule:
             )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None
+
+
+def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e-5, seed: int = 0) -> float:
+    """Write `policy` as an ONNX model, for programs without PyTorch (extra `onnx`).
+
+    Its input is `obs [B, D]` float32, its output `action [B, N]`, B free. Before the file is
+    written, the model is run in onnxruntime on random observations and compared; returns the largest difference.
+    Raises ConfigError when onnx and onnxruntime are not installed, CheckpointError when the difference exceeds
+    `tolerance`.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # type: ignore[import-untyped,unused-ignore]
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"ONNX export needs {error.name}: pip install 'fintrader[onnx]'") from None
+    draw = torch.Generator().manual_seed(seed)
+    obs = torch.randn(7, policy.layout.width, generator=draw)
+    policy = policy.cpu().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program = torch.onnx.export(
+            policy,
+            (obs,),
+            dynamo=True,
+            input_names=["obs"],
+            output_names=["action"],
+            opset_version=18,
+            dynamic_shapes={"obs": {0: torch.export.Dim("accounts")}},
+            verbose=False,
+        )
+    assert program is not None
+    buffer = io.BytesIO(program.model_proto.SerializeToString())
+    session = onnxruntime.InferenceSession(buffer.getvalue(), providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for rows in (1, 7, 64):
+        obs = torch.randn(rows, policy.layout.width, generator=draw)
+        with torch.no_grad():
+            expected = policy(obs).numpy()
+        (action,) = session.run(["action"], {"obs": obs.numpy()})
+        worst = max(worst, float(np.abs(np.asarray(action) - expected).max()))
+    if not worst <= tolerance:
+        raise CheckpointError(f"the ONNX model differs from the policy by {worst:.2e}, more than {tolerance:.0e}")
+    write_bytes(Path(path), buffer.getvalue())
+    return worst

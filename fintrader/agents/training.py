@@ -6,21 +6,22 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from gymnasium.vector import AutoresetMode
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
-from fintrader.agents.budget import Budget, TrainProgress, TrainResult
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
-from fintrader.agents.policy import market_identity
+from fintrader.agents.policy import ActorPolicy, market_identity
 from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import layout_to_json
@@ -31,6 +32,57 @@ FORMAT = "fintrader-training-1"
 
 SAVING_SHARE = 10
 """Saving may take one part in this many of the time."""
+
+
+class Budget(Settings):
+    """How long to train: exactly one of the two."""
+
+    env_steps: int | None = Field(default=None, ge=1)
+    """Steps summed over all accounts; training stops at the first update that reaches it."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's speed."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.env_steps is None) == (self.seconds is None):
+            raise ValueError("set exactly one of env_steps and seconds")
+        return self
+
+    def fraction(self, env_steps: int, seconds: float) -> float:
+        """Share of the budget that is used up, at most 1."""
+        used = env_steps / self.env_steps if self.env_steps is not None else seconds / (self.seconds or 1.0)
+        return min(used, 1.0)
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """Where training stands after an update."""
+
+    fraction: float
+    env_steps: int
+    updates: int
+    seconds: float
+    steps_per_second: float
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out of `train`."""
+
+    env_steps: int
+    updates: int
+    seconds: float
+    """Wall-clock, resumed parts included."""
+    metrics: Metrics = field(default_factory=dict)
+    """Those of the last update."""
+    policy: ActorPolicy | None = field(default=None, repr=False, compare=False)
+    """What was learned, deterministic; shares its weights with the agent. `train` always gives one; None where a
+    training's totals were read from a file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The totals as plain JSON, without the policy: `TrainResult(**totals)` reads them."""
+        return {name: value for name, value in vars(self).items() if name != "policy"}
 
 
 class TrainingEnvironment(Protocol):
@@ -70,7 +122,8 @@ def train(
     after every update if 0.
     """
     check_environment(agent, env)
-    run = _Training(agent, agent.training_env(env), budget, folder, on_progress, checkpoint_seconds)
+    home = None if folder is None else Path(folder)
+    run = _Training(agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds)
     run.begin()
     while not run.over:
         action = agent.act(run.obs)
@@ -112,34 +165,29 @@ class _Clock:
         return rates
 
 
+@dataclass
 class _Training:
     """One training: where it stands, its log, its watch for numbers that are not finite, and its state on disk."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        env: Any,
-        budget: Budget,
-        folder: Path | None = None,
-        on_progress: Callable[[TrainProgress], None] | None = None,
-        checkpoint_seconds: float = 10.0,
-    ) -> None:
-        self.agent, self.env, self.budget = agent, env, budget
-        self.folder = Path(folder) if folder is not None else None
-        self.on_progress, self.checkpoint_seconds = on_progress, checkpoint_seconds
-        self.clock = _Clock()
-        self.obs = torch.empty(0)
-        self.env_steps = self.updates = self.steps_logged = 0
-        self.seconds = 0.0
-        self.metrics: Metrics = {}
-        self.over = False
-        """Whether the budget is used up. Only an update can end a training: between two, an agent holds half a
-        rollout that belongs to no result."""
-        self.saving = 0.0
-        """Seconds that the last save took."""
-        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
-        self.on_host = agent.device.type == "cpu" or getattr(env, "on_host", False)
-        self.finite: Tensor | None = None
+    agent: Agent
+    env: Any
+    budget: Budget
+    folder: Path | None
+    on_progress: Callable[[TrainProgress], None] | None = None
+    checkpoint_seconds: float = 10.0
+    clock: _Clock = field(default_factory=_Clock)
+    env_steps: int = 0
+    updates: int = 0
+    steps_logged: int = 0
+    seconds: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    over: bool = False
+    """Whether the budget is used up. Only an update can end a training: between two, an agent holds half a rollout
+    that belongs to no result."""
+    saving: float = 0.0
+    """Seconds that the last save took."""
+    finite: Tensor | None = None
+    """On a GPU: whether all actions since the last update were."""
 
     def begin(self) -> None:
         """Continue from the folder's state, or start."""
@@ -157,7 +205,8 @@ class _Training:
     def watch(self, action: Tensor) -> None:
         """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there until `record`."""
         finite = action.detach().sum().isfinite()  # one pass: a sum is finite only if everything in it is
-        if not self.on_host:
+        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
+        if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
             self.finite = finite if self.finite is None else self.finite & finite
         elif not bool(finite):
             raise self.failure(["actions"])

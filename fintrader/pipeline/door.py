@@ -8,8 +8,8 @@ from typing import Any
 
 from fintrader.agents import training
 from fintrader.agents.agent import Agent, make_agent
-from fintrader.agents.budget import Budget, TrainResult
 from fintrader.agents.policy import load_policy
+from fintrader.agents.training import Budget, TrainResult
 from fintrader.config import Settings, validate
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.errors import ConfigError, RunError

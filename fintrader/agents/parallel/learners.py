@@ -9,13 +9,16 @@ accounts, and the statistics of observations and rewards are those of everybody'
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
-from fintrader.agents.parallel.fusion import average
-from fintrader.agents.ppo import PPOAgent
+
+INHERITED = ("modules.", "optimisers.")
+"""What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each learner's own."""
 
 
 def batch_learners(agent: OnPolicyAgent) -> OnPolicyAgent:
@@ -67,7 +70,7 @@ class BatchedLearners:
 
     def _descend(self, shares: Rollout) -> dict[str, Tensor]:
         """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
-        agent, settings = self.agent, self.agent.settings
+        agent = self.agent
         own = agent.optimisers["adam"]
         names = [name for name, parameter in self.loss.named_parameters() if parameter.requires_grad]
         single = dict(self.loss.named_parameters())
@@ -84,24 +87,9 @@ class BatchedLearners:
                     key: value.clone() if value.ndim == 0 else value.expand(self.count, *value.shape).clone()
                     for key, value in moments.items()
                 }
-        sums: dict[str, Tensor] = {}
-        taken = 0
-        target_kl = getattr(settings, "target_kl", None)
-        for rows in zip(*self._passes(shares.obs.shape[1]), strict=True):
-            for batch in zip(*rows, strict=True):
-                step = self._step(shares, torch.stack(batch))
-                sums = {name: sums.get(name, 0.0) + value for name, value in step.items()}
-                taken += 1
-            if target_kl is not None and bool(step["kl"] > target_kl):
-                break
-        return {name: total / taken for name, total in sums.items()}
-
-    def _passes(self, rows: int) -> list[list[list[Tensor]]]:
-        """For each learner its passes, each a list of minibatches; drawn learner by learner."""
-        agent = self.agent
-        if isinstance(agent, PPOAgent):
-            return [[agent.minibatches(rows) for _ in range(agent.settings.update_epochs)] for _ in range(self.count)]
-        return [[[torch.arange(rows, device=agent.device)]]] * self.count
+        drawn = [list(agent.passes(shares.obs.shape[1])) for _ in range(self.count)]
+        together = ([torch.stack(rows) for rows in zip(*one, strict=True)] for one in zip(*drawn, strict=True))
+        return agent.take_steps(together, lambda rows: self._step(shares, rows))
 
     def _step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """One gradient step of every learner; `rows [K, S]` are its minibatch."""
@@ -135,3 +123,27 @@ class BatchedLearners:
         for name, values in moments.items():
             single[name].copy_(fused[f"modules.{name}"])
             own.state[single[name]] = {key: fused[f"optimisers.{name}.{key}"] for key in values}
+
+
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of every floating tensor that is inherited; all else is the first state's. On the first one's device.
+
+    Sums run in float64 in the order of the states, so equal states give equal bytes wherever they come from.
+    Variances of normalisers are merged as second moments: learners whose means differ have seen more than either.
+    """
+    fused = {}
+    for name, first in states[0].items():
+        if not (name.startswith(INHERITED) and first.is_floating_point()):
+            fused[name] = first.contiguous()
+            continue
+        rows = _rows(states, name, first.device)
+        centre = name.removesuffix("var") + "mean"
+        if name.endswith(".var") and centre in states[0]:
+            means = _rows(states, centre, first.device)
+            rows = rows + (means - means.mean(dim=0)) ** 2
+        fused[name] = rows.mean(dim=0).to(first.dtype).contiguous()
+    return fused
+
+
+def _rows(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor:
+    return torch.stack([state[name].to(device, torch.float64) for state in states])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.agents.checkpoint import read_tensors, write_tensors
-from fintrader.agents.parallel.fusion import average
+from fintrader.agents.parallel.learners import average
 from fintrader.errors import CheckpointError
 from fintrader.tournament.pod_building import Make, State
 
