@@ -165,6 +165,19 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested plain values as dotted name -> value."""
+    if not isinstance(values, dict) or not values:
+        return {prefix.removesuffix("."): values}
+    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (before, now) of everything in which nested plain values differ, in order; None where missing."""
+    old, new = flat(before), flat(now)
+    return {name: (old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
+
+
 def dump_yaml(settings: Settings) -> str:
     """Settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
     return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
 from fintrader.agents.policy import ActorPolicy, market_identity
-from fintrader.config import Settings
+from fintrader.config import Settings, differences
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -291,10 +291,11 @@ class _Training:
 
     def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
-        if odd := sorted(differences(header["identity"], self.identity)):
+        if odd := differences(header["identity"], self.identity):
+            listed = "; ".join(f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items())
             raise CheckpointError(
-                f"{self.path} belongs to another training ({', '.join(odd[:5])} differ{'s' if len(odd) == 1 else ''}); "
-                "use another folder, or delete this one to start over"
+                f"{self.path} belongs to another training ({listed}); go on with its seed and settings (the budget may "
+                "differ), use another folder, or delete this one to start over"
             )
         device = self.agent.device
         self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
@@ -357,24 +358,16 @@ _hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
 
 
 def identity_of(agent: Agent, env: Any) -> dict[str, Any]:
-    """Plain JSON: the agent's settings, its layout, the accounts, and the market (every bar of it) and its rules."""
+    """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every bar) and its rules."""
     market, settings = getattr(env, "market", None), getattr(env, "settings", None)
     return {
+        "seed": agent.seed,
         "agent": agent.settings.model_dump(mode="json"),
         "layout": layout_to_json(agent.layout),
         "num_envs": env.num_envs,
         "market": None if market is None else _market(market),
         "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
     }
-
-
-def differences(stored: Any, own: Any, name: str = "") -> Iterator[str]:
-    """Dotted names of what differs, missing names included."""
-    if isinstance(stored, dict) and isinstance(own, dict):
-        for key in stored.keys() | own.keys():
-            yield from differences(stored.get(key), own.get(key), f"{name}.{key}" if name else key)
-    elif stored != own:
-        yield name
 
 
 def _market(market: MarketTensors) -> dict[str, Any]:

@@ -9,7 +9,7 @@ whole = stitch(results, settings)         # one result over all test windows, ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,14 +95,6 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     return replace(market.window(start, stop), windows=windows, meta=meta)
 
 
-@dataclass
-class _Chain:
-    """What is carried from test window to test window."""
-
-    factor: float = 1.0
-    bars: int = 0
-
-
 def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: str | None = None) -> BacktestResult:
     """Test windows one after another as one result: each starts with what the one before left.
 
@@ -112,16 +104,16 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
     """
     if not results:
         raise BacktestError("there is no test window to put together")
-    chain = _Chain()
+    carried, bars = 1.0, 0
     parts: list[BacktestResult] = []
     for number, result in enumerate(results):
         if number and (result.symbols != results[0].symbols or result.minutes[0] <= results[number - 1].minutes[-1]):
             raise BacktestError(f"test window {number} overlaps the one before it, or trades other symbols")
         closed = result if number == len(results) - 1 else _sold(result, settings)
-        parts.append(_scaled(closed, chain.factor, chain.bars))
-        chain.bars += len(result.minutes)
-        chain.factor *= float(closed.equity[-1]) / closed.initial_cash_usd
-        if chain.factor <= 0:
+        parts.append(_scaled(closed, carried, bars))
+        bars += len(result.minutes)
+        carried *= float(closed.equity[-1]) / closed.initial_cash_usd
+        if carried <= 0:
             raise BacktestError(f"test window {number} left nothing; what follows cannot be traded")
 
     def joined(field: str) -> Array:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, simulate_baselines
@@ -18,7 +17,7 @@ from fintrader.errors import RunError
 from fintrader.files import write_json
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run import claim, search
+from fintrader.pipeline.run import claim, search, wide_console
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.results.formatting import metrics_table
@@ -57,9 +56,8 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     results |= simulate_baselines(market.validation, settings)
     metrics = {name: dict(one.metrics) for name, one in results.items()}
     write_json(home / "validation.json", {"metrics": metrics, "env_steps": result.env_steps, "trials": 1})
-    console = Console()
     title = f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a trade"
-    (console if console.is_terminal else Console(width=120)).print(metrics_table(metrics, title=title))
+    wide_console().print(metrics_table(metrics, title=title))
 
 
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
