@@ -59,7 +59,7 @@ class APGAgent(BaseAgent):
 
     differentiable = True
 
-    def __init__(self, settings: APG, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(self, settings: APG, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         """Raises ConfigError for a layout without assets: other environments cannot be differentiated."""
         if isinstance(layout, FlatLayout):
             raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")

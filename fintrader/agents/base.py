@@ -74,7 +74,7 @@ class BaseAgent:
     members: int | None = None
     """K critics as one network; None: a single one."""
 
-    def __init__(self, settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(self, settings: Any, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         """Head, actor, critic, policy and reward scaler, weights drawn from the agent's seed."""
         self.settings, self.layout, self.device, self.seed = settings, layout, torch.device(device), seed
         self.head = ActionHead(layout, settings.head)
@@ -150,9 +150,8 @@ class BaseAgent:
         All are copies but the rows of a replay buffer, which may be most of the memory: store them before the next
         step.
         """
-        extra = {name: tensor.detach().clone() for name, tensor in prefixed("extra", self.extra_state()).items()}
-        experience = prefixed("extra", self.experience())
-        return {**self.inheritable_state(), **extra, **experience, "generator": self.generator.get_state()}
+        extra = prefixed("extra", self.extra_state())
+        return {**self.inheritable_state(), **extra, "generator": self.generator.get_state()}
 
     def inheritable_state(self) -> dict[str, Tensor]:
         """The part of `state_dict()` that a child takes over: networks, normalisers, optimiser moments."""
@@ -184,12 +183,8 @@ class BaseAgent:
         state = {"running_return": self.rewards.running, "noise_state": self.noise_state}
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
-    def experience(self) -> dict[str, Tensor]:
-        """As `extra_state()`, for what is too large to be copied."""
-        return {}
-
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back `extra_state()` and `experience()`."""
+        """Take back `extra_state()`."""
         own = {name: tensor.to(self.device).clone() for name, tensor in state.items() if "." not in name}
         self.rewards.running, self.noise_state = own.get("running_return"), own.get("noise_state")
 

@@ -11,6 +11,7 @@ limit is far below what the machine has.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -233,22 +234,18 @@ def available_memory(device: torch.device) -> int | None:
         # What torch holds and does not use is given to the next tensor.
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
-    machine = _of_machine()
-    rooms = [*([] if machine is None else [machine]), *_of_groups()]
+    rooms = [*_of_machine(), *_of_groups()]
     return max(min(rooms), 0) if rooms else None
 
 
-def _of_machine() -> int | None:
+def _of_machine() -> Iterator[int]:
     """MemAvailable; all memory there is on systems without it."""
-    try:
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
         lines = (PROC / "meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+        yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return
+    with contextlib.suppress(ValueError, OSError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_groups() -> Iterator[int]:
@@ -272,16 +269,7 @@ def _of_groups() -> Iterator[int]:
         for group in (here, *here.parents):
             if group != top and top not in group.parents:
                 break
-            room = _room(group, limit, used, cache)
-            if room is not None:
-                yield room
-
-
-def _room(group: Path, limit: str, used: str, cache: str) -> int | None:
-    """Bytes that a group has left, file caches that it can give up counted in; None without a limit (`max`)."""
-    try:
-        room = int((group / limit).read_text()) - int((group / used).read_text())
-        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return room + int(rows.get(cache, 0))
-    except (OSError, ValueError):
-        return None
+            with contextlib.suppress(OSError, ValueError):  # without a limit it says `max`
+                left = int((group / limit).read_text()) - int((group / used).read_text())
+                rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield left + int(rows.get(cache, 0))  # file caches can be given up

@@ -81,9 +81,7 @@ class OffPolicyAgent(BaseAgent):
     squashes = True
     members: int = 1
 
-    def __init__(
-        self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
+    def __init__(self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
@@ -215,10 +213,8 @@ class OffPolicyAgent(BaseAgent):
 
     def extra_state(self) -> dict[str, Tensor]:
         own = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
-        return own | super().extra_state()
-
-    def experience(self) -> dict[str, Tensor]:
-        return {} if self.replay is None else prefixed("replay", self.replay.state_dict())
+        replay = {} if self.replay is None else prefixed("replay", self.replay.state_dict())
+        return super().extra_state() | own | replay
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_extra_state(state)

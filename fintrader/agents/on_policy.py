@@ -82,9 +82,7 @@ class OnPolicyAgent(BaseAgent):
 
     settings: OnPolicySettings
 
-    def __init__(
-        self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
+    def __init__(self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         self.noise = nn.ParameterDict({"log_std": torch.full((self.head.latents,), math.log(settings.noise))})
         self.noise.requires_grad_(settings.learn_noise)

@@ -48,10 +48,13 @@ class PolicyModule(nn.Module):
 
         None where only the networks themselves will do (see `numba_policy.bind`), a module of one's own among them.
         """
-        members = list(self.members) if isinstance(self, EnsemblePolicy) else [self]
+        members: list[nn.Module] = [self]
+        mode, shares = "mean", np.ones(1, np.float32)
+        if isinstance(self, EnsemblePolicy):
+            members, mode, shares = list(self.members), self.mode, self.weights.cpu().numpy().astype(np.float32)
         if not all(type(member) is ActorPolicy for member in members):
             return None
-        return bind(self.describe(), self.state_dict(), rows)
+        return bind(members, mode, shares, rows)
 
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy was trained on the symbols and columns of `market`."""

@@ -53,7 +53,7 @@ class SACAgent(OffPolicyAgent):
     members = 2
     outputs = 2
 
-    def __init__(self, settings: SACBase, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(self, settings: SACBase, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         del self.modules["actor_target"]  # the next latent is drawn from the actor itself
         start = torch.tensor(math.log(settings.alpha))

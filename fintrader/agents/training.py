@@ -287,15 +287,25 @@ class _Training:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        return identity_of(self.agent, self.env)
+        """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every bar) and its rules."""
+        agent, env = self.agent, self.env
+        market, settings = getattr(env, "market", None), getattr(env, "settings", None)
+        return {
+            "seed": agent.seed,
+            "agent": agent.settings.model_dump(mode="json"),
+            "layout": layout_to_json(agent.layout),
+            "num_envs": env.num_envs,
+            "market": None if market is None else _market(market),
+            "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
+        }
 
     def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
         if odd := differences(header["identity"], self.identity):
-            listed = "; ".join(f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items())
+            found = [f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items()]
             raise CheckpointError(
-                f"{self.path} belongs to another training ({listed}); go on with its seed and settings (the budget may "
-                "differ), use another folder, or delete this one to start over"
+                f"{self.path} belongs to another training ({'; '.join(found[:5])}); go on with its seed and settings "
+                "(only the budget may differ), use another folder, or delete this one to start over"
             )
         device = self.agent.device
         self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
@@ -355,19 +365,6 @@ _NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
 
 _hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
 """Of markets in use. Replicas and rounds of one pod share a market: its bytes are read once."""
-
-
-def identity_of(agent: Agent, env: Any) -> dict[str, Any]:
-    """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every bar) and its rules."""
-    market, settings = getattr(env, "market", None), getattr(env, "settings", None)
-    return {
-        "seed": agent.seed,
-        "agent": agent.settings.model_dump(mode="json"),
-        "layout": layout_to_json(agent.layout),
-        "num_envs": env.num_envs,
-        "market": None if market is None else _market(market),
-        "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
-    }
 
 
 def _market(market: MarketTensors) -> dict[str, Any]:

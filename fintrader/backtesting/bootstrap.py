@@ -37,12 +37,8 @@ def block_length(values: ArrayLike) -> float:
     lags = min(math.ceil(math.sqrt(size)) + quiet, size - 2)
     level = 2 * math.sqrt(math.log10(size) / size)
     products = np.array([centred[k:] @ centred[: size - k] for k in range(lags + 1)])
-    squares = np.array(
-        [
-            (centred[k + 1 :] @ centred[k + 1 :]) * (centred[: size - k - 1] @ centred[: size - k - 1])
-            for k in range(lags + 1)
-        ]
-    )
+    cut = [(centred[k:], centred[: size - k]) for k in range(1, lags + 2)]
+    squares = np.array([(late @ late) * (early @ early) for late, early in cut])
     correlation = np.abs(products) / np.sqrt(np.where(squares > 0, squares, np.inf))
     last = next((k - quiet for k in range(quiet, lags + 1) if (correlation[k - quiet : k] < level).all()), None)
     m = lags if last is None else min(2 * max(last, 1), lags)
@@ -161,7 +157,15 @@ class Superiority:
     spa_upper: float
     best: int
     """Column of the strategy with the largest studentised mean excess."""
-    block: float
+
+    def to_json(self) -> dict[str, float]:
+        """The p-values."""
+        return {
+            "reality_check": self.reality_check,
+            "spa": self.spa_consistent,
+            "spa_lower": self.spa_lower,
+            "spa_upper": self.spa_upper,
+        }
 
 
 def superiority(
@@ -206,7 +210,6 @@ def superiority(
         spa_consistent=p_values["consistent"],
         spa_upper=p_values["upper"],
         best=int(studentised.argmax()),
-        block=length,
     )
 
 

@@ -6,11 +6,11 @@ Every row is a whole simulation with one thing changed. What a result survives i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, EnvAccount, KernelAccount, make_account
@@ -20,28 +20,19 @@ from fintrader.backtesting.simulate import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.errors import BacktestError
-from fintrader.metrics import performance as p
+from fintrader.metrics import performance
 from fintrader.progress import SILENT, Progress, Task
 
+Array = NDArray[np.float64]
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 FILLS = ("next_open", "next_close", "close")
 START_SHIFTS = (1, 2, 3, 4, 5)
 
 
-@dataclass(frozen=True)
-class Variation:
-    """The outcome of one changed choice."""
-
-    kind: str
-    """`cost_bps`, `fill`, `delay_bars`, `start_sessions` or `without`."""
-    setting: str
-    """The changed value, as text."""
-    cumulative_return: float | None
-    annual_return: float | None
-    sharpe: float | None
-    max_drawdown: float | None
-    chosen: bool = False
-    """Whether this is the choice that the backtest itself made."""
+Variation: TypeAlias = dict[str, Any]
+"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`, `start_sessions` or
+`without`), `setting` (the changed value, as text), `STATISTICS` and `chosen` (whether the backtest itself chose so)."""
+STATISTICS = ("cumulative_return", "annual_return", "sharpe", "max_drawdown")
 
 
 def sensitivity(
@@ -54,8 +45,8 @@ def sensitivity(
     start_shifts: Sequence[int] = START_SHIFTS,
     stocks: bool = True,
     progress: Progress | None = None,
-) -> list[dict[str, Any]]:
-    """All variations as plain JSON rows. Raises BacktestError where a simulation does."""
+) -> list[Variation]:
+    """All variations. Raises BacktestError where a simulation does."""
     starts = m.session_starts(market.session.cpu().numpy())
     shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
     total = _conventions(costs_bps, fills, settings) + len(shifts) + stocks
@@ -69,7 +60,7 @@ def sensitivity(
         if stocks:
             rows += without_each(policy, market, settings)
             task.advance(note="each stock removed")
-    return [asdict(row) for row in rows]
+    return rows
 
 
 def rolling_sensitivity(
@@ -80,14 +71,14 @@ def rolling_sensitivity(
     costs_bps: Sequence[float] = COSTS_BPS,
     fills: Sequence[str] = FILLS,
     progress: Progress | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Variation]:
     """Costs, fills and delay over a walk-forward: each fold's policy over its test window, put together by `stitch`.
 
     The first day is the folds' and the symbols are each policy's own, so these are not varied. Raises BacktestError
     where a simulation does.
     """
     with (progress or SILENT).task("sensitivity", total=_conventions(costs_bps, fills, settings), unit="runs") as task:
-        return [asdict(row) for row in _traded_otherwise(policies, windows, settings, costs_bps, fills, task)]
+        return list(_traded_otherwise(policies, windows, settings, costs_bps, fills, task))
 
 
 def _conventions(costs_bps: Sequence[float], fills: Sequence[str], settings: EnvSettings) -> int:
@@ -113,7 +104,7 @@ def _traded_otherwise(
             whole = parts[0] if len(parts) == 1 else stitch(parts, changed)
             return _row(kind, setting, whole.daily_returns, chosen)
         except BacktestError:  # one fold left nothing to go on with: no figures, and the other rows stand
-            return Variation(kind, setting, None, None, None, None, chosen)
+            return _row(kind, setting, None, chosen)
 
     for cost in sorted({*costs_bps, settings.cost_bps}):
         changed = settings.model_copy(update={"cost_bps": cost})
@@ -194,23 +185,13 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
             if not over and bool(terminated.any()):
                 # Finished accounts are reset at the bar where the others stand.
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
-    session = market.session.cpu().numpy()
-    return [
-        _row("without", symbol, m.daily_returns(equity[:, column], session))
-        for column, symbol in enumerate(market.symbols)
-    ]
+    daily = [m.daily_returns(curve, market.session.cpu().numpy()) for curve in equity.T]
+    return [_row("without", symbol, returns) for symbol, returns in zip(market.symbols, daily, strict=True)]
 
 
-def _row(kind: str, setting: str, daily: Any, chosen: bool = False) -> Variation:
-    return Variation(
-        kind,
-        setting,
-        p.cumulative_return(daily),
-        p.annual_return(daily),
-        p.sharpe(daily),
-        p.max_drawdown(daily),
-        chosen,
-    )
+def _row(kind: str, setting: str, daily: Array | None, chosen: bool = False) -> Variation:
+    numbers = {name: None if daily is None else getattr(performance, name)(daily) for name in STATISTICS}
+    return {"kind": kind, "setting": setting, "chosen": chosen, **numbers}
 
 
 def by_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -91,14 +91,11 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     folds, tests, policies = [], [], []
     with reporter() as progress:
         for folder in folders:
-            store = run_store(folder)
-            test = MarketTensors.load(store.own_market(folder.root / "market.safetensors")).split().test
+            test = _own_test(folder, folder.root / "market.safetensors")
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
             results = _simulate_chosen(folder, test, env, best, progress)
             if config.backtest.null_model and _policy(folder.null_model).is_file():
-                shuffled = (
-                    MarketTensors.load(store.own_market(folder.root / "information_free.safetensors")).split().test
-                )
+                shuffled = _own_test(RunFolder(folder.null_model), folder.root / "information_free.safetensors")
                 results["null_model"] = _simulate(folder.null_model, shuffled, env, "null_model", progress)
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
@@ -114,6 +111,11 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     context |= {"folds": folds, "fold_windows": days}
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
     _write(config, manifest, "test", whole, folders, context, free, metric, tests, rows)
+
+
+def _own_test(search: RunFolder, path: Path) -> MarketTensors:
+    """The test window of the market that a search was made on, out of its store where `path` is not here."""
+    return MarketTensors.load(run_store(search).own_market(path)).split().test
 
 
 def _write(

@@ -21,13 +21,6 @@ INHERITED = ("modules.", "optimisers.")
 """What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each learner's own."""
 
 
-def batch_learners(agent: OnPolicyAgent) -> OnPolicyAgent:
-    """`agent`, whose updates are those of `settings.learners` learners from now on."""
-    if agent.settings.learners > 1:
-        agent.learner = BatchedLearners(agent, agent.settings.learners).learn
-    return agent
-
-
 class _Loss(nn.Module):
     """The agent's loss as a module, so that its weights can be given from outside."""
 
@@ -43,8 +36,8 @@ class _Loss(nn.Module):
 class BatchedLearners:
     """K copies of an agent's weights and moments, for as long as one update takes."""
 
-    def __init__(self, agent: OnPolicyAgent, count: int) -> None:
-        self.agent, self.count = agent, count
+    def __init__(self, agent: OnPolicyAgent) -> None:
+        self.agent, self.count = agent, agent.settings.learners
         self.loss = _Loss(agent)
         self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
 
@@ -72,24 +65,23 @@ class BatchedLearners:
         """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
         agent = self.agent
         own = agent.optimisers["adam"]
-        names = [name for name, parameter in self.loss.named_parameters() if parameter.requires_grad]
-        single = dict(self.loss.named_parameters())
-        self.weights = {
-            name: nn.Parameter(single[name].detach().expand(self.count, *single[name].shape).clone()) for name in names
-        }
+        single = {name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad}
+        self.weights = {name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()}
         group = own.param_groups[0]
         self.adam = torch.optim.Adam(
             self.weights.values(), lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
         )
-        for name in names:
-            if moments := own.state.get(single[name]):
+        for name, weight in single.items():
+            if moments := own.state.get(weight):
                 self.adam.state[self.weights[name]] = {
-                    key: value.clone() if value.ndim == 0 else value.expand(self.count, *value.shape).clone()
-                    for key, value in moments.items()
+                    key: self._copies(value) if value.ndim else value.clone() for key, value in moments.items()
                 }
         drawn = [list(agent.passes(shares.obs.shape[1])) for _ in range(self.count)]
         together = ([torch.stack(rows) for rows in zip(*one, strict=True)] for one in zip(*drawn, strict=True))
         return agent.take_steps(together, lambda rows: self._step(shares, rows))
+
+    def _copies(self, value: Tensor) -> Tensor:
+        return value.expand(self.count, *value.shape).clone()
 
     def _step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """One gradient step of every learner; `rows [K, S]` are its minibatch."""
