@@ -44,8 +44,8 @@ def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
             return action
 
         alone = simulate(masked, market, settings)
-        assert row.setting == market.symbols[n]
-        assert row.cumulative_return == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
+        assert row["setting"] == market.symbols[n]
+        assert row["cumulative_return"] == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
