@@ -107,24 +107,20 @@ class APGAgent(BaseAgent):
         if len(self.steps) < self.settings.num_steps:
             return None
         settings, steps = self.settings, self.steps
+        seen = Transition(*(torch.stack([part.detach() for part in column]) for column in zip(*steps, strict=True)))
         reward = torch.stack([step.reward for step in steps])
-        terminated = torch.stack([step.terminated for step in steps])
-        truncated = torch.stack([step.truncated for step in steps])
         if settings.normalise_rewards:
-            self.rewards.update(reward.detach(), terminated | truncated)
+            self.rewards.update(seen.reward, seen.terminated | seen.truncated)
             reward = self.rewards(reward)
 
-        objective = self._objective(reward, terminated, truncated)
+        objective = self._objective(reward, seen.terminated, seen.truncated)
         norm = self.descend("actor", -objective)
 
-        obs = torch.stack([step.obs.detach() for step in steps])
-        metrics = {"objective": objective.detach(), "grad_norm": norm}
-        metrics["reward_mean"] = torch.stack([step.reward.detach() for step in steps]).mean()
+        metrics = {"objective": objective.detach(), "grad_norm": norm, "reward_mean": seen.reward.mean()}
         if settings.bootstrap:
-            next_obs = torch.stack([step.next_obs.detach() for step in steps])
-            metrics |= self._fit_value(obs, next_obs, reward.detach(), terminated, truncated)
+            metrics |= self._fit_value(seen._replace(reward=reward.detach()))
         if settings.normalise_observations:
-            self.normaliser.update(obs)
+            self.normaliser.update(seen.obs)
         self.steps = []
         return to_metrics(metrics)
 
@@ -146,15 +142,15 @@ class APGAgent(BaseAgent):
             weight = torch.where(done, torch.ones_like(weight), weight)
         return total.mean() / len(self.steps)
 
-    def _fit_value(
-        self, obs: Tensor, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor
-    ) -> dict[str, Tensor]:
+    def _fit_value(self, seen: Transition) -> dict[str, Tensor]:
+        """Steps of the value towards its targets, on `[H, B, ...]` steps with scaled rewards."""
         settings = self.settings
         with torch.no_grad():
-            rows = self.normaliser(obs).flatten(0, 1)
-            value = self.critic(rows).view_as(reward)
-            next_value = self.critic(self.normaliser(next_obs).flatten(0, 1)).view_as(reward)
-            _, target = gae(reward, value, next_value, terminated, truncated, settings.gamma, settings.gae_lambda)
+            rows = self.normaliser(seen.obs).flatten(0, 1)
+            value = self.critic(rows).view_as(seen.reward)
+            next_value = self.critic(self.normaliser(seen.next_obs).flatten(0, 1)).view_as(seen.reward)
+            ends = seen.terminated, seen.truncated
+            _, target = gae(seen.reward, value, next_value, *ends, settings.gamma, settings.gae_lambda)
         for _ in range(settings.value_epochs):
             loss = (self.critic(rows) - target.flatten()).pow(2).mean()
             self.descend("critic", loss)

@@ -73,6 +73,9 @@ class PolicyModule(nn.Module):
 class ActorPolicy(PolicyModule):
     """Standardise the observation, ask the actor, decode its latent."""
 
+    rewards: RewardScaler | None
+    """How its training scaled rewards; None for one that no agent trained."""
+
     def __init__(
         self,
         layout: Layout,
@@ -88,15 +91,10 @@ class ActorPolicy(PolicyModule):
         self.layout, self.network, self.outputs, self.squash = layout, network, outputs, squash
         self.head = ActionHead(layout, head)
         self.meta = {}
-        # In a tuple, so that it is no submodule: acting does not need it, and an agent has it among its own modules.
-        self._rewards = (rewards,)
+        # Not as a submodule: acting does not need it, and an agent has it among its own modules.
+        object.__setattr__(self, "rewards", rewards)
         self.actor = actor or Actor(layout, network, cash=self.head.targets_weights, outputs=outputs)
         self.normaliser = ObservationNormaliser(layout)
-
-    @property
-    def rewards(self) -> RewardScaler | None:
-        """How its training scaled rewards; None for one that no agent trained. Acting does not use it."""
-        return self._rewards[0]
 
     def forward(self, obs: Tensor) -> Tensor:
         latent = self.actor(self.normaliser(obs))[0]

@@ -14,16 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.trade_log import MINUTE_NS, Fills, cost_of_closing, trade_frame
 from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.envs import EnvSettings
-from fintrader.envs.ledger import closing_cost
 from fintrader.errors import BacktestError
 from fintrader.results.backtest_files import TRADE_COLUMNS
 
@@ -152,23 +151,12 @@ def _sold(result: BacktestResult, settings: EnvSettings) -> BacktestResult:
     which = np.flatnonzero(held)
     if not which.size or not result.has_positions:
         return result
-    bar = len(result.minutes) - 1
     notional = np.abs(held * result.mark[-1])
-    cost = closing_cost(torch.from_numpy(notional).unsqueeze(0), settings)[0].numpy()
-    time = pd.Timestamp(int(result.minutes[-1]) + result.bar_minutes * 60_000_000_000, tz="UTC")
-    rows = {
-        "decision_bar": bar,
-        "fill_bar": bar,
-        "decision_time": time,
-        "fill_time": time,
-        "symbol": np.array(result.symbols, dtype=object)[which],
-        "shares": -held[which],
-        "price_usd": result.mark[-1][which],
-        "notional_usd": notional[which],
-        "cost_usd": cost[which],
-        "kind": "forced",
-    }
-    sold = pd.DataFrame(rows, index=range(which.size)).astype(TRADE_COLUMNS)
+    cost = cost_of_closing(notional, settings)
+    kind, bar = np.full(which.size, "forced", dtype=object), np.full(which.size, len(result.minutes) - 1)
+    fills = Fills(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
+    time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
+    sold = trade_frame(fills, result.symbols, time, time)
     trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold
     equity, shares = result.equity.copy(), result.shares.copy()
     costs, turnover = result.costs_usd.copy(), result.turnover_usd.copy()

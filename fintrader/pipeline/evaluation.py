@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.null_models import information_free
-from fintrader.backtesting.sensitivity import rolling_sensitivity, sensitivity
+from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import describe as survivors_only
@@ -50,13 +51,15 @@ def evaluate_chosen(
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck, written down."""
     folder, env = config.folder, backtest_settings(config)
     market: MarketTensors = getattr(MarketTensors.load(path).split(), window)
+
+    def shuffled() -> MarketTensors:
+        free: MarketTensors = getattr(MarketTensors.load(information_free_market(path, config.seed)).split(), window)
+        return free
+
     with reporter() as progress:
-        results = _simulate_chosen(folder, market, env, str(manifest.values["best"]), progress)
+        results = _simulate_chosen(config, folder, market, shuffled, str(manifest.values["best"]), progress)
+        free = results.pop("null_model", None)
         planted = _planted(market, env, results, progress)
-        free = None
-        if config.backtest.null_model and _policy(folder.null_model).is_file():
-            shuffled = getattr(MarketTensors.load(information_free_market(path, config.seed)).split(), window)
-            free = _simulate(folder.null_model, shuffled, env, "null_model", progress)
         policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
     context = _provenance(config, manifest, window, repeat) | _data_summary(path, [market])
@@ -92,17 +95,16 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     with reporter() as progress:
         for folder in folders:
             test = _own_test(folder, folder.root / "market.safetensors")
+            free_path = folder.root / "information_free.safetensors"
+            shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
-            results = _simulate_chosen(folder, test, env, best, progress)
-            if config.backtest.null_model and _policy(folder.null_model).is_file():
-                shuffled = _own_test(RunFolder(folder.null_model), folder.root / "information_free.safetensors")
-                results["null_model"] = _simulate(folder.null_model, shuffled, env, "null_model", progress)
+            results = _simulate_chosen(config, folder, test, shuffled, best, progress)
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
             tests.append(test)
             policies.append(load_policy(_policy(folder.root)))
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
-        rows = rolling_sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
+        rows = sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
     whole = {name: stitch(results, env, name=name) for name, results in parts.items() if len(results) == len(folders)}
     free = whole.pop("null_model", None)
     context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
@@ -206,21 +208,26 @@ def _policy(folder: Path) -> Path:
     return RunFolder(folder).ensemble / "policy.safetensors"
 
 
-def _simulate(folder: Path, market: MarketTensors, env: EnvSettings, name: str, progress: Progress) -> BacktestResult:
-    """The ensemble of the tournament in `folder`, as strategy `name`."""
-    return simulate(load_policy(_policy(folder)), market, env, name=name, progress=progress)
-
-
 def _simulate_chosen(
-    folder: RunFolder, market: MarketTensors, env: EnvSettings, best: str, progress: Progress
+    config: RunConfig,
+    folder: RunFolder,
+    market: MarketTensors,
+    shuffled: Callable[[], MarketTensors],
+    best: str,
+    progress: Progress,
 ) -> dict[str, BacktestResult]:
-    """A finished tournament's ensemble and best pod, and every baseline, over the same bars."""
-    store = run_store(folder)
+    """A finished tournament's ensemble and best pod, and every baseline, over the same bars.
+
+    With them `null_model`: what the same search made of the features of `shuffled()`, where there was one.
+    """
+    env, store = backtest_settings(config), run_store(folder)
     store.ensure_policy(store.read_result(best))
-    chosen = load_policy(folder.pod(best) / "policy.safetensors")
+    traded = {"ensemble": (_policy(folder.root), market), "best": (folder.pod(best) / "policy.safetensors", market)}
+    if config.backtest.null_model and _policy(folder.null_model).is_file():
+        traded["null_model"] = _policy(folder.null_model), shuffled()
     results = {
-        "ensemble": _simulate(folder.root, market, env, "ensemble", progress),
-        "best": simulate(chosen, market, env, name="best", progress=progress),
+        name: simulate(load_policy(path), window, env, name=name, progress=progress)
+        for name, (path, window) in traded.items()
     }
     return results | simulate_baselines(market, env, progress=progress, every=True)
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -44,19 +42,8 @@ from fintrader.tournament.run import CHANGEABLE, TournamentResult
 from fintrader.tournament.run import run_tournament as run_race
 
 
-@dataclass(frozen=True)
-class RunOutcome:
-    """What a run left behind."""
-
-    folder: Path
-    metrics: dict[str, dict[str, Any]]
-    """Strategy -> metric -> value in the (first) window; the content of its `metrics.json`."""
-    trials: int
-    """Pods that were trained: what the winner was chosen from."""
-
-
-def run(config: RunConfig) -> RunOutcome:
-    """All stages; prints the table and the paths of what it wrote.
+def run(config: RunConfig) -> Path:
+    """All stages; prints the table and the paths of what it wrote; returns the run's folder.
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
@@ -76,7 +63,7 @@ def run_tournament(config: RunConfig) -> Path:
     return config.folder.root
 
 
-def walk_forward(config: RunConfig) -> RunOutcome:
+def walk_forward(config: RunConfig) -> Path:
     """All folds below `runs/<name>/folds/`, and one backtest over all their test windows in `runs/<name>/backtest/`.
 
     Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
@@ -112,7 +99,7 @@ def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int)
     return result.trials
 
 
-def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> RunOutcome:
+def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> Path:
     """Backtest a run's stored policies again, with `config` where it concerns the backtest and its trading.
 
     A walk-forward is judged over all its folds. Every further look at a window is counted, and the report says
@@ -248,7 +235,7 @@ def search(
         return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
 
 
-def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> RunOutcome:
+def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> Path:
     """Judge every window; where nothing was changed, those that lie there are left as they are."""
     fresh = repeat is None and manifest.done("backtest")
     windows = [window for window in config.backtest.window if not (fresh and as_configured(config, window))]
@@ -261,17 +248,14 @@ def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repea
     return conclude(config, manifest)
 
 
-def conclude(config: RunConfig, manifest: Manifest) -> RunOutcome:
-    """Print what a finished run found in every window, and return it."""
-    found = []
+def conclude(config: RunConfig, manifest: Manifest) -> Path:
+    """Print what a finished run found in every window; returns its folder."""
     for window in config.backtest.window:
-        stored = read_backtest(window_folder(config.folder, window))
-        found.append({name: stored.metrics[name] for name in in_order(stored.metrics)})
-        _print_outcome(config, manifest, window, stored)
+        _print_outcome(config, manifest, window, read_backtest(window_folder(config.folder, window)))
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)
-    return RunOutcome(config.folder.root, found[0], int(manifest.values["trials"]))
+    return config.folder.root
 
 
 def wide_console() -> Console:
