@@ -11,14 +11,7 @@ from fintrader.agents.ppo import PPO
 from fintrader.agents.redq import REDQ
 from fintrader.agents.sac import SAC
 from fintrader.agents.td3 import TD3
-from fintrader.agents.training import (
-    Budget,
-    TrainingEnvironment,
-    TrainProgress,
-    TrainResult,
-    read_agent_state,
-    train,
-)
+from fintrader.agents.training import Budget, TrainingEnvironment, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.envs.observation import FlatLayout
 
 __all__ = [

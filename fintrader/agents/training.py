@@ -153,16 +153,10 @@ class _Clock:
         self.parts[part] += now - self.mark
         self.mark = now
 
-    def skip(self) -> None:
-        """Count the time since the last lap to no part."""
-        self.mark = time.perf_counter()
-
     def rates(self, steps: int) -> Metrics:
-        """Env-steps a second through each part since the last call."""
+        """Env-steps a second through each part."""
         rates = {f"steps_per_second_{part}": steps / max(seconds, 1e-9) for part, seconds in self.parts.items()}
-        rates["steps_per_second"] = steps / max(sum(self.parts.values()), 1e-9)
-        self.parts = dict.fromkeys(self.parts, 0.0)
-        return rates
+        return {**rates, "steps_per_second": steps / max(sum(self.parts.values()), 1e-9)}
 
 
 @dataclass
@@ -225,10 +219,16 @@ class _Training:
         Raises TrainingError when a metric, an action since the last update or a weight is not finite.
         """
         if self.agent.differentiable:
-            self._cut_graph()
+            # Forget how the accounts came to be where they are: the next update differentiates from here.
+            self.obs = self.obs.detach()
+            self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
         self.updates += 1
         self.seconds = time.perf_counter() - self.started
-        if broken := self._not_finite(metrics):
+        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if self.finite is not None and not bool(self.finite):
+            broken.insert(0, "actions")
+        self.finite = None
+        if broken:
             raise self.failure(broken)
         self.metrics = {**metrics, **self.clock.rates(self.env_steps - self.steps_logged)}
         self.steps_logged = self.env_steps
@@ -239,7 +239,7 @@ class _Training:
         if self.on_progress is not None:
             rate = self.metrics["steps_per_second"]
             self.on_progress(TrainProgress(fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics))
-        self.clock.skip()
+        self.clock = _Clock()  # what was done since the update counts to no part
 
     def _advance(self) -> float:
         """The share of the budget that is used up; step sizes move to where they stand then."""
@@ -247,17 +247,6 @@ class _Training:
         self.agent.anneal(fraction)
         self.over = fraction >= 1.0
         return fraction
-
-    def _not_finite(self, metrics: Metrics) -> list[str]:
-        """Names of the metrics that are not finite, and `actions` if one since the last call was not."""
-        names = [name for name, value in metrics.items() if not math.isfinite(value)]
-        finite, self.finite = self.finite, None
-        return names if finite is None or bool(finite) else ["actions", *names]
-
-    def _cut_graph(self) -> None:
-        """Forget how the accounts came to be where they are: the next update differentiates from here."""
-        self.obs = self.obs.detach()
-        self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
 
     def _log(self) -> None:
         """Append the last update's metrics."""

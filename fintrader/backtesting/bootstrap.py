@@ -151,21 +151,10 @@ class Superiority:
 
     reality_check: float
     """White's p-value."""
+    spa: float
+    """Hansen's consistent p-value."""
     spa_lower: float
-    spa_consistent: float
-    """Hansen's p-value."""
     spa_upper: float
-    best: int
-    """Column of the strategy with the largest studentised mean excess."""
-
-    def to_json(self) -> dict[str, float]:
-        """The p-values."""
-        return {
-            "reality_check": self.reality_check,
-            "spa": self.spa_consistent,
-            "spa_lower": self.spa_lower,
-            "spa_upper": self.spa_upper,
-        }
 
 
 def superiority(
@@ -196,21 +185,15 @@ def superiority(
     statistic = max(0.0, float(studentised.max()))
     threshold = -math.sqrt(2 * math.log(math.log(max(size, 3))))
     centres = {
-        "lower": np.maximum(mean, 0.0),
-        "consistent": np.where(studentised >= threshold, mean, 0.0),
-        "upper": mean,
+        "spa_lower": np.maximum(mean, 0.0),
+        "spa": np.where(studentised >= threshold, mean, 0.0),
+        "spa_upper": mean,
     }
     p_values = {
         name: _tail(np.maximum(np.where(flat, 0.0, root * (drawn - centre) / scale).max(axis=1), 0.0), statistic)
         for name, centre in centres.items()
     }
-    return Superiority(
-        reality_check=reality,
-        spa_lower=p_values["lower"],
-        spa_consistent=p_values["consistent"],
-        spa_upper=p_values["upper"],
-        best=int(studentised.argmax()),
-    )
+    return Superiority(reality_check=reality, **p_values)
 
 
 def _tail(drawn: Array, value: float) -> float:

@@ -180,7 +180,7 @@ def _superiority(results: Mapping[str, BacktestResult], seed: int) -> dict[str, 
         return {}
     matrix = np.column_stack([results[name].daily_returns for name in ours])
     tests = {other: superiority(matrix, rival, seed=seed) for other, rival in _baselines(results).items()}
-    return {other: {**test.to_json(), "strategies": ours} for other, test in tests.items()}
+    return {other: {**asdict(test), "strategies": ours} for other, test in tests.items()}
 
 
 def _random(

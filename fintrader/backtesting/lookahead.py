@@ -58,7 +58,6 @@ class LookaheadReport:
     """What was tried and what was found."""
 
     cuts: tuple[int, ...]
-    modes: tuple[Mode, ...]
     leaks: tuple[Leak, ...]
 
     @property
@@ -66,7 +65,7 @@ class LookaheadReport:
         return not self.leaks
 
     def __str__(self) -> str:
-        tried = f"{len(self.cuts)} cuts, bars {', '.join(map(str, self.cuts))}, future {' and '.join(self.modes)}"
+        tried = f"{len(self.cuts)} cuts, bars {', '.join(map(str, self.cuts))}, future {' and '.join(MODES)}"
         if self.clean:
             return f"No look-ahead found: {tried}."
         return "\n".join([f"Look-ahead found: {tried}.", *(f"  {leak}" for leak in self.leaks)])
@@ -135,7 +134,7 @@ def find_leaks(
                     found += compare_trading(market, changed, cut, mode, env, policy)
                 leaks += found
                 task.advance()
-    return LookaheadReport(tuple(chosen.tolist()), MODES, tuple(leaks))
+    return LookaheadReport(tuple(chosen.tolist()), tuple(leaks))
 
 
 def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int, mode: Mode) -> list[Leak]:
