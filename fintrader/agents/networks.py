@@ -34,7 +34,7 @@ from fintrader.envs.observation import (
 )
 from fintrader.errors import ConfigError
 
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "silu": nn.functional.silu, "elu": nn.functional.elu}
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
 class NetworkSettings(Settings):
@@ -80,16 +80,10 @@ class Dense(nn.Module):
         return x @ self.weight + self.bias
 
 
-class Hidden(nn.Module):
-    """Optional normalisation (https://arxiv.org/abs/1607.06450), then the non-linearity."""
-
-    def __init__(self, width: int, activation: str, layer_norm: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False) if layer_norm else nn.Identity()
-        self.activation = ACTIVATIONS[activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.norm(x))
+def hidden(width: int, settings: NetworkSettings) -> nn.Module:
+    """Optional normalisation, then the non-linearity."""
+    norm = [nn.LayerNorm(width, elementwise_affine=False)] if settings.layer_norm else []
+    return nn.Sequential(*norm, ACTIVATIONS[settings.activation]())
 
 
 def join(*parts: Tensor) -> Tensor:
@@ -161,7 +155,7 @@ class Mlp(nn.Module):
         widths = [width_in, *settings.hidden]
         layers: list[nn.Module] = []
         for a, b in itertools.pairwise(widths):
-            layers += [Dense(a, b, batch_shape=batch_shape), Hidden(b, settings.activation, settings.layer_norm)]
+            layers += [Dense(a, b, batch_shape=batch_shape), hidden(b, settings)]
         self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, batch_shape=batch_shape, gain=out_gain))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -186,7 +180,7 @@ class AssetTrunk(nn.Module):
         for size in settings.hidden:
             self.own.append(Dense(width, size, batch_shape=batch_shape))
             self.common.append(Dense(shared, size, batch_shape=batch_shape, gain=1.0))
-            self.hidden.append(Hidden(size, settings.activation, settings.layer_norm))
+            self.hidden.append(hidden(size, settings))
             width = shared = size
 
     def forward(self, assets: Tensor, common: Tensor) -> Tensor:

@@ -68,17 +68,15 @@ class _Bound:
     def __call__(self, bar: int, private: Numbers) -> Numbers:
         actions, tables = self.actions, (self.plan, self.layers, self.numbers, self.weights)
         self.table.forward(private, self.rows[bar], self.sizes, *tables, self.buffers, actions)
-        if len(actions) == 1:
-            only: Numbers = actions[0]
-            return only
+        combined: Numbers = actions[0]
         if self.mode == "vote":
             # As torch.quantile: the lower of the middle two plus half their distance.
             ordered, middle = np.sort(actions, axis=0), (len(actions) - 1) // 2
             upper = ordered[len(actions) // 2]
-            median: Numbers = ordered[middle] + np.float32(0.5) * (upper - ordered[middle])
-            return median
-        mean: Numbers = self.shares @ actions
-        return mean
+            combined = ordered[middle] + np.float32(0.5) * (upper - ordered[middle])
+        elif len(actions) > 1:
+            combined = self.shares @ actions
+        return combined
 
     def _add(self, k: int, actor: Any) -> None:
         """Lay out actor number `k`."""

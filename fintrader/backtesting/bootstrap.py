@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.errors import BacktestError
+from fintrader.metrics.performance import finite
 from fintrader.metrics.resample import TRADING_DAYS
 from fintrader.seeding import numpy_generator
 
@@ -82,25 +83,20 @@ def intervals(
     `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
     """
     values = np.asarray(returns, dtype=np.float64)
-    estimates = _statistics(values[None, :]) if values.size else {}
-    names = ("sharpe", "annual_return", "max_drawdown")
+    estimates: dict[str, float | None] = dict.fromkeys(("sharpe", "annual_return", "max_drawdown"))
+    if values.size:
+        estimates = {name: finite(float(found[0])) for name, found in _statistics(values[None, :]).items()}
     if values.size < 8:
-        return {name: Interval(_plain(estimates, name), None, None, level) for name in names}, 1.0
+        return {name: Interval(estimate, None, None, level) for name, estimate in estimates.items()}, 1.0
     length = block_length(values)
     rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
-    drawn = _statistics(values[rows])
     result = {}
-    for name in names:
-        kept = drawn[name][np.isfinite(drawn[name])]
-        tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (None, None)
-        low, high = (None if tail is None else float(tail) for tail in tails)
-        result[name] = Interval(_plain(estimates, name), low, high, level)
+    for name, drawn in _statistics(values[rows]).items():
+        kept = drawn[np.isfinite(drawn)]
+        tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (math.nan, math.nan)
+        low, high = (finite(float(tail)) for tail in tails)
+        result[name] = Interval(estimates[name], low, high, level)
     return result, length
-
-
-def _plain(estimates: dict[str, Array], name: str) -> float | None:
-    value = float(estimates[name][0]) if name in estimates else math.nan
-    return value if math.isfinite(value) else None
 
 
 def _statistics(samples: Array) -> dict[str, Array]:

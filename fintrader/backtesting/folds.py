@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -115,16 +115,14 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
         if carried <= 0:
             raise BacktestError(f"test window {number} left nothing; what follows cannot be traded")
 
-    def joined(field: str) -> Array:
-        values: Array = np.concatenate([getattr(part, field) for part in parts])
-        return values
-
     sessions = [part.session - part.session[0] for part in parts]
     for k in range(1, len(sessions)):
         sessions[k] = sessions[k] + sessions[k - 1][-1] + 1
     levels = [parts[0].benchmark]
     for part in parts[1:]:
         levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
+    names = ("minutes", "equity", "shares", "mark", "costs_usd", "turnover_usd")
+    joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     trades = [part.trades for part in parts if len(part.trades)]
     frame = pd.concat(trades, ignore_index=True).astype(TRADE_COLUMNS) if trades else parts[0].trades
     return replace(
@@ -136,12 +134,7 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
         ruined=any(part.ruined for part in parts),
         last_bar=None,
         note=parts[0].note or f"{len(parts)} test windows in a row",
-        minutes=np.concatenate([part.minutes for part in parts]),
-        equity=joined("equity"),
-        shares=joined("shares"),
-        mark=joined("mark"),
-        costs_usd=joined("costs_usd"),
-        turnover_usd=joined("turnover_usd"),
+        **joined,
     )
 
 

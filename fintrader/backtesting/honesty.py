@@ -138,11 +138,8 @@ def _overfitting(selections: Sequence[Array]) -> dict[str, Any] | None:
 
     Of several windows each has its own cross-validation; the numbers are their means, the logits stand together.
     """
-    found = []
-    for values in selections:
-        blocks = min(16, values.shape[0] // 2 // 2 * 2)
-        if blocks >= 4:
-            found.append(sig.backtest_overfitting(values, blocks))
+    cut = [(values, min(16, values.shape[0] // 2 // 2 * 2)) for values in selections]
+    found = [sig.backtest_overfitting(values, blocks) for values, blocks in cut if blocks >= 4]
     if not found:
         return None
     slopes = [one.slope for one in found if one.slope is not None]

@@ -75,7 +75,6 @@ def lookahead(
     data: DataSettings,
     env: EnvSettings,
     *,
-    policy: Policy | None = None,
     cuts: int = 3,
     seed: int = 0,
     progress: Progress | None = None,
@@ -99,7 +98,7 @@ def lookahead(
         start = int(market.minutes[cut])
         return assemble(settings, cast(Feed, _ChangedFeed(feed, start, mode, seed)), progress=None)[0]
 
-    return find_leaks(market, rebuild, env, policy=policy, cuts=cuts, seed=seed, progress=progress)
+    return find_leaks(market, rebuild, env, cuts=cuts, seed=seed, progress=progress)
 
 
 def find_leaks(

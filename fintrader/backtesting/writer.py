@@ -18,15 +18,12 @@ metrics.json is a whole backtest, and one with a report.html has its report.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fintrader import metrics as m
 from fintrader.backtesting.honesty import assess
@@ -157,16 +154,10 @@ def write_backtest(
     for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
         (folder / name).unlink(missing_ok=True)
     for name in ("equity", "positions", "prices", "trades"):
-        write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
+        table: pd.DataFrame = getattr(stored, name)
+        write_bytes(folder / f"{name}.parquet", table.to_parquet(engine="pyarrow", compression="zstd", index=False))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
     write_json(folder / "metrics.json", stored.metrics)
     return stored
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()

@@ -19,18 +19,9 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import write_text
+from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.evaluation import (
-    Repeat,
-    as_configured,
-    check_window,
-    evaluate_chosen,
-    evaluate_folds,
-    folds_of,
-    information_free_market,
-    window_folder,
-)
 from fintrader.pipeline.session import observing, watching, workplace
 from fintrader.progress import reporter
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
@@ -69,18 +60,18 @@ def walk_forward(config: RunConfig) -> Path:
     Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
     Raises BacktestError when not even one fold fits into the data.
     """
-    check_window(config)
+    evaluation.check_window(config)
     with observing(config), workplace(config) as mirror:
         manifest = claim(config, "walkforward", mirror=mirror)
         path = make_market(config, manifest)
-        if not (manifest.done("backtest") and as_configured(config, "test")):
+        if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
                 folds = make_folds(market, config.walkforward)
                 trials = [_race_fold(config, market, fold, len(folds)) for fold in folds]
                 manifest.update(trials=sum(trials), best=None)
             with manifest.stage("backtest"):
-                evaluate_folds(config, manifest)
+                evaluation.evaluate_folds(config, manifest)
         manifest.finish()
         return conclude(config, manifest)
 
@@ -94,7 +85,7 @@ def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int)
     print(f"fold {fold.number + 1} of {count}")
     result = search(config, folder, path, MarketTensors.stored_hash(path))
     if config.backtest.null_model:
-        shuffled = information_free_market(path, config.seed, path.with_name("information_free.safetensors"))
+        shuffled = evaluation.information_free_market(path, config.seed, path.with_name("information_free.safetensors"))
         search(config, RunFolder(folder.null_model), shuffled, MarketTensors.stored_hash(shuffled))
     return result.trials
 
@@ -107,13 +98,13 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
     the stored policies were trained with, RunError when the run's tournament has not finished.
     """
     own = load_config(folder / "config.yaml")
-    repeat = Repeat(_command(called or str(folder), own, config), own.trading)
+    repeat = evaluation.Repeat(_command(called or str(folder), own, config), own.trading)
     config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
     with workplace(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
         if mirror is not None:
             manifest.saved = mirror.publish
-        rolling = bool(folds_of(config.folder))
+        rolling = bool(evaluation.folds_of(config.folder))
         if not manifest.done("tournament"):
             verb = "walkforward" if rolling else "run"
             raise RunError(
@@ -123,10 +114,10 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
             market = make_market(config, manifest)
             # The null model is the same search, so it trains in what the pods were trained in.
             null_model_stage(config.model_copy(update={"env": own.env}), manifest, market)
-            return backtest_stage(config, manifest, market, repeat=repeat)
-        check_window(config)
+            return backtest_stage(config, manifest, market, repeat)
+        evaluation.check_window(config)
         with manifest.stage("backtest"):
-            evaluate_folds(config, manifest, repeat)
+            evaluation.evaluate_folds(config, manifest, repeat)
         manifest.saved()
         manifest.finish()
         return conclude(config, manifest)
@@ -213,7 +204,7 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
     if not config.backtest.null_model or manifest.done("null_model"):
         return
     try:
-        shuffled = information_free_market(market, config.seed)
+        shuffled = evaluation.information_free_market(market, config.seed)
     except BacktestError as error:
         print(f"no null model: {error}")
         return
@@ -235,14 +226,16 @@ def search(
         return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
 
 
-def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> Path:
+def backtest_stage(
+    config: RunConfig, manifest: Manifest, market: Path, repeat: evaluation.Repeat | None = None
+) -> Path:
     """Judge every window; where nothing was changed, those that lie there are left as they are."""
     fresh = repeat is None and manifest.done("backtest")
-    windows = [window for window in config.backtest.window if not (fresh and as_configured(config, window))]
+    windows = [window for window in config.backtest.window if not (fresh and evaluation.as_configured(config, window))]
     if windows:
         with manifest.stage("backtest"):
             for window in windows:
-                evaluate_chosen(config, manifest, market, window, repeat)
+                evaluation.evaluate_chosen(config, manifest, market, window, repeat)
         manifest.saved()  # the stage itself says nothing when it had been done before
     manifest.finish()
     return conclude(config, manifest)
@@ -251,7 +244,7 @@ def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repea
 def conclude(config: RunConfig, manifest: Manifest) -> Path:
     """Print what a finished run found in every window; returns its folder."""
     for window in config.backtest.window:
-        _print_outcome(config, manifest, window, read_backtest(window_folder(config.folder, window)))
+        _print_outcome(config, manifest, window, read_backtest(evaluation.window_folder(config.folder, window)))
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)
@@ -266,7 +259,7 @@ def wide_console() -> Console:
 
 def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
-    folder, console = window_folder(config.folder, window), wide_console()
+    folder, console = evaluation.window_folder(config.folder, window), wide_console()
     context = stored.context
     title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
     console.print(metrics_table({name: stored.metrics[name] for name in in_order(stored.metrics)}, title=title))
