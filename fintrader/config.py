@@ -30,6 +30,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigError, one line, naming the field and what to do."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name, problem = type(self).__name__, first_problem(type(self), error)
+            raise ConfigError(problem if problem.startswith(f"{name}: ") else f"{name}: {problem}") from None
+
+    # pydantic then goes on validating models in models itself, so that a problem in YAML has its whole path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
 
 def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
     """Build `model` from plain values. Raises ConfigError, one line, naming the field and what to do.
@@ -137,6 +148,19 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
                 change = overlay(below, change)
         merged[name] = change
     return merged
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested plain values as dotted name -> value."""
+    if not isinstance(values, dict) or not values:
+        return {prefix.removesuffix("."): values}
+    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (before, now) of everything in which nested plain values differ, in order; None where missing."""
+    old, new = flat(before), flat(now)
+    return {name: (old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
 
 
 def dump_yaml(settings: Settings) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
+from fintrader.agents import PPO
 from fintrader.config import Settings, dump_yaml, load_object, read_yaml, validate
+from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError
 
 
@@ -34,6 +36,20 @@ def test_a_mistake_names_its_field_in_one_line(values: dict[str, object], said: 
         validate(Outer, values, "test.yaml")
     assert str(caught.value).startswith(f"test.yaml: {said}")
     assert "\n" not in str(caught.value)
+
+
+def test_python_gets_the_same_line_after_the_name_of_the_settings():
+    for values, expected in (
+        ({"seed": "x"}, "Outer: seed: input should be a valid integer"),
+        ({"seed": 1, "env": {"num_env": 2}}, "Outer: env.num_env: unknown setting; did you mean 'num_envs'?"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            Outer(**values)  # type: ignore[arg-type]
+        assert str(caught.value).startswith(expected)
+    with pytest.raises(ConfigError, match=r"^PPO: pipeline needs an agent with a replay buffer; choose ddpg"):
+        PPO(pipeline=True)
+    with pytest.raises(ConfigError, match=r"^EnvSettings: cost_bps: input should be greater than or equal to 0"):
+        EnvSettings(cost_bps=-1)
 
 
 def test_settings_are_frozen():

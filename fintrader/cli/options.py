@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_VALIDATION = re.compile(
-    r"Error parsing (\S+): \d+ validation errors? for \S+ (?:(\S+) )?(.*?) \[type=\w+, input_value=(.*?), input_type"
-)
+_VALIDATION = re.compile(r"Error parsing (?:--)?(\S+): [A-Z]\w*: (?:([\w.]+): )?(.*)")
+"""What tyro makes of a `Settings` error: the option's group, the model, and the field and its problem."""
 
 
 def positional(command: str, what: str, argv: list[str]) -> tuple[str | None, list[str]]:
@@ -126,12 +125,11 @@ def _reduce(message: str, model: type[Any]) -> str:
         close = difflib.get_close_matches(option.removeprefix("--"), known, n=1, cutoff=0.5)
         hint = f"did you mean --{close[0]}?" if close else "`--help` lists the settings"
         return f"{option}: unknown setting; {hint}"
+    text = re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text)
     if broken := _VALIDATION.search(text):
-        place, field, what, value = broken.groups()
-        name = ".".join(part for part in (place.removeprefix("--"), field) if part and part != "root")
-        what = what.removeprefix("Value error, ")
-        return f"{name}: {what[:1].lower()}{what[1:]}, got {value}"
-    return re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text).removeprefix("Error parsing ")
+        group, field, problem = broken.groups()
+        return f"{'.'.join(part for part in (group, field) if part and part != 'root')}: {problem}"
+    return text.removeprefix("Error parsing ")
 
 
 def _options(model: Any, prefix: str = "") -> Iterator[str]:

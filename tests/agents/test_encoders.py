@@ -19,8 +19,7 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.layers import GruEncoder
-from fintrader.agents.networks import Actor, Critic
+from fintrader.agents.networks import Actor, Critic, GruEncoder
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fintrader.agents import PPO, EnsemblePolicy, NetworkSettings, PolicyModule, make_agent
-from fintrader.agents.onnx import export_onnx
+from fintrader.agents.policy import export_onnx
 from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError
 from tests.agents.test_policy import policy

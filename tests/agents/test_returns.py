@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.agents.returns import gae, n_step
+from fintrader.agents.buffers import gae, n_step
 from tests.factories import examples
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from pydantic import ValidationError
 
 from fintrader.agents import PPO, Budget, NetworkSettings, TrainProgress, make_agent, train, training
 from fintrader.agents.checkpoint import read_tensors
@@ -46,7 +45,7 @@ def test_a_budget_in_seconds_ends() -> None:
 
 @pytest.mark.parametrize("values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}])
 def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError, match=r"^Budget: (set exactly one|env_steps: |seconds: )"):
         Budget(**values)
 
 
@@ -163,22 +162,24 @@ def test_factored_observations_are_refused() -> None:
 def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
     settings = EnvSettings(num_envs=8, episode_bars=20)
 
-    def go_on(market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL) -> None:
+    def go_on(market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL, seed: int = 0) -> None:
         env = TradingEnv(market, settings)
-        train(make_agent(agent, env.layout), env, Budget(env_steps=steps), folder=tmp_path)
+        train(make_agent(agent, env.layout, seed=seed), env, Budget(env_steps=steps), folder=tmp_path)
 
     go_on(MARKET, settings)
     for column in ("close", "features", "benchmark"):  # of the same shape, with one other number in it
         changed = getattr(MARKET, column).clone()
         changed[250] *= 1.001
-        with pytest.raises(CheckpointError, match=r"market\.content_hash differs"):
+        with pytest.raises(CheckpointError, match=r"training \(market\.content_hash: \w{40} there, \w{40} here\)"):
             go_on(replace(MARKET, **{column: changed}), settings)
-    with pytest.raises(CheckpointError, match=r"agent\.learning_rate differs"):
+    with pytest.raises(CheckpointError, match=r"\(agent\.learning_rate: 0\.003 there, 0\.1 here\); .*another folder"):
         go_on(MARKET, settings, agent=SMALL.model_copy(update={"learning_rate": 0.1}))
-    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps differs\)"):
+    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps: \S+ there, 5\.0 here\)"):
         go_on(MARKET, settings.model_copy(update={"cost_bps": 5.0}))
-    with pytest.raises(CheckpointError, match=r"env\.cost_bps, env\.reward, num_envs differ"):
+    with pytest.raises(CheckpointError, match=r"env\.cost_bps: .*env\.reward: .*num_envs: 8 there, 4 here"):
         go_on(MARKET, EnvSettings(num_envs=4, episode_bars=20, cost_bps=5, reward="profit"))
+    with pytest.raises(CheckpointError, match=r"\(seed: 0 there, 1 here\); go on with its seed"):
+        go_on(MARKET, settings, seed=1)
     go_on(replace(MARKET), settings, steps=128)  # equal content in another object
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
     assert header["env_steps"] == 128

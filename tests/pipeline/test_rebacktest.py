@@ -135,8 +135,8 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     assert (validation.context["window"], validation.context["looks"]) == ("validation", 1)
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
     assert validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
-    outcome = backtest_run(folder, several(folder, "validation", "test"))
-    assert outcome.metrics == {name: validation.metrics[name] for name in outcome.metrics}
+    assert backtest_run(folder, several(folder, "validation", "test")) == folder
+    assert read_backtest(home / "validation").metrics == validation.metrics
     assert (home / "metrics.json").read_bytes() == own
     command = read_backtest(home).context["command"]
     assert command == f"fintrader backtest {folder} --backtest.window validation test"

@@ -8,8 +8,7 @@ import torch
 
 from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
-from fintrader.agents.parallel.fusion import average
-from fintrader.agents.parallel.learners import BatchedLearners
+from fintrader.agents.parallel.learners import BatchedLearners, average
 from fintrader.config import validate
 from fintrader.envs import ObservationLayout
 from fintrader.errors import ConfigError
