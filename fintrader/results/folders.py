@@ -40,6 +40,10 @@ class DamagedFileError(RunError):
     """A file is there and cannot be what it should be."""
 
 
+class ChangedFileError(RunError):
+    """Files were written anew while they were being read; what was opened before is to be opened again."""
+
+
 Signature = tuple[int, int, int]
 """Inode, size and modification time (ns): equal signatures mean an unchanged file."""
 
