@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from fintrader.results import summary as summaries_of
+from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
 from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, records_in
 from fintrader.results.leaderboard import read_leaderboard, read_pods
-from fintrader.results.summary import Summary
+from fintrader.results.run import Summary
 
 MAX_PODS = 20_000
 MAX_RANKS = 1_000
@@ -22,12 +22,12 @@ READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16)
 
 def summaries(runs: RunsFolder) -> list[Summary]:
     """All runs, the newest first."""
-    return summaries_of.summaries(runs, READ)
+    return stored_runs.summaries(runs, READ)
 
 
 def summary(runs: RunsFolder, name: str) -> Summary:
     """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and NotThereError."""
-    return summaries_of.summary(runs.run(name), READ)
+    return stored_runs.summary(runs.run(name), READ)
 
 
 def backtest(folder: Folder) -> StoredBacktest:

@@ -12,7 +12,7 @@ import streamlit as st
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
 from fintrader.results.formatting import count
-from fintrader_app.wording import label
+from fintrader_app.shell import label
 
 CONFIG = {
     "displaylogo": False,

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fintrader.config import models_in
-from fintrader_app.wording import human
+from fintrader_app.shell import human
 
 Draft = dict[str, Any]
 

@@ -1,25 +1,25 @@
-"""What all pages share: the runs folder, the guard against faults, links in the URL, the header with its run picker."""
+"""What all pages share: the runs folder, the guard against faults, foreign text, links in the URL, the run picker."""
 
 from __future__ import annotations
 
+import html
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from fintrader.config import shipped_configs
 from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import when
-from fintrader.results.summary import Summary
+from fintrader.results.run import Summary
 from fintrader_app.artifacts import summaries
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
-from fintrader_app.wording import plain, without_secrets
 
 log = logging.getLogger("fintrader.app")
 
@@ -121,26 +121,60 @@ class guarded:
         return True
 
 
-def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
-    """A line of figures: title, value, and what to say when somebody points at it."""
-    with st.container(horizontal=True, gap="small"):
-        for title, value, *note in cells:
-            st.metric(title, value, help=note[0] if note else None, border=True, width="stretch")
-
-
-def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
-    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the `right`, one `pinned`."""
-    config: dict[str, Any] = {name: st.column_config.TextColumn(alignment="right") for name in right}
-    if pinned:
-        config[pinned] = st.column_config.TextColumn(pinned=True)
-    how.setdefault("column_config", config)
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, **how)
-
-
 def sentence(error: Exception) -> str:
     """An error's message as escaped text that begins with a capital."""
     text = plain(without_secrets(str(error)))
     return text[:1].upper() + text[1:]
+
+
+# --- foreign text ----------------------------------------------------------------------------------------------
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:])")
+_SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key)")
+_SECRET_QUERY = re.compile(r"(?i)([?&][\w-]*(?:sig|token|key|secret|passw|credential)[\w-]*=)[^&\s'\"]+")
+_IN_BRACES = re.compile(r"""([{,]\s*)(["']?[\w.-]+["']?)(\s*:\s*)("[^"]*"|'[^']*'|[^,{}\[\]]+)""")
+"""One setting of YAML or JSON that stands on a line with others, as in `{user: me, token: x}`."""
+
+
+def plain(text: Any, limit: int = 300) -> str:
+    """Foreign text made safe for Streamlit's markdown: no link, no image, no HTML, no colour, one line."""
+    shown = "".join(char if char.isprintable() else " " for char in str(text))
+    shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return _MARKDOWN.sub(r"\\\1", " ".join(shown.split()))
+
+
+def label(text: Any, limit: int = 60) -> str:
+    """Foreign text made safe for plotly, which reads a little HTML in names and hover texts."""
+    shown = "".join(char if char.isprintable() else " " for char in str(text))
+    return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
+
+
+def _hidden(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}{match[3]}(hidden)" if is_secret(match[2]) else match[0]
+
+
+def without_secrets(text: str) -> str:
+    """YAML or command text with the values of anything that is named like a secret blanked out."""
+    lines = []
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and _SECRET.search(key) and value.strip() not in {"", "null", "''", '""'}:
+            line = f"{key}: (hidden)"
+        line = _IN_BRACES.sub(_hidden, line)
+        line = re.sub(r"(\w+://)[^/\s:@]*:[^/\s@]+@", r"\1(hidden)@", line)
+        lines.append(_SECRET_QUERY.sub(r"\1(hidden)", line))
+    return "\n".join(lines)
+
+
+def is_secret(name: str) -> bool:
+    """Whether something so called is nobody's business."""
+    return _SECRET.search(name) is not None
+
+
+def human(name: str) -> str:
+    """`learning_rate` as `Learning rate`."""
+    words = name.replace("_", " ").replace(".", " · ").replace(" usd", " USD").strip()
+    return words[:1].upper() + words[1:]
 
 
 # --- links -----------------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, usd, window_words
-from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, markets, metric_table, shell
-from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run, runs_folder, table
-from fintrader_app.wording import human, label, plain
+from fintrader.results.run import Summary
+from fintrader_app import artifacts, charts, markets, shell, tables
+from fintrader_app.shell import choose, guarded, human, label, market_folders, page, parts, pick_run, plain, runs_folder
+from fintrader_app.tables import table
 
 TABS = {
     "curves": "Curves",
@@ -34,10 +34,8 @@ def render(runs: RunsFolder) -> None:
     main, others = pick_strategies(stored)
     context_line(stored, folder)
     versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
-    metric_table.cards(
-        stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
-    )
-    metric_table.short_window(len(stored.ends))
+    tables.cards(stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index")
+    tables.short_window(len(stored.ends))
     tab = parts(TABS, "part")
     with guarded():
         shown = [main, *others]
@@ -54,7 +52,7 @@ def render(runs: RunsFolder) -> None:
                 trades(stored, run, main)
             case "metrics":
                 metrics = {name: stored.metrics.get(name, {}) for name in shown}
-                metric_table.full_table(metrics, "backtest_metrics")
+                tables.full_table(metrics, "backtest_metrics")
 
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:

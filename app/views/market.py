@@ -15,8 +15,8 @@ from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
 from fintrader_app.artifacts import part
 from fintrader_app.markets import Market
-from fintrader_app.shell import choose, guarded, market_folders, numbers, page, parts, pick_run, table
-from fintrader_app.wording import human, label, plain
+from fintrader_app.shell import choose, guarded, human, label, market_folders, page, parts, pick_run, plain
+from fintrader_app.tables import numbers, table
 
 TABS = {"bars": "Bars", "features": "Features", "coverage": "Coverage", "quality": "Quality", "ties": "Correlations"}
 WINDOWS = ("train", "validation", "test")

@@ -17,8 +17,7 @@ from fintrader.results.formatting import duration
 from fintrader_app import forms, jobs
 from fintrader_app.artifacts import summaries
 from fintrader_app.launch import STORE_VARIABLE
-from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, sentence
-from fintrader_app.wording import plain, without_secrets
+from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, plain, sentence, without_secrets
 
 REFRESH_SECONDS = 2
 SECTIONS = {

@@ -8,12 +8,11 @@ import streamlit as st
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, moment, number
-from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, metric_table
+from fintrader.results.run import Summary
+from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
-from fintrader_app.race import board_table
-from fintrader_app.shell import STATUS, go, guarded, linked, page, remember, sentence
-from fintrader_app.wording import label, plain, without_secrets
+from fintrader_app.shell import STATUS, go, guarded, label, linked, page, plain, remember, sentence, without_secrets
+from fintrader_app.tables import board_table
 
 COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
@@ -149,10 +148,10 @@ def preview(runs: RunsFolder, run: Summary) -> None:
     else:
         main = stored.strategies[0]
         versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
-        metric_table.cards(
+        tables.cards(
             stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
         )
-        metric_table.short_window(len(stored.ends))
+        tables.short_window(len(stored.ends))
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
@@ -162,7 +161,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         with right:
             st.caption("Drawdown, from session closes")
             charts.show(figures.drawdown_figure(equity, session=stored.session), "preview_drawdown", height=300)
-        metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
+        tables.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
     with guarded():
         leaders(folder)
     if run.command:

@@ -24,8 +24,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS
 from fintrader.metrics.performance import finite
-from fintrader.results.formatting import chance, count, probability
-from fintrader.results.strategies import is_baseline, is_result, main_strategy
+from fintrader.results.formatting import chance, count, is_baseline, is_result, main_strategy, probability
 
 Array = NDArray[np.float64]
 YEAR = math.sqrt(TRADING_DAYS)

@@ -14,8 +14,7 @@ from fintrader.report.html import verdict
 from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import PAPER_COLUMNS, count, percent, probability, statistic
-from fintrader.results.strategies import main_strategy
+from fintrader.results.formatting import PAPER_COLUMNS, count, main_strategy, percent, probability, statistic
 
 
 def labels(places: Sequence[str]) -> list[str]:

@@ -21,6 +21,8 @@ from fintrader.results.formatting import (
     chance,
     count,
     interval,
+    is_baseline,
+    main_strategy,
     percent,
     probability,
     ratio,
@@ -28,7 +30,6 @@ from fintrader.results.formatting import (
     statistic,
     window_words,
 )
-from fintrader.results.strategies import is_baseline, main_strategy
 
 _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}

@@ -15,7 +15,7 @@ import pandas as pd
 from fintrader.errors import BacktestError
 from fintrader.files import atomic_file
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.strategies import main_strategy
+from fintrader.results.formatting import main_strategy
 
 FORMATS = (".png", ".pdf")
 LEAST_SESSIONS = 22

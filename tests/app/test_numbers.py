@@ -17,7 +17,7 @@ import pytest
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.results.formatting import count, duration, percent, ratio, statistic
-from fintrader_app import metric_table
+from fintrader_app import tables
 from tests.app.conftest import Open, healthy, said
 from tests.results.test_figures import numbers
 
@@ -144,7 +144,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
     table = test.dataframe[-1].value.set_index("Metric")
     one = stored(template / "runs" / "demo" / "backtest" / "metrics.json")["ensemble"]
     two = stored(template / "runs" / "second" / "backtest" / "metrics.json")["best"]
-    keys = {metric_table.title_of(key): key for key in one}
+    keys = {tables.title_of(key): key for key in one}
     assert len(table) == 13
     for title, row in table.iterrows():
         key = keys[str(title)]
@@ -159,7 +159,7 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: 
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
     metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["null_model"]["metrics"]
-    for key, title in metric_table.HEADLINE:
+    for key, title in tables.HEADLINE:
         assert control[title] == statistic(key, metrics.get(key)), key
     assert "No look-ahead was found" in said(test)
     assert "Not computed" not in said(test)

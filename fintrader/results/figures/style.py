@@ -16,7 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.results.figures.downsample import keep
-from fintrader.results.strategies import BASELINES
+from fintrader.results.formatting import BASELINES
 
 POINTS = 2000
 """Most points of a drawn curve."""
