@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fintrader import progress
 from fintrader.results.catalogue import BY_KEY
 
 DASH = "–"
@@ -129,16 +130,7 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
 def duration(seconds: Any) -> str:
     """75 as `1 min 15 s`."""
     found = number(seconds)
-    if found is None or found < 0:
-        return DASH
-    whole = round(found)
-    if whole < 60:
-        return f"{found:.1f} s" if found < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+    return DASH if found is None or found < 0 else progress.duration(found)
 
 
 def moment(value: Any) -> datetime | None:
