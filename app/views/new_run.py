@@ -155,19 +155,18 @@ def shown_path(path: Path) -> str:
 
 def edit(section: str, draft: dict[str, Any], source: str) -> None:
     """The widgets of one part of the configuration."""
-    from fintrader.config import models_in
     from fintrader.pipeline import RunConfig
 
+    fields = forms.schema_of(RunConfig)["properties"]
     key = f"new:{source}"
     if section == "run":
         for name in ("name", "seed", "device", "cache"):
-            forms.widget(RunConfig.model_fields[name], name, draft, f"{key}.{name}")
+            forms.widget(fields[name], name, draft, f"{key}.{name}")
         st.caption(f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}.")
     elif section == "yaml":
         st.caption("Choose a part above to change it.")
     else:
-        models = models_in(RunConfig.model_fields[section].annotation)
-        forms.group(models, section, draft, f"{key}.{section}")
+        forms.group(fields[section], section, draft, f"{key}.{section}")
 
 
 def text_of(draft: dict[str, Any]) -> str:
