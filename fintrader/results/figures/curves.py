@@ -151,5 +151,5 @@ def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
     """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column a strategy."""
     figure = go.Figure()
     lines(figure, exposure, "%{y:.1%}", str(exposure.columns[0]))
-    figure = layout(figure, "Exposure", "share of equity", percent=True, height=280)
-    return figure.update_yaxes(tickformat=".0%", rangemode="tozero").update_layout(showlegend=exposure.shape[1] > 1)
+    layout(figure, "Exposure", "share of equity", percent=True, height=280, showlegend=exposure.shape[1] > 1)
+    return figure.update_yaxes(tickformat=".0%", rangemode="tozero")

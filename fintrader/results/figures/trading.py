@@ -82,8 +82,8 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
     """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column a strategy."""
     figure = go.Figure()
     lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
-    figure = layout(figure, "Costs so far", "USD", height=280)
-    return figure.update_yaxes(rangemode="tozero").update_layout(showlegend=costs.shape[1] > 1)
+    layout(figure, "Costs so far", "USD", height=280, showlegend=costs.shape[1] > 1)
+    return figure.update_yaxes(rangemode="tozero")
 
 
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
@@ -109,7 +109,7 @@ def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go
     ends = times.as_unit("ns").asi8
     _add_fills(figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)))
     time_axis(figure, times)
-    return layout(figure, _on_price(symbol, cut), "USD", height=360).update_layout(hovermode="closest")
+    return layout(figure, _on_price(symbol, cut), "USD", height=360, hovermode="closest")
 
 
 def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: str, timezone: str) -> go.Figure:
@@ -140,7 +140,7 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: s
         candle = times.searchsorted(pd.DatetimeIndex(own["fill_time"]), side="right") - 1
         _add_fills(figure, own, labels.to_numpy()[candle.clip(0)])
         heading = _on_price(symbol, cut)
-    figure = layout(figure, heading, "USD", height=440).update_layout(hovermode="closest")
+    figure = layout(figure, heading, "USD", height=440, hovermode="closest")
     title = {"text": f"{timezone} time", "font": {"color": MUTED}}
     return figure.update_xaxes(type="category", nticks=8, rangeslider={"visible": False}, title=title)
 
@@ -233,9 +233,8 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
 
 def _over_costs(figure: go.Figure) -> go.Figure:
     figure.add_hline(y=0, line={"color": ZERO, "width": 1})
-    figure = layout(figure, "Return at other costs", "cumulative return", percent=True, height=320)
-    figure.update_xaxes(title={"text": "cost, basis points of every trade's notional", "font": {"color": MUTED}})
-    return figure.update_layout(hovermode="closest", margin_b=56)
+    title, x_title = "Return at other costs", "cost, basis points of every trade's notional"
+    return layout(figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest")
 
 
 def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None, *, most: int = 20) -> go.Figure:
@@ -255,7 +254,5 @@ def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None, *,
         )
     )
     title = "Change of the return without one symbol"
-    figure = layout(figure, title, "", height=max(220, 90 + 22 * len(ranked)))
-    figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK)
-    figure.update_yaxes(tickformat=None)
-    return figure.update_layout(hovermode="closest", showlegend=False)
+    layout(figure, title, "", height=max(220, 90 + 22 * len(ranked)), hovermode="closest", showlegend=False)
+    return figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK).update_yaxes(tickformat=None)
