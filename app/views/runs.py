@@ -81,12 +81,8 @@ def render(runs: RunsFolder) -> None:
         placeholder="–",
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
-    if picked:
-        remember("run", picked[0])
-        name = picked[0]
-    else:
-        name = st.session_state[linked("run", list(by_name))]
-        remember("run", name)
+    name = picked[0] if picked else st.session_state[linked("run", list(by_name))]
+    remember("run", name)
     actions(by_name[name], picked)
     with guarded():
         preview(runs, by_name[name])
@@ -114,23 +110,17 @@ def filtered(found: list[Summary]) -> list[Summary]:
 
 def actions(run: Summary, picked: list[str]) -> None:
     """Where to go from here."""
-    name, done = run.name, bool(run.metrics)
+    done, several = bool(run.metrics), 2 <= len(picked) <= 8
     with st.container(horizontal=True, gap="small"):
-        if st.button(
-            "Backtest", icon=":material/show_chart:", type="primary" if done else "secondary", disabled=not done
-        ):
-            go("backtest.py", run=name)
-        if st.button("Tournament", icon=":material/trophy:", type="secondary" if done else "primary"):
-            go("tournament.py", run=name)
+        first, second = ("primary", "secondary") if done else ("secondary", "primary")
+        if st.button("Backtest", icon=":material/show_chart:", type=first, disabled=not done):
+            go("backtest.py", run=run.name)
+        if st.button("Tournament", icon=":material/trophy:", type=second):
+            go("tournament.py", run=run.name)
         if st.button("Honesty", icon=":material/balance:", disabled=not done):
-            go("honesty.py", run=name)
-        several = 2 <= len(picked) <= 8
-        if st.button(
-            f"Compare {len(picked)}" if several else "Compare",
-            icon=":material/compare_arrows:",
-            disabled=not several,
-            help="Select 2 to 8 rows",
-        ):
+            go("honesty.py", run=run.name)
+        title = f"Compare {len(picked)}" if several else "Compare"
+        if st.button(title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"):
             go("compare.py", runs=",".join(picked))
 
 
@@ -146,12 +136,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         if run.status != "broken":
             st.info(sentence(waiting), icon=":material/hourglass_empty:")
     else:
-        main = stored.strategies[0]
-        versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
-        tables.cards(
-            stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
-        )
-        tables.short_window(len(stored.ends))
+        tables.cards(stored, stored.strategies[0])
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
