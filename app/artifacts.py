@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
+from fintrader.files import records_in
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
-from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, records_in
+from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.results.run import Summary
 
@@ -62,13 +63,12 @@ def race(folder: Folder) -> pd.DataFrame:
 
 def _rows(folder: Folder, what: str) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
-
-    def read(_: Any) -> pd.DataFrame:
-        if what == "leaderboard":
-            return pd.DataFrame(read_leaderboard(path, most=MAX_RANKS))
-        return pd.DataFrame(read_pods(path, most=MAX_PODS, brief=what == "race"))
-
-    return READ.get("rows", (path, what), board_version(folder), read)
+    readers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "leaderboard": lambda: read_leaderboard(path, most=MAX_RANKS),
+        "pods": lambda: read_pods(path, most=MAX_PODS),
+        "race": lambda: read_pods(path, most=MAX_PODS, brief=True),
+    }
+    return READ.get("rows", (path, what), board_version(folder), lambda _: pd.DataFrame(readers[what]()))
 
 
 def board_version(folder: Folder) -> tuple[Signature, Signature | None]:

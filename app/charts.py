@@ -35,11 +35,6 @@ GAIN, LOSS = "#2a9d8f", "#b42318"
 _BARE = ("paper_bgcolor", "plot_bgcolor", "template")
 
 
-def is_dark() -> bool:
-    """Whether the reader looks at the dark theme."""
-    return bool(st.context.theme.type == "dark")
-
-
 def show(
     figure: go.Figure | Callable[[], go.Figure],
     key: str,
@@ -53,7 +48,7 @@ def show(
     A function that makes the figure is called once for each `version` (of the files it is made from, say). What a
     figure does not show it says in `layout.meta["note"]`.
     """
-    dark = is_dark()
+    dark = bool(st.context.theme.type == "dark")
     if callable(figure):
         drawn, weight = _made(key, version, dark, height, title, figure)
     else:

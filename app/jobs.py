@@ -92,16 +92,10 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
 
 def jobs(runs: RunsFolder) -> list[Job]:
     """All runs that were ever started from an app here, the newest first."""
-    try:
-        names = [entry.name for entry in runs.path(PLACE).iterdir() if entry.suffix == ".json"]
-    except (OSError, FintraderError):
-        return []
     found = []
-    for name in names:
-        try:
-            found.append(job(runs, name.removesuffix(".json")))
-        except FintraderError:
-            continue
+    for path in (runs.root / PLACE).glob("*.json"):
+        with contextlib.suppress(FintraderError):
+            found.append(job(runs, path.stem))
     return sorted(found, key=lambda one: one.started, reverse=True)
 
 

@@ -27,7 +27,12 @@ CONFIGS_VARIABLE = "FINTRADER_CONFIGS"
 STORE_VARIABLE = "FINTRADER_STORE"
 FOLLOW_SECONDS = 10.0
 
-_THEME = {
+_OPTIONS = {
+    "server.fileWatcherType": "none",
+    "server.showEmailPrompt": "false",
+    "browser.gatherUsageStats": "false",
+    "client.toolbarMode": "minimal",
+    "client.showErrorDetails": "none",
     "theme.light.primaryColor": "#0f766e",
     "theme.light.backgroundColor": "#ffffff",
     "theme.light.secondaryBackgroundColor": "#f4f6f8",
@@ -45,16 +50,7 @@ def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None 
         raise ConfigError("the app needs streamlit; install it with `pip install 'fintrader[app]'`")
     if not 1 <= port <= 65535:
         raise ConfigError(f"port: must lie in 1..65535, got {port}")
-    options = {
-        "server.address": host,
-        "server.port": str(port),
-        "server.fileWatcherType": "none",
-        "server.showEmailPrompt": "false",
-        "browser.gatherUsageStats": "false",
-        "client.toolbarMode": "minimal",
-        "client.showErrorDetails": "none",
-        **_THEME,
-    }
+    options = {"server.address": host, "server.port": str(port), **_OPTIONS}
     if headless is not None:
         options["server.headless"] = str(headless).lower()
     script = Path(__file__).resolve().parent / "streamlit_app.py"

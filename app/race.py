@@ -17,6 +17,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
 from fintrader_app.charts import GAIN, LOSS, framed
 from fintrader_app.shell import human, label, without_secrets
+from fintrader_app.tables import settings_of
 
 MANY = 500
 """Beyond so many pods their marks are small."""
@@ -32,15 +33,15 @@ class Pace:
     """How fast the race goes. What cannot be known yet is None."""
 
     planned: int | None
-    made: int
-    done: int
-    failed: int
-    running: int
-    best: float | None
-    elapsed_seconds: float | None
-    steps_per_second: float | None
+    made: int = 0
+    done: int = 0
+    failed: int = 0
+    running: int = 0
+    best: float | None = None
+    elapsed_seconds: float | None = None
+    steps_per_second: float | None = None
     """Env-steps of all finished pods over the wall-clock time in which pods were at work."""
-    left_seconds: float | None
+    left_seconds: float | None = None
     """Mean wall-clock seconds a finished pod took, times pods to come, over pods at work."""
 
 
@@ -65,31 +66,22 @@ def pace(
     """Counts and rates of a race. `launched` (pods at work and since when) and `now` count only while it is alive."""
     now = time.time() if now is None else now
     if pods.empty:
-        return Pace(planned, 0, 0, 0, 0, None, None, None, None)
+        return Pace(planned)
     ended = pods[pods["finished"].notna()]
     running = int((pods["state"] == "running").sum()) if alive else 0
-    scores = pd.to_numeric(pods["score"], errors="coerce")
     begins = [*ended["started"].astype(float), *(launched or {}).values()]
     elapsed = rate = left = None
     if begins:
         over = not alive or (planned is not None and len(ended) >= planned and not running)
-        elapsed = (float(ended["finished"].max()) if over else now) - min(begins)
+        elapsed = max(0.0, (float(ended["finished"].max()) if over else now) - min(begins))
     if len(ended):
         span = float(ended["finished"].max() - ended["started"].min())
         rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span if span > 0 else None
         to_come = max(0, (planned if planned is not None else len(pods)) - len(ended))
         left = float((ended["finished"] - ended["started"]).mean()) * to_come / running if running and to_come else None
-    return Pace(
-        planned=planned,
-        made=len(pods),
-        done=len(ended),
-        failed=int((pods["state"] == "failed").sum()),
-        running=running,
-        best=number(float(scores.max())) if scores.notna().any() else None,
-        elapsed_seconds=None if elapsed is None else max(0.0, elapsed),
-        steps_per_second=rate,
-        left_seconds=left,
-    )
+    failed = int((pods["state"] == "failed").sum())
+    best = number(float(pd.to_numeric(pods["score"], errors="coerce").max()))
+    return Pace(planned, len(pods), len(ended), failed, running, best, elapsed, rate, left)
 
 
 def score_figure(pods: pd.DataFrame) -> go.Figure:
@@ -121,8 +113,7 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
 
 def hyper_table(pods: pd.DataFrame) -> pd.DataFrame:
     """`[pods, searched settings]`, numbers only."""
-    rows = [row if isinstance(row, dict) else {} for row in pods["hyper"]]
-    return pd.DataFrame(rows, index=pods.index).apply(pd.to_numeric, errors="coerce").dropna(axis=1, how="all")
+    return settings_of(pods).apply(pd.to_numeric, errors="coerce").dropna(axis=1, how="all")
 
 
 def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:

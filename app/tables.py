@@ -92,6 +92,11 @@ def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
 
 
+def settings_of(pods: pd.DataFrame) -> pd.DataFrame:
+    """`[pods, searched settings]`, as they are stored."""
+    return pd.DataFrame([row if isinstance(row, dict) else {} for row in pods["hyper"]], index=pods.index)
+
+
 def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     """The leaderboard's rows, its searched settings as columns."""
     if board.empty:
@@ -99,7 +104,7 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         return
     columns = ["rank", "pod", "score", "algo", "origin", "parent", "generation", "env_steps", "seconds"]
     frame = board[columns[:6] if short else columns].copy()
-    hyper = pd.DataFrame([row if isinstance(row, dict) else {} for row in board["hyper"]], index=board.index)
+    hyper = settings_of(board)
     config = {
         "rank": st.column_config.NumberColumn("#", width=50),
         "pod": st.column_config.TextColumn("Pod", pinned=True),

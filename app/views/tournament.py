@@ -147,17 +147,15 @@ def event_table(events: list[dict[str, object]]) -> None:
         return
     rows = []
     for event in reversed(events[-MOST_EVENTS:]):
-        rest = {
-            key: value for key, value in event.items() if key not in {"time", "event", "pod"} and not is_secret(key)
-        }
-        told = ", ".join(f"{human(key)} {value}" for key, value in rest.items() if value not in (None, ""))
+        rest = [key for key in event if key not in ("time", "event", "pod") and not is_secret(key)]
+        told = [f"{human(key)} {event[key]}" for key in rest if event[key] not in (None, "")]
         stamp = event.get("time")
         rows.append(
             {
                 "Time (UTC)": pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None,
                 "Event": str(event.get("event", "")),
                 "Pod": str(event.get("pod") or ""),
-                "Details": without_secrets(told)[:300],
+                "Details": without_secrets(", ".join(told))[:300],
             }
         )
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fintrader.errors import FintraderError, RunError
+from fintrader.files import records_in
 from fintrader.runs import RunFolder
 
 T = TypeVar("T")
@@ -196,19 +197,6 @@ class Folder:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:
             return []
-
-
-def records_in(data: bytes) -> list[dict[str, Any]]:
-    """The whole records of JSON lines; torn lines are left out."""
-    records = []
-    for line in data.split(b"\n"):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
 
 
 class RunsFolder(Folder):

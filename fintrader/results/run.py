@@ -213,9 +213,8 @@ class Summary:
     @property
     def seconds(self) -> float | None:
         """Wall-clock seconds of all finished stages."""
-        known = [number(stage.get("seconds")) for stage in self.stages.values()]
-        values = [value for value in known if value is not None]
-        return sum(values) if values else None
+        known = (number(stage.get("seconds")) for stage in self.stages.values())
+        return sum(values) if (values := [value for value in known if value is not None]) else None
 
     @property
     def stage(self) -> str | None:
@@ -224,10 +223,7 @@ class Summary:
 
     def headline(self) -> dict[str, Any]:
         """Metrics of the ensemble (or of the best pod where there is none)."""
-        for strategy in ("ensemble", "best"):
-            if strategy in self.metrics:
-                return self.metrics[strategy]
-        return {}
+        return self.metrics.get("ensemble") or self.metrics.get("best", {})
 
 
 def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
@@ -271,13 +267,13 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
     strategies: dict[str, dict[str, Any]] = {}
     if backtested:
         try:
-            strategies = metric_table(folder)
+            stored = folder.json("backtest", "metrics.json")
+            strategies = {name: row for name, row in stored.items() if isinstance(row, dict)}
         except FintraderError as error:
             problem = str(error)
     finished = values.get("finished")
     done = isinstance(finished, str) and moment(finished) is not None
-    versions = values.get("versions")
-    stages = values.get("stages")
+    mappings = {key: values[key] for key in ("versions", "stages") if isinstance(values.get(key), dict)}
     words = ("created", "finished", "device", "market", "data_hash", "config_hash")
     known: dict[str, Any] = {key: _text(values.get(key)) for key in words}
     known |= {key: _whole(values.get(key)) for key in ("seed", "trials")}
@@ -286,17 +282,11 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         status="broken" if problem else "finished" if done else "interrupted",
         problem=problem,
         command=_command(values.get("command")),
-        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
-        stages=({str(k): v for k, v in stages.items() if isinstance(v, dict)} if isinstance(stages, dict) else {}),
+        versions={str(k): str(v) for k, v in mappings.get("versions", {}).items()},
+        stages={str(k): v for k, v in mappings.get("stages", {}).items() if isinstance(v, dict)},
         metrics=strategies,
         **known,
     )
-
-
-def metric_table(folder: Folder) -> dict[str, dict[str, Any]]:
-    """`backtest/metrics.json`. Raises NotThereError or DamagedFileError."""
-    values = folder.json("backtest", "metrics.json")
-    return {name: row for name, row in values.items() if isinstance(row, dict)}
 
 
 def _text(value: Any) -> str | None:
