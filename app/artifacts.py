@@ -16,6 +16,7 @@ from fintrader.results.run import Summary
 
 MAX_PODS = 20_000
 MAX_RANKS = 1_000
+MAX_EVENT_BYTES = 8 << 20
 
 READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16)
 """Everything that the app keeps of what it has read, shared by all its sessions."""
@@ -99,14 +100,14 @@ def learning(folder: Folder, pod: str) -> pd.DataFrame:
     return READ.get("learning", (folder.root, pod), folder.signature(*parts), read)
 
 
-def events(folder: Folder, limit: int = 8 << 20) -> list[dict[str, Any]]:
+def events(folder: Folder) -> list[dict[str, Any]]:
     """The run's event log, oldest first; of a very long one the end. Only what was added since is read again."""
     state = folder.signature("events.jsonl")
 
     def read(before: tuple[Signature, tuple[int, list[dict[str, Any]]]] | None) -> tuple[int, list[dict[str, Any]]]:
         earlier, (offset, records) = before or ((0, 0, 0), (0, []))
         if earlier[0] != state[0] or state[1] <= earlier[1]:  # another file, or one that was written anew
-            offset, records = max(0, state[1] - limit), []
+            offset, records = max(0, state[1] - MAX_EVENT_BYTES), []
         with folder.open("events.jsonl") as file:
             file.seek(offset)
             added = file.read(state[1] - offset)

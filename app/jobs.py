@@ -127,9 +127,9 @@ def kill(job: Job) -> bool:
     return True
 
 
-def last_words(runs: RunsFolder, name: str, *, limit: int = 6000) -> str:
+def last_words(runs: RunsFolder, name: str) -> str:
     """The end of what a job printed."""
-    text = runs.tail(PLACE, f"{component(name)}.log", limit=limit).decode(errors="replace")
+    text = runs.tail(PLACE, f"{component(name)}.log", limit=6000).decode(errors="replace")
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text.replace("\r", "\n")).strip()
 
 

@@ -123,12 +123,7 @@ def follow(url: str, parent: int) -> None:
 
 
 def serve(
-    runs_dir: Path | str = "runs",
-    port: int = 8501,
-    *,
-    host: str = "127.0.0.1",
-    cache: Path | str | None = None,
-    headless: bool | None = None,
+    runs_dir: Path | str = "runs", port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None
 ) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
@@ -136,9 +131,9 @@ def serve(
     """
     arguments = command(port, host=host, headless=headless)
     if is_url(runs_dir):
-        variables = environment(copies(str(runs_dir)), cache, {**os.environ, STORE_VARIABLE: str(runs_dir)})
+        variables = environment(copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)})
     else:
-        variables = environment(runs_dir, cache)
+        variables = environment(runs_dir)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)
 

@@ -307,9 +307,9 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def best_lines(pods: pd.DataFrame, most: int = MOST_PODS) -> pd.DataFrame:
-    """The best pods with all their ancestors, `most` in all; every pod where there are no more."""
-    if len(pods) <= most:
+def best_lines(pods: pd.DataFrame) -> pd.DataFrame:
+    """The best pods with all their ancestors, MOST_PODS in all; every pod where there are no more."""
+    if len(pods) <= MOST_PODS:
         return pods
     parent = dict(zip(pods["pod"], pods["parent"], strict=True))
     kept: set[str] = set()
@@ -319,9 +319,9 @@ def best_lines(pods: pd.DataFrame, most: int = MOST_PODS) -> pd.DataFrame:
         while above in parent and above not in kept and above not in line:
             line[above] = None
             above = parent[above]
-        if kept and len(kept) + len(line) > most:
+        if kept and len(kept) + len(line) > MOST_PODS:
             break
-        kept.update(list(line)[:most])
+        kept.update(list(line)[:MOST_PODS])
     return pods[pods["pod"].isin(kept)]
 
 

@@ -232,17 +232,15 @@ class TerminalProgress(Progress):
             self._bars.update(self._ids[task], completed=task.done, speed=task.speed, note=task.note)
 
 
-def reporter(stream: TextIO | None = None, *, quiet: bool = False, seconds: float = 10.0) -> Progress:
-    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere, nothing when `quiet`.
+def reporter(stream: TextIO | None = None) -> Progress:
+    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere.
 
     Where logs are structured (`logs.written("json")`), records instead.
     """
-    if quiet:
-        return SILENT
     if stream is None and logs.structured():
-        return LogProgress(sys.stderr, seconds)
+        return LogProgress(sys.stderr)
     console = Console(file=stream or sys.stderr)
-    return TerminalProgress(console) if console.is_terminal else LineProgress(stream or sys.stderr, seconds)
+    return TerminalProgress(console) if console.is_terminal else LineProgress(stream or sys.stderr)
 
 
 def _number(value: float) -> str:

@@ -203,12 +203,10 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
     if drawn is not None and is_histogram(histogram.get("counts"), histogram.get("edges")):
         returned = number(part(stored.metrics, str(report.get("strategy"))).get("cumulative_return"))
         charts.show(figures.random_portfolios_figure({**found, "count": int(drawn)}, returned), "honesty_random")
-    above = found.get("share_above")
-    if isinstance(above, dict):
+    above = part(found, "share_above")
+    if above:
         told = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
         st.caption(f"Share of random portfolios that did better: {told}.")
-    elif number(above) is not None:
-        st.caption(f"Share of random portfolios that did better: {percent(above)}.")
 
 
 def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:

@@ -51,12 +51,12 @@ class Page:
         heading = f"<h2>{html.escape(title)}</h2>" if title else ""
         self._parts.append(f"<section{anchor}>{heading}{''.join(body)}</section>")
 
-    def chart(self, key: str, figure: go.Figure, *, title: bool = True) -> str:
+    def chart(self, key: str, figure: go.Figure) -> str:
         """A place for a figure. Its title stands above it as text, where it can wrap."""
         text = str(figure.layout.title.text or "")
         height = int(figure.layout.height or 380) - 40
         self._charts[key] = go.Figure(figure).update_layout(title=None, margin_t=36, height=height)
-        heading = f"<h3>{html.escape(text)}</h3>" if title and text else ""
+        heading = f"<h3>{html.escape(text)}</h3>" if text else ""
         return f'<div>{heading}<div class="chart" id="chart-{key}" style="min-height:{height}px"></div></div>'
 
     def render(self) -> str:

@@ -186,9 +186,9 @@ class Folder:
             raise DamagedFileError(f"{'/'.join(parts)} holds {type(value).__name__}, expected an object")
         return value
 
-    def jsonl(self, *parts: str, limit: int = MAX_LOG_BYTES) -> list[dict[str, Any]]:
-        """All whole records of a JSON-lines file, of its last `limit` bytes; torn lines are left out."""
-        return records_in(self.tail(*parts, limit=limit))
+    def jsonl(self, *parts: str) -> list[dict[str, Any]]:
+        """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left out."""
+        return records_in(self.tail(*parts, limit=MAX_LOG_BYTES))
 
     def folders(self, *parts: str) -> list[str]:
         """Names of the folders inside, sorted; links are left out."""

@@ -116,10 +116,8 @@ def rolling_sessions(sessions: int) -> int | None:
     return None if sessions < FEWEST_TO_ROLL else min(LONGEST_ROLLING, max(SHORTEST_ROLLING, sessions // 3))
 
 
-def rolling_figure(
-    returns: pd.DataFrame, kind: Rolling, *, main: str, window: int, benchmark: str = "benchmark"
-) -> go.Figure:
-    """Rolling Sharpe ratio or volatility (annualised), or beta to `benchmark`, of every strategy; full windows only.
+def rolling_figure(returns: pd.DataFrame, kind: Rolling, *, main: str, window: int) -> go.Figure:
+    """Rolling Sharpe ratio or volatility (annualised), or beta to the benchmark, of every strategy; full windows only.
 
     `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of the columns.
     """
@@ -133,13 +131,13 @@ def rolling_figure(
             values = rolled.std() * math.sqrt(TRADING_DAYS)
             title, unit, level = "Volatility", "volatility, annualised", 0
         case "beta":
-            index = returns[benchmark]
+            index = returns["benchmark"]
             variance = index.rolling(window).var()
-            others = [name for name in returns.columns if name != benchmark]
+            others = [name for name in returns.columns if name != "benchmark"]
             values = pd.DataFrame(
                 {name: returns[name].rolling(window).cov(index) / variance.where(variance > 0) for name in others}
             )
-            title, unit, level = "Beta", f"beta to the {benchmark}", 1
+            title, unit, level = "Beta", "beta to the benchmark", 1
     percent = kind == "volatility"
     figure = go.Figure()
     lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)

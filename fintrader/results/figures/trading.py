@@ -25,9 +25,7 @@ MOST_MARKS = 600
 """Most fills that are marked on a price."""
 
 
-def weights_figure(
-    weights: pd.DataFrame, *, title: str = "Weights at each session's close", top: int = APART
-) -> go.Figure:
+def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
     """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is cash."""
     order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
     shown = weights[order[:top]].copy()
@@ -51,7 +49,7 @@ def weights_figure(
         )
     if len(shown):
         time_axis(figure, times)
-    figure = layout(figure, title, "share of equity", percent=True, height=400)
+    figure = layout(figure, "Weights at each session's close", "share of equity", percent=True, height=400)
     if not mixed:
         figure.update_yaxes(range=[0, max(1.0, float(weights.sum(axis=1).max()))])  # above 1 on borrowed money
     return figure
@@ -237,12 +235,12 @@ def _over_costs(figure: go.Figure) -> go.Figure:
     return layout(figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest")
 
 
-def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None, *, most: int = 20) -> go.Figure:
-    """What the result loses (or gains) without each symbol, the `most` that matter. `rows`: the `without` rows."""
+def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None) -> go.Figure:
+    """What the result loses (or gains) without each symbol, the 20 that matter most. `rows`: the `without` rows."""
     base = returned or 0.0
     outcomes = [(str(row["setting"]), row["cumulative_return"]) for row in rows]
     known = [(symbol, value - base) for symbol, value in outcomes if value is not None]
-    ranked = sorted(known, key=lambda pair: (-abs(pair[1]), pair[0]))[:most]
+    ranked = sorted(known, key=lambda pair: (-abs(pair[1]), pair[0]))[:20]
     ranked.sort(key=lambda pair: (pair[1], pair[0]))
     figure = go.Figure(
         go.Bar(
