@@ -130,10 +130,17 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """All whole records of a JSON-lines file (none if it does not exist); torn lines are left out."""
-    if not path.exists():
-        return []
+    return records_in(path.read_bytes()) if path.exists() else []
+
+
+def records_in(data: bytes) -> list[dict[str, Any]]:
+    """The whole records of JSON lines; torn lines are left out."""
     records = []
-    for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            records.append(record)
     return records

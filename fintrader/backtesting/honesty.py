@@ -23,8 +23,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, finite
-from fintrader.results.formatting import chance, count, probability
-from fintrader.results.strategies import is_baseline, is_result, main_strategy
+from fintrader.results.formatting import chance, count, is_baseline, is_result, main_strategy, probability
 
 Array = NDArray[np.float64]
 YEAR = math.sqrt(TRADING_DAYS)

@@ -8,7 +8,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,10 +24,13 @@ _VALIDATION = re.compile(r"Error parsing (?:--)?(\S+): [A-Z]\w*: (?:([\w.]+): )?
 """What tyro makes of a `Settings` error: the option's group, the model, and the field and its problem."""
 
 
-def positional(command: str, what: str, argv: list[str]) -> tuple[str | None, list[str]]:
-    """The first argument, which must be no option; None when help was asked for in its place."""
+def positional(
+    command: str, what: str, argv: list[str], show_help: Callable[[], object] | None = None
+) -> tuple[str, list[str]]:
+    """The first argument, which must be no option. Where help was asked for in its place: that, and exit status 0."""
     if argv and argv[0] in {"-h", "--help"}:
-        return None, argv
+        show_help() if show_help else print(f"usage: fintrader {command} {what}")
+        sys.exit(0)
     if not argv or argv[0].startswith("-"):
         raise ConfigError(f"`fintrader {command}` needs {what} as its first argument")
     return argv[0], argv[1:]
@@ -36,10 +39,7 @@ def positional(command: str, what: str, argv: list[str]) -> tuple[str | None, li
 def parse_config(command: str, argv: list[str]) -> RunConfig:
     from fintrader import pipeline
 
-    path, rest = positional(command, "CONFIG", argv)
-    if path is None:
-        help_config(f"{command} CONFIG")
-        sys.exit(0)
+    path, rest = positional(command, "CONFIG", argv, lambda: help_config(f"{command} CONFIG"))
     rest, chosen = _take_choices(rest)
     return parse(pipeline.RunConfig, pipeline.load_config(Path(path), chosen), rest, f"{command} CONFIG")
 
@@ -67,8 +67,7 @@ def _take_choices(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 def help_config(usage: str) -> None:
     from fintrader import pipeline
 
-    with contextlib.suppress(SystemExit):
-        _tyro(pipeline.RunConfig, pipeline.RunConfig(), ["--help"], usage)
+    _tyro(pipeline.RunConfig, pipeline.RunConfig(), ["--help"], usage)
 
 
 def _tyro(model: type[T], default: T, argv: Sequence[str], command: str) -> T:

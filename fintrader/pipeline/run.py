@@ -25,8 +25,7 @@ from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import observing, watching, workplace
 from fintrader.progress import reporter
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
-from fintrader.results.formatting import metrics_table, percent, window_words
-from fintrader.results.strategies import in_order
+from fintrader.results.formatting import in_order, metrics_table, percent, window_words
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.run import CHANGEABLE, TournamentResult

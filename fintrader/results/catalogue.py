@@ -205,7 +205,7 @@ def _capacity(s: _Sample) -> float | None:
     return m.ratio(s.of.equity[0] * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
 
 
-def _average(values: Array) -> float | None:
+def _mean(values: Array | pd.Series) -> float | None:
     return float(values.mean()) if values.size else None
 
 
@@ -214,23 +214,18 @@ def _herfindahl(s: _Sample) -> float | None:
     weights = np.abs(s.closing_weights)
     gross = weights.sum(axis=1)
     shares = weights[gross > 0] / gross[gross > 0, None]
-    return _average(np.square(shares).sum(axis=1))
+    return _mean(np.square(shares).sum(axis=1))
 
 
 def _largest_weight(s: _Sample) -> float | None:
     return float(np.abs(s.closing_weights).max())
 
 
-def _trip_share(s: _Sample) -> float | None:
-    return m.hit_rate(s.round_trips["profit_usd"]) if len(s.round_trips) else None
+def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute:
+    return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
 
 
-def _trip_average(column: str) -> Compute:
-    return lambda s: float(s.round_trips[column].mean()) if len(s.round_trips) else None
-
-
-def _median_minutes(s: _Sample) -> float | None:
-    return float(s.round_trips["minutes"].median()) if len(s.round_trips) else None
+_trip_share, _median_minutes = _trips("profit_usd", m.hit_rate), _trips("minutes", pd.Series.median)
 
 
 def _total_turnover(s: _Sample) -> float | None:
@@ -288,14 +283,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     ),
     "ratio": (
         ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√252", "Sharpe (1994); empyrical", _daily(m.sharpe)),
-        (
-            "sortino",
-            "Sortino ratio",
-            _RATIO,
-            "mean(r)·252/downside risk",
-            "Sortino (1994)",
-            _daily(m.sortino),
-        ),
+        ("sortino", "Sortino ratio", _RATIO, "mean(r)·252/downside risk", "Sortino (1994)", _daily(m.sortino)),
         ("calmar", "Calmar ratio", _RATIO, "annual return/|max drawdown|", "Young (1991); empyrical", _daily(m.calmar)),
         ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(m.omega)),
         ("payoff_ratio", "Payoff ratio", _RATIO, "mean gain/mean loss", "quantstats", _daily(m.payoff_ratio)),
@@ -357,10 +345,10 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.of.trades))),
         ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
         ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
-        ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trip_average("profit_usd")),
-        ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trip_average("minutes")),
+        ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trips("profit_usd", _mean)),
+        ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trips("minutes", _mean)),
         ("holding_minutes_median", "Median holding", _MINUTES, "nights included", PYFOLIO, _median_minutes),
-        ("exposure_mean", "Mean exposure", _EQUITY, "mean(Σ|w|)", PYFOLIO, lambda s: _average(s.exposure)),
+        ("exposure_mean", "Mean exposure", _EQUITY, "mean(Σ|w|)", PYFOLIO, lambda s: _mean(s.exposure)),
         ("exposure_max", "Highest exposure", _EQUITY, "max(Σ|w|)", PYFOLIO, lambda s: float(s.exposure.max())),
         (
             "time_in_market",
@@ -380,10 +368,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: m.max_drawdown(s.minute)),
     ),
 }
-_OF_POSITIONS = {"break_even_cost_bps", "capacity_usd"}
-
-
-_OF_POSITIONS |= {row[0] for row in _GROUPS["trading"][6:]}
+_OF_POSITIONS = {"break_even_cost_bps", "capacity_usd", *(row[0] for row in _GROUPS["trading"][6:])}
 
 
 def _defined(key: str, compute: Compute) -> Compute:

@@ -89,7 +89,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
 def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
     """Structured logs, where they are asked for, with the names of run and pod on every line."""
     with (
-        logs.written(logs.from_environment()),
+        logs.written(),
         logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
     ):
         log.info(f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}})

@@ -21,7 +21,7 @@ def test_defaults_are_valid_for_every_model_of_a_run() -> None:
                         expected: Any = below()
                     except ValueError:  # a model whose defaults need a companion
                         continue
-                    assert validate(below, forms.defaults(below), "defaults") == expected
+                    assert validate(below, forms.defaults(forms.schema_of(below)), "defaults") == expected
                 walk(below)
 
     walk(RunConfig)

@@ -27,9 +27,9 @@ def run(arguments):
         print("stored what there is", flush=True)
         sys.exit(130)
 fintrader.cli.main = run
-from fintrader_app import worker
+from fintrader_app import jobs
 sys.argv = sys.argv[:1] + sys.argv[2:]
-worker.main()
+jobs.main()
 """
 
 
@@ -41,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     real = subprocess.Popen
 
     def popen(arguments: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
-        assert arguments[:3] == [sys.executable, "-m", "fintrader_app.worker"]
+        assert arguments[:3] == [sys.executable, "-m", "fintrader_app.jobs"]
         return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)

@@ -16,7 +16,7 @@ import pytest
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.results.formatting import count, duration, percent, ratio, statistic
-from fintrader_app import metric_table
+from fintrader_app import tables
 from tests.app.conftest import Open, box, healthy, said
 from tests.results.test_figures import numbers
 
@@ -43,15 +43,15 @@ def test_headline_cards_and_the_papers_table_are_the_stored_metrics(open_page: O
     test, metrics = open_page(template, "runs", run="demo"), metrics_of(template, "demo")
     mine, index = metrics["ensemble"], metrics["benchmark"]
     shown = {metric.label: metric for metric in test.metric}
-    assert set(shown) == {title for _, title in metric_table.HEADLINE}
-    for key, title in metric_table.HEADLINE:
+    assert set(shown) == {title for _, title in tables.HEADLINE}
+    for key, title in tables.HEADLINE:
         assert shown[title].value == statistic(key, mine[key]), key
         assert shown[title].delta == statistic(key, mine[key] - index[key], signed=True), key
     table = table_with(test, "Strategy")
     assert len(table) >= 5
     for row in table.to_dict("records"):
         values = metrics[row["Strategy"].lower().replace(" ", "_")]
-        for key, title in metric_table.HEADLINE:
+        for key, title in tables.HEADLINE:
             assert row[title] == statistic(key, values[key]), (row["Strategy"], key)
 
 
@@ -123,7 +123,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
     test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
     table = test.dataframe[-1].value.set_index("Metric")
     one, two = metrics_of(template, "demo")["ensemble"], metrics_of(template, "second")["best"]
-    keys = {metric_table.title_of(key): key for key in one}
+    keys = {tables.title_of(key): key for key in one}
     assert len(table) == 13
     for title, row in table.iterrows():
         key = keys[str(title)]
@@ -138,7 +138,7 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: 
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
     metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["null_model"]["metrics"]
-    for key, title in metric_table.HEADLINE:
+    for key, title in tables.HEADLINE:
         assert control[title] == statistic(key, metrics.get(key)), key
     assert "No look-ahead was found" in said(test)
     assert "Not computed" not in said(test)

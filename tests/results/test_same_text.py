@@ -16,7 +16,8 @@ from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.figures import title_of
 from fintrader.results.formatting import PAPER_COLUMNS, statistic
 from fintrader.results.run import Run
-from fintrader_app.wording import human
+from fintrader_app import tables
+from fintrader_app.shell import human
 from tests.app.conftest import Open, healthy, open_page, said  # noqa: F401
 from tests.engines import fakes
 
@@ -63,6 +64,13 @@ def test_every_metric_in_report_and_app(site: Path, stored: StoredBacktest, repo
             assert table.loc[metric.title, human(name)] == text, (metric.key, name)
             compared += 1
     assert compared == len(CATALOGUE) * len(stored.strategies)
+    cards = {metric.label: metric.value for metric in test.metric}
+    for key, title in tables.HEADLINE:
+        assert cards[title] == statistic(key, stored.metrics["ensemble"][key]) == report[_title(key)][0]
+
+
+def _title(key: str) -> str:
+    return next(metric.title for metric in CATALOGUE if metric.key == key)
 
 
 def test_the_papers_table_in_report_terminal_and_notebook(site: Path, stored: StoredBacktest, report: dict) -> None:

@@ -24,7 +24,7 @@ from fintrader.tournament.state_sync import save_all
 
 def main() -> None:
     """Serve pods until the launcher is gone."""
-    with logs.written(logs.from_environment()):
+    with logs.written():
         logs.print_as_records()
         serve()
 
