@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from fintrader.results import summary as summaries_of
+from fintrader.files import records_in
+from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
-from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, records_in
+from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature
 from fintrader.results.leaderboard import read_leaderboard, read_pods
-from fintrader.results.summary import Summary
+from fintrader.results.run import Summary
 
 MAX_PODS = 20_000
 MAX_RANKS = 1_000
+MAX_EVENT_BYTES = 8 << 20
 
 READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16)
 """Everything that the app keeps of what it has read, shared by all its sessions."""
@@ -22,12 +24,12 @@ READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16)
 
 def summaries(runs: RunsFolder) -> list[Summary]:
     """All runs, the newest first."""
-    return summaries_of.summaries(runs, READ)
+    return stored_runs.summaries(runs, READ)
 
 
 def summary(runs: RunsFolder, name: str) -> Summary:
     """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and NotThereError."""
-    return summaries_of.summary(runs.run(name), READ)
+    return stored_runs.summary(runs.run(name), READ)
 
 
 def backtest(folder: Folder) -> StoredBacktest:
@@ -62,13 +64,12 @@ def race(folder: Folder) -> pd.DataFrame:
 
 def _rows(folder: Folder, what: str) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
-
-    def read(_: Any) -> pd.DataFrame:
-        if what == "leaderboard":
-            return pd.DataFrame(read_leaderboard(path, most=MAX_RANKS))
-        return pd.DataFrame(read_pods(path, most=MAX_PODS, brief=what == "race"))
-
-    return READ.get("rows", (path, what), board_version(folder), read)
+    readers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "leaderboard": lambda: read_leaderboard(path, most=MAX_RANKS),
+        "pods": lambda: read_pods(path, most=MAX_PODS),
+        "race": lambda: read_pods(path, most=MAX_PODS, brief=True),
+    }
+    return READ.get("rows", (path, what), board_version(folder), lambda _: pd.DataFrame(readers[what]()))
 
 
 def board_version(folder: Folder) -> tuple[Signature, Signature | None]:
@@ -99,14 +100,14 @@ def learning(folder: Folder, pod: str) -> pd.DataFrame:
     return READ.get("learning", (folder.root, pod), folder.signature(*parts), read)
 
 
-def events(folder: Folder, limit: int = 8 << 20) -> list[dict[str, Any]]:
+def events(folder: Folder) -> list[dict[str, Any]]:
     """The run's event log, oldest first; of a very long one the end. Only what was added since is read again."""
     state = folder.signature("events.jsonl")
 
     def read(before: tuple[Signature, tuple[int, list[dict[str, Any]]]] | None) -> tuple[int, list[dict[str, Any]]]:
         earlier, (offset, records) = before or ((0, 0, 0), (0, []))
         if earlier[0] != state[0] or state[1] <= earlier[1]:  # another file, or one that was written anew
-            offset, records = max(0, state[1] - limit), []
+            offset, records = max(0, state[1] - MAX_EVENT_BYTES), []
         with folder.open("events.jsonl") as file:
             file.seek(offset)
             added = file.read(state[1] - offset)

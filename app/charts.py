@@ -12,7 +12,7 @@ import streamlit as st
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
 from fintrader.results.formatting import count
-from fintrader_app.wording import label
+from fintrader_app.shell import label
 
 CONFIG = {
     "displaylogo": False,
@@ -32,32 +32,22 @@ _ON_DARK = dict(zip(_TONES.split()[::2], _TONES.split()[1::2], strict=True))
 DRESS_BYTES = 4_000
 """Room for what dressing adds."""
 GAIN, LOSS = "#2a9d8f", "#b42318"
-_BARE = ("paper_bgcolor", "plot_bgcolor", "template")
-
-
-def is_dark() -> bool:
-    """Whether the reader looks at the dark theme."""
-    return bool(st.context.theme.type == "dark")
+_BARE = ("paper_bgcolor", "plot_bgcolor", "template", "title")
 
 
 def show(
-    figure: go.Figure | Callable[[], go.Figure],
-    key: str,
-    *,
-    height: int | None = None,
-    title: bool = False,
-    version: Hashable = None,
+    figure: go.Figure | Callable[[], go.Figure], key: str, *, height: int | None = None, version: Hashable = None
 ) -> None:
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
 
     A function that makes the figure is called once for each `version` (of the files it is made from, say). What a
     figure does not show it says in `layout.meta["note"]`.
     """
-    dark = is_dark()
+    dark = bool(st.context.theme.type == "dark")
     if callable(figure):
-        drawn, weight = _made(key, version, dark, height, title, figure)
+        drawn, weight = _made(key, version, dark, height, figure)
     else:
-        drawn = dressed(figure, dark=dark, height=height, title=title)
+        drawn = dressed(figure, dark=dark, height=height)
         weight = decimation.figure_bytes(drawn)
     if weight > decimation.MAX_CHART_BYTES:
         st.info(
@@ -76,14 +66,14 @@ def show(
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _made(
-    key: str, version: Hashable, dark: bool, height: int | None, title: bool, _figure: Callable[[], go.Figure]
+    key: str, version: Hashable, dark: bool, height: int | None, _figure: Callable[[], go.Figure]
 ) -> tuple[go.Figure, int]:
     """A dressed figure and its bytes. It is shared between sessions: nobody changes it any more."""
-    drawn = dressed(_figure(), dark=dark, height=height, title=title)
+    drawn = dressed(_figure(), dark=dark, height=height)
     return drawn, decimation.figure_bytes(drawn)
 
 
-def dressed(figure: go.Figure, *, dark: bool, height: int | None = None, title: bool = False) -> go.Figure:
+def dressed(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.Figure:
     """A figure without colours of its own for paper, grid and text, its lines in tones that suit the background."""
     decimation.fit(figure, decimation.MAX_CHART_BYTES - DRESS_BYTES)
     _spread_ticks(figure.layout.xaxis)
@@ -91,10 +81,8 @@ def dressed(figure: go.Figure, *, dark: bool, height: int | None = None, title: 
     layout = plain.get("layout", {})
     for name in _BARE:
         layout.pop(name, None)
-    if not title:
-        layout.pop("title", None)
     layout["font"] = {"size": 12}
-    layout["margin"] = {"l": 56, "r": 12, "t": 28 if not title else 56, "b": 36}
+    layout["margin"] = {"l": 56, "r": 12, "t": 28, "b": 36}
     layout["separators"] = ".,"
     if height is not None:
         layout["height"] = height

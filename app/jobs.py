@@ -4,11 +4,15 @@
     runs/.launched/<name>.json   the process
     runs/.launched/<name>.log    what it printed
 
-A folder that begins with a dot is no run, so the run list does not show it.
+A folder that begins with a dot is no run, so the run list does not show it. The process is
+`python -m fintrader_app.jobs run CONFIG`: the same command line, which outlives the app. It answers an interrupt even
+where the app's own parent had interrupts switched off, takes a polite end (SIGTERM) for an interrupt, and steps back a
+little so that the app stays quick on the same cores.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,6 +29,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import born
 
 PLACE = ".launched"
+NICENESS = 5
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -75,7 +80,7 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     log = runs.path(PLACE, f"{name}.log")
     write_text(log, "")
     variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
-    words = [sys.executable, "-m", "fintrader_app.worker", "run", str(config)]
+    words = [sys.executable, "-m", "fintrader_app.jobs", "run", str(config)]
     with log.open("ab") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams)
@@ -87,16 +92,10 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
 
 def jobs(runs: RunsFolder) -> list[Job]:
     """All runs that were ever started from an app here, the newest first."""
-    try:
-        names = [entry.name for entry in runs.path(PLACE).iterdir() if entry.suffix == ".json"]
-    except (OSError, FintraderError):
-        return []
     found = []
-    for name in names:
-        try:
-            found.append(job(runs, name.removesuffix(".json")))
-        except FintraderError:
-            continue
+    for path in (runs.root / PLACE).glob("*.json"):
+        with contextlib.suppress(FintraderError):
+            found.append(job(runs, path.stem))
     return sorted(found, key=lambda one: one.started, reverse=True)
 
 
@@ -128,7 +127,26 @@ def kill(job: Job) -> bool:
     return True
 
 
-def last_words(runs: RunsFolder, name: str, *, limit: int = 6000) -> str:
+def last_words(runs: RunsFolder, name: str) -> str:
     """The end of what a job printed."""
-    text = runs.tail(PLACE, f"{component(name)}.log", limit=limit).decode(errors="replace")
+    text = runs.tail(PLACE, f"{component(name)}.log", limit=6000).decode(errors="replace")
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text.replace("\r", "\n")).strip()
+
+
+def main() -> None:
+    """The job's own process: set the signals and hand over to `fintrader`."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    from fintrader.cli import main as command
+
+    command(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -2,27 +2,37 @@
 
 from fintrader_app.launch import serve
 serve(runs_dir=Path("runs"), port=8501)
+
+Of runs that lie in a store copies on this disk are shown, which a process of its own keeps up to date:
+`python -m fintrader_app.launch --follow URL PARENT`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from fintrader.config import is_url
 from fintrader.errors import ConfigError, FintraderError
-from fintrader.storage.urls import is_url
-from fintrader_app.follow import follow
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
 CACHE_VARIABLE = "FINTRADER_CACHE"
 CONFIGS_VARIABLE = "FINTRADER_CONFIGS"
 STORE_VARIABLE = "FINTRADER_STORE"
+FOLLOW_SECONDS = 10.0
 
-_THEME = {
+_OPTIONS = {
+    "server.fileWatcherType": "none",
+    "server.showEmailPrompt": "false",
+    "browser.gatherUsageStats": "false",
+    "client.toolbarMode": "minimal",
+    "client.showErrorDetails": "none",
     "theme.light.primaryColor": "#0f766e",
     "theme.light.backgroundColor": "#ffffff",
     "theme.light.secondaryBackgroundColor": "#f4f6f8",
@@ -40,16 +50,7 @@ def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None 
         raise ConfigError("the app needs streamlit; install it with `pip install 'fintrader[app]'`")
     if not 1 <= port <= 65535:
         raise ConfigError(f"port: must lie in 1..65535, got {port}")
-    options = {
-        "server.address": host,
-        "server.port": str(port),
-        "server.fileWatcherType": "none",
-        "server.showEmailPrompt": "false",
-        "browser.gatherUsageStats": "false",
-        "client.toolbarMode": "minimal",
-        "client.showErrorDetails": "none",
-        **_THEME,
-    }
+    options = {"server.address": host, "server.port": str(port), **_OPTIONS}
     if headless is not None:
         options["server.headless"] = str(headless).lower()
     script = Path(__file__).resolve().parent / "streamlit_app.py"
@@ -77,7 +78,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--follow", nargs=2)
     asked = parser.parse_args()
+    if asked.follow:
+        follow(asked.follow[0], int(asked.follow[1]))
+        return
     try:
         serve(asked.runs_dir, asked.port, host=asked.host, headless=asked.headless or None)
     except FintraderError as error:
@@ -85,13 +90,40 @@ def main() -> None:
         sys.exit(2)
 
 
+def copies(url: str) -> Path:
+    """The folder of a store's copies, complete as of now; it is kept up to date until this process ends.
+
+    Raises StorageError when the store cannot be read.
+    """
+    from fintrader.pipeline import open_store
+
+    home = open_store(url)
+    home.mkdir(parents=True, exist_ok=True)
+    root = str(Path(__file__).resolve().parents[1])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", url, str(os.getpid())]
+    subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
+    return home
+
+
+def follow(url: str, parent: int) -> None:
+    """Bring the copies up to date again and again, until the process that asked for it is gone."""
+    from fintrader.pipeline import open_store
+
+    told = ""
+    while os.getppid() == parent:
+        try:
+            open_store(url)
+            told = ""
+        except FintraderError as error:
+            if str(error) != told:  # a store that is away stays away for a while: say so once
+                told = str(error)
+                print(f"fintrader app: {told}", file=sys.stderr)
+        time.sleep(FOLLOW_SECONDS)
+
+
 def serve(
-    runs_dir: Path | str = "runs",
-    port: int = 8501,
-    *,
-    host: str = "127.0.0.1",
-    cache: Path | str | None = None,
-    headless: bool | None = None,
+    runs_dir: Path | str = "runs", port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None
 ) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
@@ -99,9 +131,9 @@ def serve(
     """
     arguments = command(port, host=host, headless=headless)
     if is_url(runs_dir):
-        variables = environment(follow(str(runs_dir)), cache, {**os.environ, STORE_VARIABLE: str(runs_dir)})
+        variables = environment(copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)})
     else:
-        variables = environment(runs_dir, cache)
+        variables = environment(runs_dir)
     sys.stdout.flush()
     os.execve(arguments[0], arguments, variables)
 

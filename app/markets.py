@@ -67,10 +67,10 @@ class Market:
 
     def rows(self, day: str) -> slice:
         """The bars of one session."""
-        days = self.days()
-        position = days.index.get_loc(day)
-        stop = int(days.iloc[position + 1]) if position + 1 < len(days) else len(self.arrays["session"])
-        return slice(int(days.iloc[position]), stop)
+        session = self.arrays["session"]
+        number = session[self.days()[day]]
+        start, stop = np.searchsorted(session, [number, number + 1])
+        return slice(int(start), int(stop))
 
     def candles(self, symbol: str, rows: slice, every: int = 1) -> pd.DataFrame:
         """Bars with a trade: open, high, low, close, `every` bars put together.

@@ -1,26 +1,31 @@
-"""A tournament in numbers: how fast it goes, how scores rise, where the settings drift, and the leaderboard."""
+"""A tournament in numbers and pictures: how fast it goes, who ran when, how scores rise, who descends from whom."""
 
 from __future__ import annotations
 
+import heapq
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import streamlit as st
 import yaml
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder
-from fintrader.results.formatting import number
-from fintrader_app.charts import framed
-from fintrader_app.timeline import since_start
-from fintrader_app.wording import human, label
+from fintrader.results.formatting import count, number
+from fintrader_app.charts import GAIN, LOSS, framed
+from fintrader_app.shell import human, label, without_secrets
+from fintrader_app.tables import settings_of
 
 MANY = 500
 """Beyond so many pods their marks are small."""
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
+STATES = {"done": GAIN, "stopped": "#d9730d", "failed": LOSS, "lost": LOSS, "running": "#0b6e99", "waiting": "#a0a8b0"}
+MOST_BARS = 1_000
+MOST_PODS = 1_200
+GREY = "#a0a8b0"
 
 
 @dataclass(frozen=True)
@@ -28,15 +33,15 @@ class Pace:
     """How fast the race goes. What cannot be known yet is None."""
 
     planned: int | None
-    made: int
-    done: int
-    failed: int
-    running: int
-    best: float | None
-    elapsed_seconds: float | None
-    steps_per_second: float | None
+    made: int = 0
+    done: int = 0
+    failed: int = 0
+    running: int = 0
+    best: float | None = None
+    elapsed_seconds: float | None = None
+    steps_per_second: float | None = None
     """Env-steps of all finished pods over the wall-clock time in which pods were at work."""
-    left_seconds: float | None
+    left_seconds: float | None = None
     """Mean wall-clock seconds a finished pod took, times pods to come, over pods at work."""
 
 
@@ -61,31 +66,22 @@ def pace(
     """Counts and rates of a race. `launched` (pods at work and since when) and `now` count only while it is alive."""
     now = time.time() if now is None else now
     if pods.empty:
-        return Pace(planned, 0, 0, 0, 0, None, None, None, None)
+        return Pace(planned)
     ended = pods[pods["finished"].notna()]
     running = int((pods["state"] == "running").sum()) if alive else 0
-    scores = pd.to_numeric(pods["score"], errors="coerce")
     begins = [*ended["started"].astype(float), *(launched or {}).values()]
     elapsed = rate = left = None
     if begins:
         over = not alive or (planned is not None and len(ended) >= planned and not running)
-        elapsed = (float(ended["finished"].max()) if over else now) - min(begins)
+        elapsed = max(0.0, (float(ended["finished"].max()) if over else now) - min(begins))
     if len(ended):
         span = float(ended["finished"].max() - ended["started"].min())
         rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span if span > 0 else None
         to_come = max(0, (planned if planned is not None else len(pods)) - len(ended))
         left = float((ended["finished"] - ended["started"]).mean()) * to_come / running if running and to_come else None
-    return Pace(
-        planned=planned,
-        made=len(pods),
-        done=len(ended),
-        failed=int((pods["state"] == "failed").sum()),
-        running=running,
-        best=number(float(scores.max())) if scores.notna().any() else None,
-        elapsed_seconds=None if elapsed is None else max(0.0, elapsed),
-        steps_per_second=rate,
-        left_seconds=left,
-    )
+    failed = int((pods["state"] == "failed").sum())
+    best = number(float(pd.to_numeric(pods["score"], errors="coerce").max()))
+    return Pace(planned, len(pods), len(ended), failed, running, best, elapsed, rate, left)
 
 
 def score_figure(pods: pd.DataFrame) -> go.Figure:
@@ -117,8 +113,7 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
 
 def hyper_table(pods: pd.DataFrame) -> pd.DataFrame:
     """`[pods, searched settings]`, numbers only."""
-    rows = [row if isinstance(row, dict) else {} for row in pods["hyper"]]
-    return pd.DataFrame(rows, index=pods.index).apply(pd.to_numeric, errors="coerce").dropna(axis=1, how="all")
+    return settings_of(pods).apply(pd.to_numeric, errors="coerce").dropna(axis=1, how="all")
 
 
 def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:
@@ -160,26 +155,231 @@ def at_work(events: list[dict[str, Any]]) -> dict[str, float]:
     return since
 
 
-def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
-    """The leaderboard's rows, its searched settings as columns."""
-    if board.empty:
-        st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
-        return
-    columns = ["rank", "pod", "score", "algo", "origin", "parent", "generation", "env_steps", "seconds"]
-    frame = board[columns[:6] if short else columns].copy()
-    hyper = pd.DataFrame([row if isinstance(row, dict) else {} for row in board["hyper"]], index=board.index)
-    config = {
-        "rank": st.column_config.NumberColumn("#", width=50),
-        "pod": st.column_config.TextColumn("Pod", pinned=True),
-        "score": st.column_config.NumberColumn("Score", format="%.3f"),
-        "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
-        "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
-        "algo": "Algorithm",
-        "origin": "Origin",
-        "parent": "Parent",
-        "generation": st.column_config.NumberColumn("Gen."),
-    }
-    for name in [] if short else hyper.columns[:6]:
-        frame[str(name)] = hyper[name]
-    height: Any = 38 + 35 * min(len(frame), 8) if short else "auto"
-    st.dataframe(frame, hide_index=True, width="stretch", height=height, key=key, column_config=config, placeholder="–")
+# --- who ran when ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A pod at work once, from its launch until it ended, was lost, or now. Seconds since 1970."""
+
+    pod: str
+    started: float
+    finished: float
+    state: str
+    reason: str = ""
+    told: str = ""
+    """What hovering says below the name: score, place, the reason in full."""
+
+
+def attempts(
+    pods: pd.DataFrame, launched: dict[str, float], lost: list[Attempt], *, now: float | None = None
+) -> tuple[list[Attempt], int]:
+    """What is drawn on the time line, in order of its start, and how much there is in all.
+
+    `launched`: pods at work, since when.
+    """
+    ended = pods[pods["started"].notna()]
+    latest = ended.sort_values(["started", "pod"]).tail(MOST_BARS)
+    found = [_of(row, float(row.started), float(row.finished)) for row in latest.itertuples()]
+    at_work = pods[pods["pod"].isin(launched) & pods["started"].isna()] if now is not None else pods[:0]
+    found += [_of(row, launched[row.pod], now or 0.0) for row in at_work.itertuples()]
+    drawn = sorted([*found, *lost], key=lambda one: (one.started, one.pod))[-MOST_BARS:]
+    return drawn, len(ended) + len(at_work) + len(lost)
+
+
+def _of(row: Any, started: float, finished: float) -> Attempt:
+    score, device = number(row.score), row.device
+    told = (f"<br>score {score:.3f}" if score is not None else "") + (f"<br>on {label(device)}" if device else "")
+    return Attempt(str(row.pod), started, finished, str(row.state), str(row.reason or ""), told)
+
+
+def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
+    """Attempts that came to nothing: from the launch to the loss, with the reason; from the loss alone if need be."""
+    since: dict[str, float] = {}
+    found = []
+    for event in events:
+        pod, moment = event.get("pod"), number(event.get("time"))
+        if not isinstance(pod, str) or moment is None:
+            continue
+        if event.get("event") == "launched":
+            since[pod] = moment
+        elif event.get("event") == "lost":
+            told = f"<br>attempt {label(event.get('attempt', ''))}"
+            for key in ("host", "slot"):
+                told += f"<br>{key} {label(event[key])}" if event.get(key) else ""
+            if detail := event.get("detail"):
+                told += f"<br>{label(without_secrets(str(detail)), 120)}"
+            begin = min(since.pop(pod, moment), moment)
+            found.append(Attempt(pod, begin, moment, "lost", str(event.get("reason") or ""), told))
+    return found
+
+
+def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
+    """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there are in all."""
+    rows = pd.DataFrame([asdict(one) for one in found])
+    zero, size, unit = since_start(rows, float(rows["finished"].max()))
+    rows["lane"] = lanes(rows)
+    figure = go.Figure()
+    for state, colour in STATES.items():
+        part = rows[rows["state"] == state]
+        if not len(part):
+            continue
+        told = [
+            f"{label(row.pod)} · {state}" + (f" ({label(row.reason)})" if row.reason else "") + row.told
+            for row in part.itertuples()
+        ]
+        inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
+        figure.add_bar(
+            x=(part["finished"] - part["started"]) / size,
+            base=(part["started"] - zero) / size,
+            y=part["lane"],
+            orientation="h",
+            width=0.36 if state == "lost" else 0.72,
+            name=human(state),
+            marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
+            text=[label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
+            **inside,
+            customdata=told,
+            hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
+        )
+    if len(found) < total:
+        figure.layout.meta = {"note": f"The last {count(len(found))} of {count(total)} attempts."}
+    most = int(rows["lane"].max())
+    framed(figure, x_title=f"{unit} since the start", hover="closest", height=min(1200, 110 + 34 * max(2, most)))
+    figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
+    ticks = list(range(1, most + 1, max(1, most // 40)))
+    figure.update_yaxes(title={"text": "lane"}, tickmode="array", tickvals=ticks, autorange="reversed")
+    return figure
+
+
+def lanes(rows: pd.DataFrame) -> list[int]:
+    """A lane from 1 for each row, rows in order of their start: the lowest one that is free by then."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    chosen = []
+    for begin, end in zip(rows["started"], rows["finished"], strict=True):
+        while busy and busy[0][0] <= begin + 1e-3:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy) + 1
+        heapq.heappush(busy, (max(end, begin + 2e-3), lane))
+        chosen.append(lane)
+    return chosen
+
+
+def since_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
+    """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until `end`."""
+    zero = float(rows["started"].min())
+    for size, unit in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if end - zero > 3 * size:
+            return zero, size, unit
+    return zero, 1.0, "seconds"
+
+
+# --- who descends from whom ------------------------------------------------------------------------------------
+
+
+def lineage_figure(pods: pd.DataFrame) -> go.Figure:
+    """Founders at the left, children to the right; the colour says the score, a cross that a pod failed.
+
+    Pods without a score are grey. Of a large race the best pods are drawn, each with all its ancestors.
+    """
+    shown = best_lines(pods)
+    place = tree_rows(shown)
+    scores = pd.to_numeric(shown["score"], errors="coerce")
+    known = scores.notna()
+    few = len(shown) <= 40
+    figure = go.Figure(_edges(shown, place))
+    if not known.all():
+        symbols = np.where(shown.loc[~known, "state"] == "failed", "x", "circle-open").tolist()
+        figure.add_trace(_nodes(shown[~known], place, {"symbol": symbols, "color": GREY}, few=few))
+    if known.any():
+        bar = {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0}
+        scale = {"color": scores[known], "colorscale": "Viridis", "showscale": True, "colorbar": bar}
+        figure.add_trace(_nodes(shown[known], place, scale, few=few))
+    rows = list(place.values())
+    if len(shown) < len(pods):
+        told = f"{count(len(shown))} of {count(len(pods))} pods shown: the best ones with all their ancestors."
+        figure.layout.meta = {"note": told}
+    framed(figure, x_title="generation", hover="closest", height=min(900, max(280, 60 + 26 * len(set(rows)))))
+    deepest = int(shown["generation"].max())
+    figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
+    figure.update_yaxes(visible=False, range=[min(rows) - 0.7, max(rows) + 0.9])
+    return figure
+
+
+def best_lines(pods: pd.DataFrame) -> pd.DataFrame:
+    """The best pods with all their ancestors, MOST_PODS in all; every pod where there are no more."""
+    if len(pods) <= MOST_PODS:
+        return pods
+    parent = dict(zip(pods["pod"], pods["parent"], strict=True))
+    kept: set[str] = set()
+    for pod in pods.sort_values("score", ascending=False, na_position="last", kind="stable")["pod"]:
+        line: dict[str, None] = {}
+        above: str | None = pod
+        while above in parent and above not in kept and above not in line:
+            line[above] = None
+            above = parent[above]
+        if kept and len(kept) + len(line) > MOST_PODS:
+            break
+        kept.update(list(line)[:MOST_PODS])
+    return pods[pods["pod"].isin(kept)]
+
+
+def _edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
+    """One segment from each parent to its child."""
+    depth = dict(zip(pods["pod"], pods["generation"], strict=True))
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
+        if parent in place:
+            x += [depth[parent], depth[pod], None]
+            y += [place[parent], place[pod], None]
+    line = {"color": "rgba(128,138,148,0.55)", "width": 1.2}
+    return go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+
+
+def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool) -> go.Scatter:
+    told = [
+        f"{label(row.pod)} · {label(row.origin)} · {label(row.state)}"
+        + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
+        + (f"<br>child of {label(row.parent)}" if isinstance(row.parent, str) else "")
+        for row in pods.itertuples()
+    ]
+    return go.Scatter(
+        x=pods["generation"],
+        y=[place[pod] for pod in pods["pod"]],
+        mode="markers+text" if few else "markers",
+        marker={"size": 13 if few else 9, "line": {"width": 1, "color": "rgba(128,138,148,0.8)"}, **marker},
+        text=[label(pod) for pod in pods["pod"]] if few else None,
+        textposition="top center",
+        textfont={"size": 10},
+        customdata=told,
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+
+
+def tree_rows(pods: pd.DataFrame) -> dict[str, float]:
+    """Vertical place of each pod: leaves one below the other, parents in the middle of their children."""
+    children: dict[str | None, list[str]] = {}
+    known = set(pods["pod"])
+    for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
+        children.setdefault(parent if parent in known and parent != pod else None, []).append(pod)
+    place: dict[str, float] = {}
+    row = 0
+    stack = [(pod, False) for pod in reversed(children.get(None, []))]
+    while stack:
+        pod, back = stack.pop()
+        below = children.get(pod, [])
+        if back:
+            place[pod] = sum(place[child] for child in below) / len(below)
+        elif below:
+            stack.append((pod, True))
+            stack += [(child, False) for child in reversed(below)]
+        else:
+            place[pod] = float(-row)
+            row += 1
+    for pod in known - set(place):  # a circle of parents, which no generator makes
+        place[pod] = float(-row)
+        row += 1
+    return place

@@ -1,25 +1,26 @@
-"""What all pages share: the runs folder, the guard against faults, links in the URL, the header with its run picker."""
+"""What all pages share: the runs folder, the guard against faults, foreign text, links in the URL, the run picker."""
 
 from __future__ import annotations
 
+import contextlib
+import html
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from fintrader.config import shipped_configs
 from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import when
-from fintrader.results.summary import Summary
+from fintrader.results.run import Summary
 from fintrader_app.artifacts import summaries
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
-from fintrader_app.wording import plain, without_secrets
 
 log = logging.getLogger("fintrader.app")
 
@@ -96,51 +97,80 @@ def page(title: str, render: Callable[[RunsFolder], None]) -> None:
         render(runs_folder())
 
 
-class guarded:
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
     """Turn a fault inside the block into a message in its place."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False  # also lets streamlit's own rerun and stop signals pass: they are no Exceptions
-        if isinstance(error, NotThereError):
-            st.info(sentence(error), icon=":material/hourglass_empty:")
-        elif isinstance(error, DamagedFileError):
-            st.error(f"Damaged: {sentence(error)}", icon=":material/broken_image:")
-        elif isinstance(error, FintraderError):
-            st.error(sentence(error), icon=":material/error:")
-        else:
-            log.error("page fault", exc_info=(kind, error, trace))  # type: ignore[arg-type]
-            st.error(
-                f"This part of the page could not be drawn ({type(error).__name__}). The stored files were not "
-                "touched; the app's log on the terminal says more.",
-                icon=":material/error:",
-            )
-        return True
-
-
-def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
-    """A line of figures: title, value, and what to say when somebody points at it."""
-    with st.container(horizontal=True, gap="small"):
-        for title, value, *note in cells:
-            st.metric(title, value, help=note[0] if note else None, border=True, width="stretch")
-
-
-def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
-    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the `right`, one `pinned`."""
-    config: dict[str, Any] = {name: st.column_config.TextColumn(alignment="right") for name in right}
-    if pinned:
-        config[pinned] = st.column_config.TextColumn(pinned=True)
-    how.setdefault("column_config", config)
-    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, **how)
+    try:
+        yield
+    except NotThereError as error:
+        st.info(sentence(error), icon=":material/hourglass_empty:")
+    except DamagedFileError as error:
+        st.error(f"Damaged: {sentence(error)}", icon=":material/broken_image:")
+    except FintraderError as error:
+        st.error(sentence(error), icon=":material/error:")
+    except Exception as error:  # streamlit's own rerun and stop signals pass: they are none
+        log.exception("page fault")
+        st.error(
+            f"This part of the page could not be drawn ({type(error).__name__}). The stored files were not touched; "
+            "the app's log on the terminal says more.",
+            icon=":material/error:",
+        )
 
 
 def sentence(error: Exception) -> str:
     """An error's message as escaped text that begins with a capital."""
     text = plain(without_secrets(str(error)))
     return text[:1].upper() + text[1:]
+
+
+# --- foreign text ----------------------------------------------------------------------------------------------
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:])")
+_SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key)")
+_SECRET_QUERY = re.compile(r"(?i)([?&][\w-]*(?:sig|token|key|secret|passw|credential)[\w-]*=)[^&\s'\"]+")
+_IN_BRACES = re.compile(r"""([{,]\s*)(["']?[\w.-]+["']?)(\s*:\s*)("[^"]*"|'[^']*'|[^,{}\[\]]+)""")
+"""One setting of YAML or JSON that stands on a line with others, as in `{user: me, token: x}`."""
+
+
+def plain(text: Any, limit: int = 300) -> str:
+    """Foreign text made safe for Streamlit's markdown: no link, no image, no HTML, no colour, one line."""
+    shown = "".join(char if char.isprintable() else " " for char in str(text))
+    shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return _MARKDOWN.sub(r"\\\1", " ".join(shown.split()))
+
+
+def label(text: Any, limit: int = 60) -> str:
+    """Foreign text made safe for plotly, which reads a little HTML in names and hover texts."""
+    shown = "".join(char if char.isprintable() else " " for char in str(text))
+    return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
+
+
+def _hidden(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}{match[3]}(hidden)" if is_secret(match[2]) else match[0]
+
+
+def without_secrets(text: str) -> str:
+    """YAML or command text with the values of anything that is named like a secret blanked out."""
+    lines = []
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and _SECRET.search(key) and value.strip() not in {"", "null", "''", '""'}:
+            line = f"{key}: (hidden)"
+        line = _IN_BRACES.sub(_hidden, line)
+        line = re.sub(r"(\w+://)[^/\s:@]*:[^/\s@]+@", r"\1(hidden)@", line)
+        lines.append(_SECRET_QUERY.sub(r"\1(hidden)", line))
+    return "\n".join(lines)
+
+
+def is_secret(name: str) -> bool:
+    """Whether something so called is nobody's business."""
+    return _SECRET.search(name) is not None
+
+
+def human(name: str) -> str:
+    """`learning_rate` as `Learning rate`."""
+    words = name.replace("_", " ").replace(".", " · ").replace(" usd", " USD").strip()
+    return words[:1].upper() + words[1:]
 
 
 # --- links -----------------------------------------------------------------------------------------------------
@@ -151,18 +181,24 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
 
     Draw the widget with that key, then call `remember`. An unknown value in the URL is dropped with a message.
     """
-    widget, kept, seen = f"widget_{key}", f"kept_{key}", f"url_{key}"
-    state = st.session_state
-    asked = st.query_params.get(key)
-    if asked is not None and asked != state.get(seen):
-        state[seen] = asked
-        if asked in options:
-            state[widget] = state[kept] = asked
-        else:
-            st.warning(f"The link asks for the {key} “{plain(asked, 60)}”, which is not here.")
+    widget, kept, state = f"widget_{key}", f"kept_{key}", st.session_state
+    asked = _asked(key)
+    if asked in options:
+        state[widget] = state[kept] = asked
+    elif asked is not None:
+        st.warning(f"The link asks for the {key} “{plain(asked, 60)}”, which is not here.")
     if state.get(widget) not in options:
         state[widget] = state.get(kept) if state.get(kept) in options else default or options[0]
     return widget
+
+
+def _asked(key: str) -> str | None:
+    """What the URL asks for, once: None where it has been seen, or says nothing."""
+    asked, seen = st.query_params.get(key), f"url_{key}"
+    if asked is None or asked == st.session_state.get(seen):
+        return None
+    st.session_state[seen] = asked
+    return asked
 
 
 def remember(key: str, value: str | None) -> None:
@@ -184,22 +220,17 @@ def choose(label: str, options: Sequence[str], key: str, *, default: str | None 
 
 def linked_several(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
     """As `linked`, for a choice of several: in the address with commas between them."""
-    widget, kept, seen = f"widget_{key}", f"kept_{key}", f"url_{key}"
-    state = st.session_state
-    asked = st.query_params.get(key)
-    told = asked if asked is not None and asked != state.get(seen) else None
-    if told is None and widget not in state:
-        told = state.get(kept)
-    if isinstance(told, str):
+    widget, state = f"widget_{key}", st.session_state
+    asked = _asked(key)
+    told = asked if asked is not None or widget in state else state.get(f"kept_{key}")
+    if told is not None:
         named = [name for name in dict.fromkeys(told.split(",")) if name]
         wanted = [name for name in named if name in options][:most]
         if len(wanted) < len(named) and told == asked:
             st.warning(f"Not everything the link asks for is here: “{plain(told, 120)}”.")
         state[widget] = wanted or ([] if told == "" else list(default))
-    elif widget not in state:
-        state[widget] = list(default)
     else:
-        state[widget] = [name for name in state[widget] if name in options]
+        state[widget] = [name for name in state.get(widget, default) if name in options]
     return widget
 
 
@@ -207,13 +238,8 @@ def choose_several(label: str, options: Sequence[str], key: str, default: Sequen
     """As `choose`, of up to `most`."""
     widget = linked_several(key, options, default, most)
     value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
-    remember_several(key, value)
+    remember(key, ",".join(value))  # none at all is a choice too
     return value
-
-
-def remember_several(key: str, chosen: Sequence[str]) -> None:
-    """Keep a choice of several for other pages, and in the URL; none at all is a choice too."""
-    remember(key, ",".join(chosen))
 
 
 def parts(titles: dict[str, str], key: str) -> str:

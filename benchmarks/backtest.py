@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from common import finish
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.account import make_account

@@ -33,10 +33,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks import _evaluators as evaluators
 from benchmarks.common import ROOT, commit, finish
 from fintrader.runs import RunFolder
 from tests.engines import chaos
-from tests.engines.apart import Plan
 from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
 
 PARTS = (
@@ -183,13 +183,13 @@ def evaluator(home: Path, pods: int, expected: Any, modes: Sequence[str]) -> Tal
     for mode in modes:
         at, missed = 1, 0
         while missed < 3:
-            plan = Plan(mode, home / f"evaluator-{mode}-{at}.mark", at=at)
+            plan = evaluators.Plan(mode, home / f"evaluator-{mode}-{at}.mark", at=at)
             tally.strike_and_recover(
                 home,
                 f"evaluator-{mode}-{at}",
                 pods,
                 expected,
-                lambda run, plan=plan: forked(run, pods, evaluators=plan),
+                lambda run, plan=plan: evaluators.struck(run, pods, plan),
             )
             missed = 0 if plan.mark.exists() else missed + 1
             at += 1
@@ -238,8 +238,8 @@ def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float
     """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and tries again."""
     chance = random.Random(seed)
     mark = run.root.parent / f"{run.root.name}.mark"
-    plan = Plan("random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods))
-    return forked(run, pods, evaluators=plan)
+    plan = evaluators.Plan("random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods))
+    return evaluators.struck(run, pods, plan)
 
 
 def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> Tally:

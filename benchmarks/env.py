@@ -39,7 +39,6 @@ from benchmarks import _env_cuda, _env_factored
 from benchmarks.common import ROOT, finish
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.registration import ENV_ID
 
 BARS, ASSETS, FEATURES, ACCOUNTS = 4096, 100, 8, 4096
 Run = Callable[[int], int]
@@ -116,7 +115,7 @@ def our_training(market: MarketTensors) -> float:
 
 def our_single(market: MarketTensors) -> Run:
     """One account through `gymnasium.make`."""
-    env = gymnasium.make(ENV_ID, market=market, settings=EnvSettings(random_start=False))
+    env = gymnasium.make("fintrader/Trading-v0", market=market, settings=EnvSettings(random_start=False))
     actions = np.random.default_rng(0).uniform(-1, 1, (8, ASSETS)).astype(np.float32)
     env.reset(seed=0)
 

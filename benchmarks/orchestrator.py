@@ -69,9 +69,6 @@ class FarmLauncher:
             result = PodResult.model_validate_json(line)
             self.futures.pop(result.pod).set_result(result)
 
-    def cancel(self, pod: str) -> None:
-        """Sleeping threads cannot be stopped."""
-
     def progress(self) -> dict[str, PodProgress]:
         return {}
 
@@ -185,8 +182,7 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
 def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     """Results taken in per second, durable (log synced, index committed) before the next burst, `burst` at a time."""
     from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import Entry, Leaderboard
-    from fintrader.tournament.leaderboard_index import LeaderboardIndex
+    from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "submissions")
@@ -212,7 +208,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
 
 def elasticity(home: Path) -> dict[str, Any]:
     """Capacity 4 -> 64 -> 3: reconciles until the number of pods at work follows (down: as pods end)."""
-    from fintrader.tournament.scale import scale as wish
+    from fintrader.tournament.status import scale as wish
 
     run = RunFolder(home / "elastic")
     run.root.mkdir(parents=True)

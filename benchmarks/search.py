@@ -27,6 +27,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
+from benchmarks.cluster.simulation import World, settings, simulate
 from benchmarks.common import ROOT, finish
 from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import PPO, AgentSettings, Budget, make_agent, train
@@ -36,8 +37,6 @@ from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.search_space import Range
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
-from tests.engines.simulation import World, simulate
-from tests.engines.simulation_checks import settings
 
 TARGETS = (0.80, 0.90, 0.95)
 """Shares of the optimal utility; fixed before the first full run."""

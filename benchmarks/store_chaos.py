@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -176,32 +176,45 @@ def per_pod(home: Path) -> dict[str, float]:
     for pods in (6, 26):
         url, run = f"s3://bucket/count-{pods}", RunFolder(home / f"count-{pods}")
         attach(run.root, url)
-        with connections() as stores:
+        with counted() as total:
             chaos.race(run, pods, processes=False)
-        total: Counter[str] = Counter()
-        for store in stores:
-            total.update(store.requests)
-            total.update({f"bytes_{kind}": count for kind, count in store.bytes.items()})
-        counts.append(total)
+        counts.append(+total)
     few, many = counts
     return {name: round((many[name] - few.get(name, 0)) / 20, 2) for name in sorted(many)}
 
 
 @contextmanager
-def connections() -> Iterator[list[Objects]]:
-    """Every connection to a store that this process opens meanwhile."""
-    opened: list[Objects] = []
-    begin = Objects.__init__
+def counted() -> Iterator[Counter[str]]:
+    """Requests, and bytes put and got, of all stores that this process talks to meanwhile, by kind."""
+    total: Counter[str] = Counter()
+    kinds = {"get": "get", "get_file": "get", "put": "put", "put_file": "put", "create": "put", "exists": "head"}
+    kinds |= {"names": "list", "folders": "list", "reach": "list", "remove": "remove"}
+    real = {name: getattr(Objects, name) for name in kinds}
 
-    def noted(self: Objects, *args: Any, **named: Any) -> None:
-        begin(self, *args, **named)
-        opened.append(self)
+    def size(method: str, result: Any, args: tuple[Any, ...]) -> int:
+        if method == "get":
+            return len(result or b"")
+        if method in ("put", "create"):
+            return 0 if result is False else len(args[1])
+        return args[1].stat().st_size if method in ("put_file", "get_file") and result is not False else 0
 
-    Objects.__init__ = noted  # type: ignore[method-assign]
+    def noted(method: str) -> Callable[..., Any]:
+        def wrapped(self: Objects, *args: Any, **named: Any) -> Any:
+            result = real[method](self, *args, **named)
+            total[kinds[method]] += len(args) if method == "remove" else 1
+            total[f"bytes_{kinds[method]}"] += size(method, result, args)
+            return result
+
+        return wrapped
+
+    changed = {name: noted(name) for name in kinds}
+    for name, method in changed.items():
+        setattr(Objects, name, method)
     try:
-        yield opened
+        yield total
     finally:
-        Objects.__init__ = begin  # type: ignore[method-assign]
+        for name, method in real.items():
+            setattr(Objects, name, method)
 
 
 @contextmanager

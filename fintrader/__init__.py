@@ -13,6 +13,10 @@ The names below are the Python door; everything else lies in the package that it
     run_tournament   the same without the look at the test window
     open_run         a run that lies in a folder or a store
     load_policy      a stored policy (or ensemble) as a callable from observation to action
+
+gymnasium knows the environment, too; the module before the colon is imported first:
+
+    gymnasium.make_vec("fintrader:fintrader/Trading-v0", num_envs=64)
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fintrader.registration import register
+import gymnasium
 
 if TYPE_CHECKING:
     from fintrader import agents as agents
@@ -66,9 +70,15 @@ _HOMES = {
 }
 _PACKAGES = ("agents", "backtesting", "data", "envs", "errors", "metrics", "results")
 """Packages that are there without an import of their own, as in `fintrader.agents.PPO()`."""
+_ENV_ID = "fintrader/Trading-v0"
 
-
-register()
+if _ENV_ID not in gymnasium.registry:  # since version 1.0 gymnasium reads no entry points: somebody has to import us
+    gymnasium.register(
+        _ENV_ID,
+        entry_point="fintrader.envs.adapters.gymnasium:SingleTradingEnv",
+        vector_entry_point="fintrader.envs.adapters.gymnasium:make_trading_env",
+        disable_env_checker=True,  # its checks at every reset cost more than the step; the tests run it instead
+    )
 
 
 def __getattr__(name: str) -> Any:

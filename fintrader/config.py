@@ -1,4 +1,4 @@
-"""What every settings model shares: frozen, strict, readable errors, YAML in and out.
+"""What every settings model shares: frozen, strict, readable errors, YAML in and out; which paths they take.
 
 The models themselves stand beside the code they set (`EnvSettings` in `envs/settings.py`, and so on);
 `pipeline/config.py` puts them together into one `RunConfig`.
@@ -10,15 +10,15 @@ import difflib
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, DataError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 _SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
@@ -29,6 +29,17 @@ class Settings(BaseModel):
     """Base of all settings: immutable, no unknown fields, docstrings below fields are their help text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+    def __init__(self, **values: Any) -> None:
+        """Raises ConfigError, one line, naming the field and what to do."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name, problem = type(self).__name__, first_problem(type(self), error)
+            raise ConfigError(problem if problem.startswith(f"{name}: ") else f"{name}: {problem}") from None
+
+    # pydantic then goes on validating models in models itself, so that a problem in YAML has its whole path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
@@ -46,10 +57,10 @@ def first_problem(model: type[BaseModel], error: ValidationError) -> str:
     """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    field = ".".join(str(part) for part in _without_tags(model, first["loc"])) or model.__name__
+    field = ".".join(map(str, _follow(model, first["loc"])[0])) or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        names = _sibling_names(model, first["loc"][:-1])
+        names = [name for below in _follow(model, first["loc"][:-1])[1] for name in below.model_fields]
         close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
         return f"{field}: unknown setting; {hint}{more}"
@@ -65,32 +76,17 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _without_tags(model: type[BaseModel], path: tuple[int | str, ...]) -> Iterator[int | str]:
-    """The parts of a problem's path that a user wrote: which member of a union was meant is none of them."""
-    models: list[type[BaseModel]] = [model]
+def _follow(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[int | str], list[type[BaseModel]]]:
+    """The parts of a problem's path that a user wrote, and the models it ends in: which one of a union is no part."""
+    written, models = [], [model]
     for part in path:
         known = [candidate for candidate in models if part in candidate.model_fields]
-        tags = {tag for candidate in models for field in candidate.model_fields.values() for tag in _literals(field)}
-        if len(models) > 1 and not known and part in tags:
-            continue
-        yield part
+        fields = [field.annotation for candidate in models for field in candidate.model_fields.values()]
+        tags = {tag for annotation in fields if get_origin(annotation) is Literal for tag in get_args(annotation)}
+        if len(models) == 1 or known or part not in tags:
+            written.append(part)
         models = [below for one in known for below in models_in(one.model_fields[str(part)].annotation)] or models
-
-
-def _literals(field: FieldInfo) -> tuple[Any, ...]:
-    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-
-
-def _sibling_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Names of the fields that stand where `path` points; discriminator tags and indices are passed over."""
-    models = [model]
-    for part in path:
-        below: list[type[BaseModel]] = []
-        for candidate in models:
-            if part in candidate.model_fields:
-                below += models_in(candidate.model_fields[str(part)].annotation)
-        models = below or models
-    return [name for candidate in models for name in candidate.model_fields]
+    return written, models
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:
@@ -154,6 +150,19 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested plain values as dotted name -> value."""
+    if not isinstance(values, dict) or not values:
+        return {prefix.removesuffix("."): values}
+    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (before, now) of everything in which nested plain values differ, in order; None where missing."""
+    old, new = flat(before), flat(now)
+    return {name: (old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
+
+
 def dump_yaml(settings: Settings) -> str:
     """Settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
     return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
@@ -168,3 +177,64 @@ def load_object(reference: str) -> Any:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH") from None
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path names a file system of its own, like s3://bucket/folder."""
+    return "://" in str(path)
+
+
+def check_url(url: str) -> str:
+    """The URL without a slash at its end. Raises ConfigError for what is none, and for one that holds a secret."""
+    if not is_url(url):
+        raise ConfigError(f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs")
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query:
+        raise ConfigError(
+            f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; credentials and options belong "
+            "into the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS)"
+        )
+    return url.rstrip("/")
+
+
+_SECRET_QUERY = re.compile(r"[?&][\w-]*(sig|token|key|secret|passw|credential)[\w-]*=", re.I)
+
+
+def check_no_secret(path: str) -> str:
+    """A path or URL of data as it is. Raises ConfigError for a URL that holds a password or a signed query.
+
+    Less strict than `check_url`: `container@account` and `user@host` are names, and `?` may stand in a pattern.
+    """
+    if is_url(path) and (re.search(r"://[^/\s]*:[^/\s]*@", path) or _SECRET_QUERY.search(path)):
+        raise ConfigError(
+            f"the URL of {path.partition('://')[0]}://… holds a password or a key; settings are stored and shown, so "
+            "credentials belong into the environment or into fsspec's configuration"
+        )
+    return path
+
+
+def _without_secret(path: Any) -> Any:
+    try:
+        return check_no_secret(str(path)) if isinstance(path, str | Path) else path
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+PathText = Annotated[str, BeforeValidator(_without_secret)]
+"""A setting: a local path or an fsspec URL without credentials; a `pathlib.Path` is taken too."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two; C:/ is a drive
+
+
+def refuse_url(path: Path | str, setting: str) -> None:
+    """Raise DataError when a folder that must be local is a URL: as a path it would make a folder called `s3:`."""
+    if _SCHEME.match(str(path)):
+        raise DataError(
+            f"{setting}: {path} is a URL, and this folder must be a local one; bars may lie at a URL (data.store), and "
+            "so may runs and markets (store)"
+        )
+
+
+def base_name(path: str) -> str:
+    """What to call a file in a message: its name without folders."""
+    return path.rstrip("/").rpartition("/")[2]

@@ -14,7 +14,7 @@ class FintraderError(Exception):
     """What a pod that ended with this error is lost by."""
 
 
-class ConfigError(FintraderError):
+class ConfigError(FintraderError, ValueError):
     """A setting is misspelt, of the wrong type, out of range, or contradicts another."""
 
 

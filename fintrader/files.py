@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,20 +16,13 @@ from fintrader.errors import RunError
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and on disk.
 
     Readers see the old file or the new one, never a half. The temporary is removed when the body raises. Without
     `sync` the file survives the death of the process but perhaps not that of the machine: for files whose hash is
-    checked whenever they are read.
+    checked whenever they are read. With `once` it raises FileExistsError where a file stands.
     """
-    with _temporary(path, sync, os.replace) as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _temporary(path: Path, sync: bool, place: Callable[[str, Path], None]) -> Iterator[BinaryIO]:
-    """A temporary neighbour of `path`, put in place by `place` once it is whole; gone afterwards, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -39,7 +32,7 @@ def _temporary(path: Path, sync: bool, place: Callable[[str, Path], None]) -> It
             if sync:
                 os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
-        place(temporary, path)
+        (os.link if once else os.replace)(temporary, path)  # unlike a rename, a link fails where a file stands
         if sync:
             sync_folder(path.parent)
     finally:
@@ -61,7 +54,7 @@ def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
     if path.exists():
         return False
     try:
-        with _temporary(path, sync, os.link) as file:  # unlike a rename, a link fails where a file stands
+        with atomic_file(path, sync=sync, once=True) as file:
             file.write(data)
     except FileExistsError:
         return False
@@ -137,14 +130,17 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """All whole records of a JSON-lines file (none if it does not exist); torn lines are left out."""
-    if not path.exists():
-        return []
+    return records_in(path.read_bytes()) if path.exists() else []
+
+
+def records_in(data: bytes) -> list[dict[str, Any]]:
+    """The whole records of JSON lines; torn lines are left out."""
     records = []
-    for line in path.read_bytes().split(b"\n"):
-        if not line.strip():
-            continue
+    for line in data.split(b"\n"):
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(record, dict):
+            records.append(record)
     return records

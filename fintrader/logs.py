@@ -10,6 +10,7 @@ that goes through the standard library's logging, warnings and uncaught exceptio
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import math
@@ -19,15 +20,14 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 LogFormat = Literal["plain", "json"]
 FORMAT_VARIABLE = "FINTRADER_LOG_FORMAT"
 """Environment variable that says how processes log; `--log-format json` sets it for the pods' processes."""
 RESERVED = ("time", "level", "logger", "message", "exception")
 """Keys that no field of a record can take."""
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-_fields: ContextVar[Mapping[str, Any]] = ContextVar("fintrader_log_fields", default=_NOTHING)
+_fields: ContextVar[Mapping[str, Any]] = ContextVar("fintrader_log_fields", default=MappingProxyType({}))
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,24 +68,23 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-def from_environment() -> str:
-    """How this process was told to log by whoever started it: `plain` unless FINTRADER_LOG_FORMAT says otherwise."""
-    return os.environ.get(FORMAT_VARIABLE, "plain")
-
-
 def structured() -> bool:
     """Are the logs of this process JSON?"""
     return any(isinstance(handler, _Stderr) for handler in logging.getLogger().handlers)
 
 
 @contextlib.contextmanager
-def written(form: str) -> Iterator[None]:
-    """Inside the block logs are written as `form`; `plain` leaves them as they are. Nested blocks change nothing."""
-    if form != "json" or structured():
+def written(form: str | None = None) -> Iterator[None]:
+    """Inside the block logs are written as `form`; `plain` leaves them as they are. Nested blocks change nothing.
+
+    None: as FORMAT_VARIABLE says, for whoever started this process.
+    """
+    before = os.environ.get(FORMAT_VARIABLE)
+    if (form or before) != "json" or structured():
         yield
         return
     root = logging.getLogger()
-    handlers, level, hook, before = root.handlers[:], root.level, sys.excepthook, os.environ.get(FORMAT_VARIABLE)
+    handlers, level, hook = root.handlers[:], root.level, sys.excepthook
     handler = _Stderr()
     handler.setFormatter(JsonFormatter())
     root.handlers[:] = [handler]
@@ -119,34 +118,22 @@ def bound(**fields: Any) -> Iterator[None]:
         _fields.reset(token)
 
 
-class Lines:
+class _Records(io.TextIOBase):
     """A text stream whose lines become records: what a pod's code prints keeps the shape of its log."""
 
     encoding = "utf-8"
-
-    def __init__(self, name: str) -> None:
-        self._log = logging.getLogger(name)
-        self._rest = ""
+    _rest = ""
 
     def write(self, text: str) -> int:
         """Log the whole lines; the rest waits for its end."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip():
-                self._log.info(line)
+                logging.getLogger("fintrader.stdout").info(line)
         return len(text)
-
-    def flush(self) -> None:
-        """A line is written when it ends."""
-
-    def isatty(self) -> bool:
-        """No terminal."""
-        return False
 
 
 def print_as_records() -> None:
     """From here on `print` to standard output logs; does nothing while logs are plain."""
     if structured():
-        out: Any = Lines("fintrader.stdout")
-        stream: TextIO = out
-        sys.stdout = stream
+        sys.stdout = cast(TextIO, _Records())

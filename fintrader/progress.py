@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-from rich.progress import Task as RichTask
 from rich.progress import TaskID as RichTaskID
-from rich.text import Text
 
 from fintrader import logs
 
@@ -30,13 +28,9 @@ class Task:
     """One piece of work with `total` units (None where nobody knows). Safe to call from several threads."""
 
     def __init__(self, owner: Progress, name: str, total: float | None, unit: str) -> None:
-        self.name = name
-        self.total = total
-        self.unit = unit
-        self.done = 0.0
-        self.note = ""
-        self.started = owner.clock()
-        self.first = 0.0
+        self.name, self.total, self.unit, self.note = name, total, unit, ""
+        self.done = self.first = 0.0
+        self.started = self.told = owner.clock()
         self.finished = False
         self._owner = owner
 
@@ -44,17 +38,16 @@ class Task:
         """Count `amount` more units as done."""
         self.update(self.done + amount, note=note)
 
-    def update(self, done: float, *, note: str | None = None, total: float | None = None) -> None:
+    def update(self, done: float, *, note: str | None = None) -> None:
         """Set the units done so far; `note` is a short text shown beside them."""
         self.done = done
         self.note = self.note if note is None else note
-        self.total = self.total if total is None else total
         self._owner.changed(self)
 
     def resume_at(self, done: float) -> None:
         """Work that an earlier run had done already: counted, but kept out of the rate."""
-        self.first = self.done = done
-        self._owner.changed(self)
+        self.first = done
+        self.update(done)
 
     def close(self) -> None:
         """The work is over; prints its last line."""
@@ -71,31 +64,37 @@ class Task:
     @property
     def rate(self) -> float | None:
         """Units a second since the start, None before the first."""
-        elapsed = self._owner.clock() - self.started
-        done = self.done - self.first
+        elapsed, done = self._owner.clock() - self.started, self.done - self.first
         return done / elapsed if elapsed > 0 and done > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds to go, None where total or rate are unknown."""
-        rate = self.rate
-        return None if self.total is None or rate is None else max(0.0, self.total - self.done) / rate
+        return None if self.total is None or not (rate := self.rate) else max(0.0, self.total - self.done) / rate
+
+    @property
+    def speed(self) -> str:
+        """The rate with its unit, `12,400 steps/s`; empty before the first."""
+        return "" if self.rate is None else f"{_number(self.rate)}{self._unit}/s"
+
+    @property
+    def _unit(self) -> str:
+        return f" {self.unit}" if self.unit else ""
 
     def line(self) -> str:
         """The task as one plain line: name, done of total, share, rate, time left, note."""
-        unit = f" {self.unit}" if self.unit else ""
-        if self.total is None:
-            parts = [f"{self.name}: {_number(self.done)}{unit}"]
-        else:
+        done = f"{self.name}: {_number(self.done)}"
+        if self.total is not None:
             share = 100.0 if self.total <= 0 else 100.0 * self.done / self.total
-            parts = [f"{self.name}: {_number(self.done)}/{_number(self.total)}{unit} ({share:.0f} %)"]
-        if self.rate is not None:
-            parts.append(f"{_number(self.rate)}{unit}/s")
+            done += f"/{_number(self.total)}{self._unit} ({share:.0f} %)"
+        else:
+            done += self._unit
+        time_told = ""
         if self.finished:
-            parts.append(f"in {_duration(self._owner.clock() - self.started)}")
+            time_told = f"in {duration(self._owner.clock() - self.started)}"
         elif self.seconds_left is not None:
-            parts.append(f"{_duration(self.seconds_left)} left")
-        return "  ".join([*parts, *([self.note] if self.note else [])])
+            time_told = f"{duration(self.seconds_left)} left"
+        return "  ".join(part for part in (done, self.speed, time_told, self.note) if part)
 
 
 class Progress:
@@ -105,9 +104,7 @@ class Progress:
 
     def task(self, name: str, total: float | None = None, unit: str = "") -> Task:
         """Begin a piece of work."""
-        task = Task(self, name, total, unit)
-        self.begun(task)
-        return task
+        return Task(self, name, total, unit)
 
     def say(self, text: str) -> None:
         """One line worth keeping, whatever is in progress."""
@@ -119,9 +116,6 @@ class Progress:
 
     def show(self, render: Callable[[], RenderableType] | None) -> None:
         """At a terminal: draw `render()` below the bars at each refresh; None: no more."""
-
-    def begun(self, task: Task) -> None:
-        """A task begins."""
 
     def changed(self, task: Task) -> None:
         """A task moved or ended."""
@@ -144,15 +138,11 @@ class LineProgress(Progress):
         self._stream = stream
         self._seconds = seconds
         self.clock = clock
-        self._last: dict[Task, float] = {}
         self._lock = threading.Lock()
 
     def say(self, text: str) -> None:
         with self._lock:
             print(text, file=self._stream, flush=True)
-
-    def begun(self, task: Task) -> None:
-        self._last[task] = self.clock()
 
     def tell(self, task: Task) -> None:
         """Write where a task stands."""
@@ -160,19 +150,15 @@ class LineProgress(Progress):
 
     def changed(self, task: Task) -> None:
         now = self.clock()
-        if task.finished or now - self._last.get(task, now) >= self._seconds:
-            self._last[task] = now
+        if task.finished or now - task.told >= self._seconds:
+            task.told = now
             self.tell(task)
-        if task.finished:
-            self._last.pop(task, None)
 
 
 class LogProgress(LineProgress):
     """The same lines as records of a structured log, with their numbers as fields."""
 
-    def __init__(self, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(sys.stderr, seconds, clock)
-        self._log = logging.getLogger("fintrader.progress")
+    _log = logging.getLogger("fintrader.progress")
 
     def say(self, text: str) -> None:
         self._log.info(text.strip())
@@ -188,15 +174,6 @@ class LogProgress(LineProgress):
 
 
 _MISHAPS = frozenset({"lost", "damaged", "leaderboard_damaged", "no_capacity"})
-
-
-class _Rate(TaskProgressColumn):
-    """Units a second, e.g. `12,400 steps/s`."""
-
-    def render(self, task: RichTask) -> Text:
-        if not task.speed:
-            return Text("")
-        return Text(f"{_number(task.speed)} {task.fields.get('unit', '')}/s", style="progress.data.speed")
 
 
 class _Bars(RichProgress):
@@ -219,7 +196,7 @@ class TerminalProgress(Progress):
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            _Rate(),
+            TextColumn("[progress.data.speed]{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("[dim]{task.fields[note]}"),
             console=console,
@@ -240,42 +217,43 @@ class TerminalProgress(Progress):
     def show(self, render: Callable[[], RenderableType] | None) -> None:
         self._bars.extra = render
 
-    def begun(self, task: Task) -> None:
-        self._ids[task] = self._bars.add_task(task.name, total=task.total, unit=task.unit, note="")
+    def task(self, name: str, total: float | None = None, unit: str = "") -> Task:
+        task = super().task(name, total, unit)
+        self._ids[task] = self._bars.add_task(name, total=total, speed="", note="")
+        return task
 
     def changed(self, task: Task) -> None:
-        bar = self._ids.get(task)
-        if bar is None:
+        if task not in self._ids:
             return
         if task.finished:
-            self._bars.remove_task(bar)
-            del self._ids[task]
+            self._bars.remove_task(self._ids.pop(task))
             self.say(task.line())
         else:
-            self._bars.update(bar, completed=task.done, total=task.total, note=task.note)
+            self._bars.update(self._ids[task], completed=task.done, speed=task.speed, note=task.note)
 
 
-def reporter(stream: TextIO | None = None, *, quiet: bool = False, seconds: float = 10.0) -> Progress:
-    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere, nothing when `quiet`.
+def reporter(stream: TextIO | None = None) -> Progress:
+    """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere.
 
     Where logs are structured (`logs.written("json")`), records instead.
     """
-    if quiet:
-        return SILENT
     if stream is None and logs.structured():
-        return LogProgress(seconds)
-    stream = sys.stderr if stream is None else stream
-    console = Console(file=stream)
-    return TerminalProgress(console) if console.is_terminal else LineProgress(stream, seconds)
+        return LogProgress(sys.stderr)
+    console = Console(file=stream or sys.stderr)
+    return TerminalProgress(console) if console.is_terminal else LineProgress(stream or sys.stderr)
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.2f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """75 as `1 min 15 s`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    hours, rest = divmod(whole, 3600)
-    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"

@@ -23,6 +23,16 @@ PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "gymnasium", "safetensors", "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+class _Inside:
+    """A path inside a run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunFolder, _: type[RunFolder]) -> Path:
+        return run.root / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one run. Nothing is created until something is written."""
@@ -44,38 +54,15 @@ class RunFolder:
                 return self.root.relative_to(above.parent).as_posix()
         return self.root.name
 
-    @property
-    def config(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.json"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def leaderboard(self) -> Path:
-        return self.root / "leaderboard.sqlite"
-
-    @property
-    def pods(self) -> Path:
-        return self.root / "pods"
-
-    @property
-    def backtest(self) -> Path:
-        return self.root / "backtest"
-
-    @property
-    def null_model(self) -> Path:
-        """The same search on information-free features: a run folder of its own."""
-        return self.root / "null_model"
-
-    @property
-    def ensemble(self) -> Path:
-        return self.root / "ensemble"
+    config = _Inside("config.yaml")
+    manifest = _Inside("manifest.json")
+    events = _Inside("events.jsonl")
+    leaderboard = _Inside("leaderboard.sqlite")
+    pods = _Inside("pods")
+    backtest = _Inside("backtest")
+    ensemble = _Inside("ensemble")
+    null_model = _Inside("null_model")
+    """The same search on information-free features: a run folder of its own."""
 
     def pod(self, pod_id: str) -> Path:
         """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`, `result.json`."""

@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,10 +20,22 @@ for name, tries in (("quick", 25), ("thorough", 100)):
     )
 settings.load_profile("quick")
 
+# As in a worker, before anything imports torch: sums over several threads would run in another order.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Whoever starts the tests in the background of a shell without job control has SIGINT ignored, and so have all
 # processes that tests start: Ctrl-C could not be tried.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an object store on loopback that speaks S3."""
+    from tests.engines import object_stores
+
+    with object_stores.s3(monkeypatch) as client:
+        yield client
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

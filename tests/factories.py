@@ -21,6 +21,11 @@ def clock(num_bars: int, session_bars: int) -> dict[str, torch.Tensor]:
     return {"session": session, "minutes": first + MINUTE_NS * (session * 1440 + bar % session_bars)}
 
 
+def numbers(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
+    """Arrays as a market holds them: float32."""
+    return {name: torch.tensor(array, dtype=torch.float32) for name, array in arrays.items()}
+
+
 def make_market(
     num_bars: int = 60,
     num_assets: int = 3,
@@ -57,10 +62,7 @@ def make_market(
     features[np.isnan(close)] = 0.0
     third = num_bars // 3
     return MarketTensors(
-        open=torch.tensor(open_, dtype=torch.float32),
-        close=torch.tensor(close, dtype=torch.float32),
-        features=torch.tensor(features, dtype=torch.float32),
-        context=torch.tensor(rng.normal(size=(num_bars, 2)), dtype=torch.float32),
+        **numbers(open=open_, close=close, features=features, context=rng.normal(size=(num_bars, 2))),
         tradable=torch.tensor(tradable),
         member=torch.tensor(member),
         **clock(num_bars, session_bars),
@@ -98,9 +100,7 @@ def planted_market(
     open_ = np.vstack([np.full((1, num_assets), 100.0), close[:-1]])
     features = np.concatenate([regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2)
     return MarketTensors(
-        open=torch.tensor(open_, dtype=torch.float32),
-        close=torch.tensor(close, dtype=torch.float32),
-        features=torch.tensor(features, dtype=torch.float32),
+        **numbers(open=open_, close=close, features=features),
         context=torch.zeros(num_bars, 1),
         tradable=torch.ones(num_bars, num_assets, dtype=torch.bool),
         member=torch.ones(num_bars, num_assets, dtype=torch.bool),

@@ -7,6 +7,7 @@ are tests of their own, and skip where the package is missing.
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 import shutil
@@ -64,9 +65,6 @@ WITH_NEEDS = [block for page in PAGES for block in blocks(page, "python") if blo
 
 def label(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-# --- the examples ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -145,9 +143,6 @@ def test_every_command_exists(page: Path) -> None:
             assert (ROOT / path).exists(), f"{label(page)}: {path} does not exist"
 
 
-# --- completeness ----------------------------------------------------------------------------------------------
-
-
 def test_every_algorithm_source_of_bars_and_adapter_is_documented() -> None:
     overview = (DOCS / "algorithms" / "index.md").read_text()
     for algo, model in CHOICES["agent.algo"].items():
@@ -184,9 +179,6 @@ def test_no_page_names_a_machine() -> None:
         assert found is None, f"{label(page)} names {found and found[0]}"
 
 
-# --- the site --------------------------------------------------------------------------------------------------
-
-
 def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generated tables name every setting, and the defaults are those of the model."""
     monkeypatch.syspath_prepend(DOCS)  # as mkdocs does
@@ -198,9 +190,8 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")
     for name in SAC.model_fields:
         assert f"`agent.{name}" in table, name
-    assert (
-        "| `agent.network.layer_norm` | true or false | `true` |" in table
-    )  # the outer model's default, not the inner
+    norm = "| `agent.network.layer_norm` | true or false | `true` |"
+    assert norm in table, "the outer model's default, not the inner's"
     assert f"| `agent.batch_size` | integer, ≥ 1 | `{SAC().batch_size}` |" in table
     for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
@@ -212,9 +203,8 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("material", reason="mkdocs-material is missing: pip install '.[docs]'")
-    pytest.importorskip("mkdocstrings", reason="mkdocstrings is missing: pip install '.[docs]'")
-    pytest.importorskip("latex2mathml", reason="latex2mathml is missing: pip install '.[docs]'")
+    for package in ("material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(package, reason=f"{package} is missing: pip install '.[docs]'")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
@@ -227,9 +217,19 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        assert not re.search(
-            r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)", text
-        ), f"{label(page)}: a table was not made"
-        assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text), (
-            f"{label(page)} loads from elsewhere"
-        )
+        unmade = r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
+        assert not re.search(unmade, text), f"{label(page)}: a table was not made"
+        elsewhere = re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text)
+        assert not elsewhere, f"{label(page)} loads from elsewhere"
+
+
+def test_what_the_readme_prints_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```pycon\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    example = doctest.DocTestParser().get_doctest("".join(blocks), {}, "README", None, 0)
+    assert any("print(tests)" in one.source for one in example.examples)
+    said: list[str] = []
+    outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example, out=said.append
+    )
+    assert outcome.failed == 0, "".join(said)

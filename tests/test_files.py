@@ -1,5 +1,3 @@
-"""Files that are whole or absent, and the seal that every stored JSON of weight carries."""
-
 from __future__ import annotations
 
 import json

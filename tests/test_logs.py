@@ -1,5 +1,3 @@
-"""Structured logs: one JSON object a line, whatever is in it."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Files of a run: whole or old, never half; names that cannot leave the runs folder; one process at a time."""
-
 from __future__ import annotations
 
 import os
@@ -12,22 +10,8 @@ import pytest
 
 from fintrader import files, runs
 from fintrader.errors import RunError
-
-
-def test_a_killed_writer_leaves_the_old_file(tmp_path: Path):
-    path = tmp_path / "a.json"
-    files.write_json(path, {"x": 1})
-    code = (
-        "import signal, sys; from pathlib import Path; from fintrader.files import atomic_file\n"
-        "with atomic_file(Path(sys.argv[1])) as file:\n"
-        "    file.write(b'half'); file.flush(); print('writing', flush=True); signal.pause()\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"writing\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert files.read_json(path) == {"x": 1}
+from fintrader.files import read_json
+from fintrader.runs import Manifest
 
 
 def test_damaged_and_missing_json_are_typed(tmp_path: Path):
@@ -72,3 +56,44 @@ def test_a_run_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
     child.wait()
     with folder.lock():  # the kernel frees it before the parent may reap the child
         pass
+
+
+def make(path: Path) -> Manifest:
+    return Manifest.create(path, name="r", seed=3, device="cpu", config_hash="00", command="fintrader run r")
+
+
+def test_a_stage_is_done_only_after_its_body_ended_well(tmp_path: Path):
+    manifest = make(tmp_path / "manifest.json")
+    with pytest.raises(ZeroDivisionError), manifest.stage("data"):
+        assert read_json(manifest.path)["stages"]["data"]["done"] is False
+        raise ZeroDivisionError
+    again = Manifest.load(manifest.path)
+    assert not again.done("data")
+    with again.stage("data"):
+        pass
+    before = read_json(manifest.path)
+    assert Manifest.load(manifest.path).done("data")
+    with Manifest.load(manifest.path).stage("data"):
+        pass
+    assert read_json(manifest.path) == before, "passed again, it keeps its time"
+
+
+def test_versions_are_there_and_the_end_is_noted_once(tmp_path: Path):
+    manifest = make(tmp_path / "manifest.json")
+    assert {"python", "torch", "fintrader"} <= set(manifest.values["versions"])
+    manifest.finish()
+    first = manifest.values["finished"]
+    manifest.values["finished"] = "earlier"
+    manifest.finish()
+    assert first
+    assert manifest.values["finished"] == "earlier"
+
+
+def test_a_foreign_or_damaged_manifest_is_typed(tmp_path: Path):
+    path = tmp_path / "manifest.json"
+    path.write_text('{"format": "other"}')
+    with pytest.raises(RunError, match="no manifest of this version"):
+        Manifest.load(path)
+    path.write_text("[1]")
+    with pytest.raises(RunError):
+        Manifest.load(path)

@@ -1,5 +1,3 @@
-"""Seeds: stable over time and platforms, independent by name."""
-
 from __future__ import annotations
 
 import torch

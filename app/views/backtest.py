@@ -9,10 +9,23 @@ from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, usd, window_words
-from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, markets, metric_table, shell
-from fintrader_app.shell import choose, guarded, market_folders, page, parts, pick_run, runs_folder, table
-from fintrader_app.wording import human, label, plain
+from fintrader.results.run import Summary
+from fintrader_app import artifacts, charts, markets, tables
+from fintrader_app.shell import (
+    choose,
+    guarded,
+    human,
+    label,
+    linked_several,
+    market_folders,
+    page,
+    parts,
+    pick_run,
+    plain,
+    remember,
+    runs_folder,
+)
+from fintrader_app.tables import table
 
 TABS = {
     "curves": "Curves",
@@ -33,11 +46,7 @@ def render(runs: RunsFolder) -> None:
     stored = artifacts.backtest(folder)
     main, others = pick_strategies(stored)
     context_line(stored, folder)
-    versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
-    metric_table.cards(
-        stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
-    )
-    metric_table.short_window(len(stored.ends))
+    tables.cards(stored, main)
     tab = parts(TABS, "part")
     with guarded():
         shown = [main, *others]
@@ -54,7 +63,7 @@ def render(runs: RunsFolder) -> None:
                 trades(stored, run, main)
             case "metrics":
                 metrics = {name: stored.metrics.get(name, {}) for name in shown}
-                metric_table.full_table(metrics, "backtest_metrics")
+                tables.full_table(metrics, "backtest_metrics")
 
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
@@ -64,10 +73,10 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
     with right:
-        key = shell.linked_several("beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest))
+        key = linked_several("beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest))
         chosen = st.pills("Beside it", rest, selection_mode="multi", format_func=human, key=key)
     others = [name for name in rest if name in (chosen or [])]
-    shell.remember_several("beside", others)
+    remember("beside", ",".join(others))
     return main, others
 
 
@@ -98,14 +107,12 @@ def context_line(stored: StoredBacktest, folder: Folder) -> None:
                     icon=":material/download:",
                     on_click="ignore",
                 )
-    planted = context.get("planted")
-    if isinstance(planted, dict):
-        share = planted.get("share_of_oracle")
-        if isinstance(share, dict) and number(share.get("ensemble")) is not None:
-            st.caption(
-                f"Synthetic market with a planted signal: the ensemble reached {percent(share['ensemble'], 0)} of the "
-                "log growth that an oracle made of this window."
-            )
+    share = artifacts.part(artifacts.part(context, "planted"), "share_of_oracle").get("ensemble")
+    if number(share) is not None:
+        st.caption(
+            f"Synthetic market with a planted signal: the ensemble reached {percent(share, 0)} of the log growth that "
+            "an oracle made of this window."
+        )
 
 
 def looked_at(looks: object) -> str | None:

@@ -9,10 +9,10 @@ from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import number, statistic
-from fintrader_app import artifacts, charts, metric_table
+from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
-from fintrader_app.shell import choose_several, guarded, page, table
-from fintrader_app.wording import label, plain
+from fintrader_app.shell import choose_several, guarded, label, page, plain
+from fintrader_app.tables import table
 
 MOST = 8
 KEYS = ("cumulative_return", "annual_return", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar")
@@ -79,7 +79,7 @@ def differences(shown: dict[str, StoredBacktest]) -> None:
     values = {line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in shown.items()}
     rows = []
     for key in KEYS:
-        row = {"Metric": metric_table.title_of(key)}
+        row = {"Metric": tables.title_of(key)}
         zero = number(values[base].get(key))
         for line in lines:
             own = number(values[line].get(key))

@@ -22,11 +22,11 @@ from fintrader.results.formatting import (
     score,
     statistic,
 )
-from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, metric_table, robustness, shell
+from fintrader.results.run import Summary
+from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import part
-from fintrader_app.shell import guarded, page, pick_run, table
-from fintrader_app.wording import human, label, plain, without_secrets
+from fintrader_app.shell import guarded, human, label, page, pick_run, plain, without_secrets
+from fintrader_app.tables import table
 
 NOTES = {
     "trials": "Strategies that were tried to get this one",
@@ -36,7 +36,12 @@ NOTES = {
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
 KNOWN_RATIOS = ("sharpe", "low", "high", "expected_best", "expected_best_effective")
-LABELS = {"sharpe": "Sharpe ratio", "annual_return": "Annual return", "max_drawdown": "Max drawdown"}
+KINDS = {
+    "fill": "Where orders fill",
+    "delay_bars": "Orders delayed, bars",
+    "start_sessions": "Start shifted, sessions",
+    "without": "Without a symbol",
+}
 
 
 def render(runs: RunsFolder) -> None:
@@ -61,7 +66,7 @@ def render(runs: RunsFolder) -> None:
         with guarded():
             null_model(report, stored)
     with guarded():
-        robustness.sensitivity(stored)
+        sensitivity(stored)
     with guarded():
         lookahead(folder)
     with guarded():
@@ -103,7 +108,7 @@ def numbers(report: dict[str, Any]) -> None:
         ("Overfitting", probability(overfit), NOTES["overfitting"]),
         ("Sessions", count(report.get("sessions")), f"Of the test window; minimum track record: {track} sessions"),
     ]
-    shell.numbers(cells)
+    tables.numbers(cells)
 
 
 def intervals(report: dict[str, Any]) -> None:
@@ -113,7 +118,7 @@ def intervals(report: dict[str, Any]) -> None:
     rows = []
     for key, band in bands.items():
         ends = {name.capitalize(): statistic(key, band.get(name)) for name in ("low", "estimate", "high")}
-        rows.append({"Metric": metric_table.title_of(key), **ends, "Level": percent(band.get("level"), 0)})
+        rows.append({"Metric": tables.title_of(key), **ends, "Level": percent(band.get("level"), 0)})
     if not rows:
         st.info("No intervals: the window is too short.", icon=":material/hourglass_empty:")
         return
@@ -198,12 +203,10 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
     if drawn is not None and is_histogram(histogram.get("counts"), histogram.get("edges")):
         returned = number(part(stored.metrics, str(report.get("strategy"))).get("cumulative_return"))
         charts.show(figures.random_portfolios_figure({**found, "count": int(drawn)}, returned), "honesty_random")
-    above = found.get("share_above")
-    if isinstance(above, dict):
+    above = part(found, "share_above")
+    if above:
         told = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
         st.caption(f"Share of random portfolios that did better: {told}.")
-    elif number(above) is not None:
-        st.caption(f"Share of random portfolios that did better: {percent(above)}.")
 
 
 def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
@@ -215,7 +218,65 @@ def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
         st.info("This null model was not run: the same tournament on time-shifted features.", icon=":material/science:")
         return
     name = str(report.get("strategy", ""))
-    metric_table.paper_table({name: stored.metrics.get(name, {}), "null_model": metrics}, "honesty_null_model")
+    tables.paper_table({name: stored.metrics.get(name, {}), "null_model": metrics}, "honesty_null_model")
+
+
+def sensitivity(stored: StoredBacktest) -> None:
+    """What the result survives: whole simulations with one choice changed, where they were run."""
+    rows = stored.sensitivity
+    swept = [(cost_of(row), number(row.get("cumulative_return")), row) for row in rows if row.get("kind") == "cost_bps"]
+    points = [
+        {"setting": x, "cumulative_return": y, "sharpe": number(row.get("sharpe")), "chosen": row.get("chosen") is True}
+        for x, y, row in swept
+        if x is not None and y is not None
+    ]
+    if len(points) < 2:
+        costs(stored)
+    else:
+        st.subheader("Return at other costs", anchor=False)
+        charts.show(figures.cost_figure(points), "honesty_sweep")
+        st.caption("Return of the test window; every point is a whole simulation at that cost.")
+    others = [row for row in rows if row.get("kind") in KINDS]
+    if not others:
+        return
+    st.subheader("One choice changed at a time", anchor=False)
+    shown = [
+        {
+            "Choice": KINDS[str(row["kind"])],
+            "Setting": f"{row.get('setting')}" + (" (as run)" if row.get("chosen") is True else ""),
+            "Return": percent(row.get("cumulative_return")),
+            "Sharpe": ratio(row.get("sharpe")),
+        }
+        for row in others
+    ]
+    table(shown, "honesty_choices", right=("Return", "Sharpe"), height=300)
+
+
+def cost_of(row: dict[str, Any]) -> float | None:
+    try:
+        return float(str(row.get("setting")))
+    except ValueError:
+        return None
+
+
+def costs(stored: StoredBacktest) -> None:
+    """How the result falls with costs, from the stored notional and costs."""
+    st.subheader("Return at other costs", anchor=False)
+    names = [name for name in stored.strategies if (stored.curve("turnover_usd")[name] > 0).any()]
+    if not names:
+        st.info("Nothing was traded.", icon=":material/inbox:")
+        return
+    columns = ("equity_usd", "cost_usd", "turnover_usd")
+    tables = [stored.curve(column)[names].rename(columns=label) for column in columns]
+    room = 18 * max(0, len(names) - 3)  # on a narrow screen the legend takes a line for each
+    charts.show(figures.first_order_cost_figure(*tables), "honesty_costs", height=300 + room)
+    even = ", ".join(
+        f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps" for name in names
+    )
+    st.caption(
+        "First-order: the stored trades at another proportional cost, the money saved or lost not re-invested. "
+        f"Break-even: {even}."
+    )
 
 
 def lookahead(folder: Folder) -> None:

@@ -15,8 +15,8 @@ from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
 from fintrader_app.artifacts import part
 from fintrader_app.markets import Market
-from fintrader_app.shell import choose, guarded, market_folders, numbers, page, parts, pick_run, table
-from fintrader_app.wording import human, label, plain
+from fintrader_app.shell import choose, guarded, human, label, market_folders, page, parts, pick_run, plain
+from fintrader_app.tables import numbers, table
 
 TABS = {"bars": "Bars", "features": "Features", "coverage": "Coverage", "quality": "Quality", "ties": "Correlations"}
 WINDOWS = ("train", "validation", "test")
@@ -58,14 +58,17 @@ def head(market: Market) -> None:
     st.caption(f"{told} · content {plain(market.content_hash[:12])}")
 
 
-@st.cache_data(max_entries=8, show_spinner=False)
-def _traded_share(content: str, _tradable: np.ndarray[Any, Any]) -> float:
-    return float(_tradable.mean())
+CACHED: dict[str, Any] = {
+    "show_spinner": False,
+    "max_entries": 16,
+    "hash_funcs": {Market: lambda market: f"{market.path}{market.content_hash}"},
+}
 
 
+@st.cache_data(**CACHED)
 def traded_share(market: Market) -> float:
     """Share of all cells with a trade."""
-    return _traded_share(f"{market.path}{market.content_hash}", market.arrays["tradable"])
+    return float(market.arrays["tradable"].mean())
 
 
 def pick_cell(market: Market) -> tuple[str, str]:
@@ -141,17 +144,13 @@ def features(market: Market) -> None:
                 table(known, "market_statistics", column_config=config)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def _by_session(content: str, what: str, _cells: np.ndarray[Any, Any], _session: np.ndarray[Any, Any]) -> Any:
-    starts = np.flatnonzero(np.append(True, np.diff(_session) > 0))
-    lengths = np.diff(np.append(starts, len(_session)))
-    return np.add.reduceat(np.asarray(_cells, dtype=np.float32), starts, axis=0) / lengths[:, None]
-
-
+@st.cache_data(**CACHED)
 def by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
     """`[sessions, N]`: share of a session's bars in which a flag is set."""
-    key = f"{market.path}{market.content_hash}"
-    return np.asarray(_by_session(key, what, market.arrays[what], market.arrays["session"]))
+    session = market.arrays["session"]
+    starts = np.flatnonzero(np.append(True, np.diff(session) > 0))
+    lengths = np.diff(np.append(starts, len(session)))
+    return np.add.reduceat(np.asarray(market.arrays[what], dtype=np.float32), starts, axis=0) / lengths[:, None]
 
 
 def coverage(market: Market) -> None:
@@ -249,17 +248,17 @@ def findings(market: Market) -> None:
     table(pd.DataFrame(faults).astype(str), "market_faults", height=320)
 
 
-@st.cache_data(max_entries=8, show_spinner=False)
-def _ties(content: str, _close: np.ndarray[Any, Any], _session: np.ndarray[Any, Any], most: int) -> Any:
-    ends = np.append(np.flatnonzero(np.diff(_session) > 0), len(_session) - 1)
-    daily = np.log(np.asarray(_close[ends, :most], dtype=float))
+@st.cache_data(**CACHED)
+def correlations(market: Market, most: int) -> Any:
+    """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in common."""
+    session = market.arrays["session"]
+    ends = np.append(np.flatnonzero(np.diff(session) > 0), len(session) - 1)
+    daily = np.log(np.asarray(market.arrays["close"][ends, :most], dtype=float))
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
 
 
 def ties(market: Market) -> None:
-    symbols = market.symbols[:MOST_SYMBOLS]
-    content = f"{market.path}{market.content_hash}"
-    matrix = _ties(content, market.arrays["close"], market.arrays["session"], MOST_SYMBOLS)
+    symbols, matrix = market.symbols[:MOST_SYMBOLS], correlations(market, MOST_SYMBOLS)
     st.subheader("Correlation of daily returns", anchor=False)
     off = matrix[~np.eye(len(symbols), dtype=bool)] if len(symbols) > 1 else np.array([])
     if not np.isfinite(off).any():

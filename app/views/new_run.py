@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 import time
@@ -10,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+import yaml
 
+from fintrader.config import validate
 from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration
 from fintrader_app import forms, jobs
-from fintrader_app.artifacts import summaries
+from fintrader_app.artifacts import summaries, summary
 from fintrader_app.launch import STORE_VARIABLE
-from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, sentence
-from fintrader_app.wording import plain, without_secrets
+from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, plain, sentence, without_secrets
 
 REFRESH_SECONDS = 2
 SECTIONS = {
@@ -86,14 +88,8 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
     with left:
         settings = check(runs, draft)
     with right:
-        pressed = st.button(
-            "Start",
-            type="primary",
-            icon=":material/play_arrow:",
-            disabled=settings is None,
-            key="new_start",
-            width="stretch",
-        )
+        look: dict[str, Any] = {"type": "primary", "icon": ":material/play_arrow:", "width": "stretch"}
+        pressed = st.button("Start", disabled=settings is None, key="new_start", **look)
     if pressed:
         job = jobs.start(runs, str(draft["name"]), text_of(draft))
         st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
@@ -111,9 +107,6 @@ def drafted(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> 
 
 def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     """A configuration, complete with defaults, as plain data. Raises ConfigError when it is not valid."""
-    import yaml
-
-    from fintrader.config import validate
     from fintrader.pipeline import RunConfig
 
     values: Any = {}
@@ -156,31 +149,27 @@ def shown_path(path: Path) -> str:
 
 def edit(section: str, draft: dict[str, Any], source: str) -> None:
     """The widgets of one part of the configuration."""
-    from fintrader.config import models_in
     from fintrader.pipeline import RunConfig
 
+    fields = forms.schema_of(RunConfig)["properties"]
     key = f"new:{source}"
     if section == "run":
         for name in ("name", "seed", "device", "cache"):
-            forms.widget(RunConfig.model_fields[name], name, draft, f"{key}.{name}")
+            forms.widget(fields[name], name, draft, f"{key}.{name}")
         st.caption(f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}.")
     elif section == "yaml":
         st.caption("Choose a part above to change it.")
     else:
-        models = models_in(RunConfig.model_fields[section].annotation)
-        forms.group(models, section, draft, f"{key}.{section}")
+        forms.group(fields[section], section, draft, f"{key}.{section}")
 
 
 def text_of(draft: dict[str, Any]) -> str:
     """The draft as YAML."""
-    import yaml
-
     return yaml.safe_dump(draft, sort_keys=False, allow_unicode=True)
 
 
 def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
     """The draft as settings, or None and a message that names the field and what to do."""
-    from fintrader.config import validate
     from fintrader.pipeline import RunConfig
 
     try:
@@ -242,33 +231,25 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
             words = ""
         if words:
             st.code("\n".join(without_secrets(words).splitlines()[-12:]), language=None)
+        again = not alive and runs.exists(job.name, "config.yaml") and not done(runs, job.name)
         with st.container(horizontal=True):
             if st.button("Open", key=f"job_open_{job.name}", icon=":material/trophy:"):
                 go("tournament.py", run=job.name)
             if alive:
-                asked = st.session_state.get(f"job_asked_{job.name}")
+                asked = st.session_state.get(f"job_asked_{job.name}", math.inf)
                 if st.button("Stop", key=f"job_stop_{job.name}", icon=":material/stop:"):
                     jobs.stop(job)
                     st.session_state[f"job_asked_{job.name}"] = time.time()
                     st.toast(f"Asked {plain(job.name)} to stop; it stores what it has first.")
-                if (
-                    isinstance(asked, float)
-                    and time.time() - asked > 20
-                    and st.button("Kill", key=f"job_kill_{job.name}", icon=":material/dangerous:")
-                ):
+                patient = time.time() - asked <= 20
+                if not patient and st.button("Kill", key=f"job_kill_{job.name}", icon=":material/dangerous:"):
                     jobs.kill(job)
-            elif (
-                runs.exists(job.name, "config.yaml")
-                and not done(runs, job.name)
-                and st.button("Continue", key=f"job_again_{job.name}", icon=":material/resume:")
-            ):
+            elif again and st.button("Continue", key=f"job_again_{job.name}", icon=":material/resume:"):
                 jobs.start(runs, job.name, runs.text(jobs.PLACE, f"{job.name}.yaml"))
                 st.rerun()
 
 
 def done(runs: RunsFolder, name: str) -> bool:
-    from fintrader_app.artifacts import summary
-
     try:
         return summary(runs, name).status == "finished"
     except FintraderError:

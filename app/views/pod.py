@@ -10,9 +10,9 @@ import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import DASH, count, duration, score, statistic
-from fintrader_app import artifacts, charts, metric_table
-from fintrader_app.shell import choose, choose_several, guarded, numbers, page, pick_race, pick_run, table
-from fintrader_app.wording import human, plain
+from fintrader_app import artifacts, charts, tables
+from fintrader_app.shell import choose, choose_several, guarded, human, page, pick_race, pick_run, plain
+from fintrader_app.tables import numbers, table
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
 FIRST = ("value_loss", "policy_loss", "entropy", "steps_per_second")
@@ -82,20 +82,20 @@ def smoothed(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]
 
 
 def curves(folder: Folder, names: list[str]) -> None:
-    tables: dict[str, pd.DataFrame] = {}
+    found: dict[str, pd.DataFrame] = {}
     for name in names:
         try:
             table = artifacts.learning(folder, name)
         except NotThereError:
             continue
         if len(table):
-            tables[name] = table
-    if not tables:
+            found[name] = table
+    if not found:
         st.info("No learning curve is stored for this pod yet.", icon=":material/hourglass_empty:")
         return
-    known = dict.fromkeys(column for table in tables.values() for column in table.columns if column not in AXES)
-    metrics = [name for name in known if any(table[name].notna().any() for table in tables.values() if name in table)]
-    axes = [axis for axis in AXES if all(axis in table for table in tables.values())]
+    known = dict.fromkeys(column for table in found.values() for column in table.columns if column not in AXES)
+    metrics = [name for name in known if any(table[name].notna().any() for table in found.values() if name in table)]
+    axes = [axis for axis in AXES if all(axis in table for table in found.values())]
     if not metrics or not axes:
         st.info("The stored learning curve holds no numbers.", icon=":material/hourglass_empty:")
         return
@@ -112,7 +112,7 @@ def curves(folder: Folder, names: list[str]) -> None:
         for place, metric in zip(st.columns(2), shown[row : row + 2], strict=False):
             with place:
                 st.caption(plain(human(metric)))
-                raw = {name: (t[axis], t[metric].to_numpy(float)) for name, t in tables.items() if metric in t}
+                raw = {name: (t[axis], t[metric].to_numpy(float)) for name, t in found.items() if metric in t}
                 lines = {name: (x, smoothed(y, share)) for name, (x, y) in raw.items()}
                 figure = charts.lines(lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260)
                 charts.show(figure, f"pod_{metric}")
@@ -171,7 +171,7 @@ def validation(rows: pd.DataFrame) -> None:
     told = []
     for key in dict.fromkeys(key for values in columns.values() for key in values):
         each = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
-        told.append({"Metric": metric_table.title_of(key), **each})
+        told.append({"Metric": tables.title_of(key), **each})
     table(told, "pod_metrics", right=columns, height=360)
 
 

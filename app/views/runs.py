@@ -8,12 +8,11 @@ import streamlit as st
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, moment, number
-from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, metric_table
+from fintrader.results.run import Summary
+from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
-from fintrader_app.race import board_table
-from fintrader_app.shell import STATUS, go, guarded, linked, page, remember, sentence
-from fintrader_app.wording import label, plain, without_secrets
+from fintrader_app.shell import STATUS, go, guarded, label, linked, page, plain, remember, sentence, without_secrets
+from fintrader_app.tables import board_table
 
 COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
@@ -82,12 +81,8 @@ def render(runs: RunsFolder) -> None:
         placeholder="–",
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
-    if picked:
-        remember("run", picked[0])
-        name = picked[0]
-    else:
-        name = st.session_state[linked("run", list(by_name))]
-        remember("run", name)
+    name = picked[0] if picked else st.session_state[linked("run", list(by_name))]
+    remember("run", name)
     actions(by_name[name], picked)
     with guarded():
         preview(runs, by_name[name])
@@ -115,23 +110,17 @@ def filtered(found: list[Summary]) -> list[Summary]:
 
 def actions(run: Summary, picked: list[str]) -> None:
     """Where to go from here."""
-    name, done = run.name, bool(run.metrics)
+    done, several = bool(run.metrics), 2 <= len(picked) <= 8
     with st.container(horizontal=True, gap="small"):
-        if st.button(
-            "Backtest", icon=":material/show_chart:", type="primary" if done else "secondary", disabled=not done
-        ):
-            go("backtest.py", run=name)
-        if st.button("Tournament", icon=":material/trophy:", type="secondary" if done else "primary"):
-            go("tournament.py", run=name)
+        first, second = ("primary", "secondary") if done else ("secondary", "primary")
+        if st.button("Backtest", icon=":material/show_chart:", type=first, disabled=not done):
+            go("backtest.py", run=run.name)
+        if st.button("Tournament", icon=":material/trophy:", type=second):
+            go("tournament.py", run=run.name)
         if st.button("Honesty", icon=":material/balance:", disabled=not done):
-            go("honesty.py", run=name)
-        several = 2 <= len(picked) <= 8
-        if st.button(
-            f"Compare {len(picked)}" if several else "Compare",
-            icon=":material/compare_arrows:",
-            disabled=not several,
-            help="Select 2 to 8 rows",
-        ):
+            go("honesty.py", run=run.name)
+        title = f"Compare {len(picked)}" if several else "Compare"
+        if st.button(title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"):
             go("compare.py", runs=",".join(picked))
 
 
@@ -147,12 +136,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         if run.status != "broken":
             st.info(sentence(waiting), icon=":material/hourglass_empty:")
     else:
-        main = stored.strategies[0]
-        versus = "benchmark" if "benchmark" in stored.metrics and main != "benchmark" else None
-        metric_table.cards(
-            stored.metrics.get(main, {}), stored.metrics.get(versus) if versus else None, versus_name="the index"
-        )
-        metric_table.short_window(len(stored.ends))
+        tables.cards(stored, stored.strategies[0])
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)
         with left:
@@ -162,7 +146,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         with right:
             st.caption("Drawdown, from session closes")
             charts.show(figures.drawdown_figure(equity, session=stored.session), "preview_drawdown", height=300)
-        metric_table.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
+        tables.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
     with guarded():
         leaders(folder)
     if run.command:

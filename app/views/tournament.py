@@ -9,12 +9,11 @@ import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, score, short_count
-from fintrader.results.summary import Summary
-from fintrader_app import artifacts, charts, lineage, race, shell, timeline
+from fintrader.results.run import Summary
+from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.artifacts import summary
-from fintrader_app.race import board_table
-from fintrader_app.shell import choose, go, guarded, page, pick_race, pick_run, table
-from fintrader_app.wording import human, is_secret, plain, without_secrets
+from fintrader_app.shell import choose, go, guarded, human, is_secret, page, pick_race, pick_run, plain, without_secrets
+from fintrader_app.tables import board_table, table
 
 REFRESH_SECONDS = 2
 MOST_EVENTS = 200
@@ -75,7 +74,7 @@ def draw(run: Summary, folder: Folder, planned: int | None) -> None:
     left, right = st.columns([3, 2])
     with left:
         st.subheader("Lineage", anchor=False)
-        charts.show(lambda: lineage.lineage_figure(pods), "race_lineage", version=version)
+        charts.show(lambda: race.lineage_figure(pods), "race_lineage", version=version)
     with right:
         st.subheader("Drift of the searched settings", anchor=False)
         drift(pods, version)
@@ -98,7 +97,7 @@ def numbers(pace: race.Pace, alive: bool) -> None:
     if alive:
         about = "Estimate: mean time of a pod x pods to come / pods at work"
         cells.append(("Time left", duration(pace.left_seconds), about))
-    shell.numbers(cells)
+    tables.numbers(cells)
     if pace.planned:
         st.progress(min(1.0, pace.done / pace.planned))
 
@@ -107,14 +106,14 @@ def time_line(
     pods: pd.DataFrame, events: list[dict[str, object]], launched: dict[str, float], version: tuple[object, ...]
 ) -> None:
     """Who ran when; of a race that has ended, drawn once."""
-    found, total = timeline.attempts(pods, launched, timeline.lost_attempts(events), now=time.time())
+    found, total = race.attempts(pods, launched, race.lost_attempts(events), now=time.time())
     if not found:
         return
     if launched:  # its bars grow with the clock
-        charts.show(timeline.timeline_figure(found, total), "race_timeline")
+        charts.show(race.timeline_figure(found, total), "race_timeline")
     else:
         told = (*version, len(events))
-        charts.show(lambda: timeline.timeline_figure(found, total), "race_timeline", version=told)
+        charts.show(lambda: race.timeline_figure(found, total), "race_timeline", version=told)
 
 
 def lost_pods(events: list[dict[str, object]]) -> None:
@@ -148,17 +147,15 @@ def event_table(events: list[dict[str, object]]) -> None:
         return
     rows = []
     for event in reversed(events[-MOST_EVENTS:]):
-        rest = {
-            key: value for key, value in event.items() if key not in {"time", "event", "pod"} and not is_secret(key)
-        }
-        told = ", ".join(f"{human(key)} {value}" for key, value in rest.items() if value not in (None, ""))
+        rest = [key for key in event if key not in ("time", "event", "pod") and not is_secret(key)]
+        told = [f"{human(key)} {event[key]}" for key in rest if event[key] not in (None, "")]
         stamp = event.get("time")
         rows.append(
             {
                 "Time (UTC)": pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None,
                 "Event": str(event.get("event", "")),
                 "Pod": str(event.get("pod") or ""),
-                "Details": without_secrets(told)[:300],
+                "Details": without_secrets(", ".join(told))[:300],
             }
         )
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}

@@ -1,1 +1,1 @@
-"""Parts of `benchmarks/scaling.py`: measured constants, the curve they predict, its picture."""
+"""Parts of `benchmarks/scaling.py`: measured constants, the curve they predict, its picture, a simulated cluster."""

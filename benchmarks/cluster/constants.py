@@ -134,7 +134,7 @@ def warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
     """In a process that has its imports: environment and agent made, the parent's snapshot verified and taken."""
     import torch
 
-    from fintrader.tournament.pod_building import maker, parent_state
+    from fintrader.tournament.fusion.learners import maker, parent_state
 
     def start() -> None:
         agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
@@ -163,7 +163,7 @@ def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tu
 
     from fintrader.agents import Budget, train
     from fintrader.agents.training import _Training
-    from fintrader.tournament.pod_building import maker
+    from fintrader.tournament.fusion.learners import maker
 
     agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
     budget = Budget(env_steps=2_000)
@@ -213,8 +213,7 @@ def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
 def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     """What makes one result durable: the pod's result file, the synced event, the index's transaction."""
     from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import Entry, Leaderboard
-    from fintrader.tournament.leaderboard_index import LeaderboardIndex
+    from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.constants import Samples
-from tests.engines.simulation import Simulated, World, simulate
-from tests.engines.simulation_checks import check, settings
+from benchmarks.cluster.simulation import Simulated, World, check, settings, simulate
 
 GPUS = (8, 16, 32, 80, 1000)
 PAPER = {"1.7": {"16": 3400.0, "80": 1900.0}, "1.8": {"16": 4000.0, "80": 2200.0}}

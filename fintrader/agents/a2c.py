@@ -29,11 +29,6 @@ class A2CAgent(OnPolicyAgent):
 
     settings: A2C
 
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """One Adam step on the whole rollout."""
-        loss, metrics = self.loss(rollout)
-        return {**metrics, "grad_norm": self.descend(loss)}
-
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L, and its parts as metrics."""
         (mean,) = self.actor(batch.obs)

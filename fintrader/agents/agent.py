@@ -10,15 +10,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fintrader.agents.a2c import A2C, A2CAgent
-from fintrader.agents.action_head import ActionHead
 from fintrader.agents.apg import APG, APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG, DDPGAgent
+from fintrader.agents.networks import ActionHead
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent
-from fintrader.agents.parallel.learners import batch_learners
-from fintrader.agents.parallel.pipeline import pipeline
+from fintrader.agents.parallel.learners import BatchedLearners
+from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO, PPOAgent
 from fintrader.agents.redq import REDQ, REDQAgent
@@ -81,6 +81,6 @@ def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "c
         known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
         raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")
     agent = _AGENTS[type(settings)](settings, layout, device=device, seed=seed)
-    if isinstance(agent, OnPolicyAgent):
-        return batch_learners(agent)
-    return pipeline(agent) if isinstance(agent, OffPolicyAgent) else agent
+    if isinstance(agent, OnPolicyAgent) and settings.learners > 1:
+        agent.learner = BatchedLearners(agent).learn
+    return PipelinedAgent(agent) if isinstance(agent, OffPolicyAgent) and settings.pipeline else agent

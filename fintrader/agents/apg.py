@@ -23,13 +23,10 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import Transition, require_memory
-from fintrader.agents.networks import parameters_of
-from fintrader.agents.off_policy import frozen
-from fintrader.agents.returns import gae
+from fintrader.agents.buffers import Transition, gae, require_memory
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
@@ -62,17 +59,13 @@ class APGAgent(BaseAgent):
 
     differentiable = True
 
-    def __init__(self, settings: APG, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(self, settings: APG, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         """Raises ConfigError for a layout without assets: other environments cannot be differentiated."""
         if isinstance(layout, FlatLayout):
             raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")
-        super().__init__(layout, device, seed)
-        self.build_networks(settings)
-        self.modules.to(self.device)
-        self.optimisers["actor"] = torch.optim.Adam(parameters_of([self.actor]), lr=settings.learning_rate, fused=True)
-        self.optimisers["critic"] = torch.optim.Adam(
-            parameters_of([self.critic]), lr=settings.value_learning_rate, fused=True
-        )
+        super().__init__(settings, layout, device=device, seed=seed)
+        self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
+        self.add_optimiser("critic", self.critic.parameters(), settings.value_learning_rate)
         self.steps: list[Transition] = []
         self.accounts = 0
         """B of the steps so far."""
@@ -95,8 +88,7 @@ class APGAgent(BaseAgent):
             self.normaliser.update(obs.detach())
         (latent,) = self.actor(self.normaliser(obs))
         if self.settings.noise > 0:
-            noise = torch.randn(latent.shape, generator=self.generator, device=self.device)
-            latent = latent + self.settings.noise * noise
+            latent = latent + self.settings.noise * self.randn(latent.shape)
         return self.head.decode(obs, latent)
 
     def observe(self, transition: Transition) -> None:
@@ -115,27 +107,20 @@ class APGAgent(BaseAgent):
         if len(self.steps) < self.settings.num_steps:
             return None
         settings, steps = self.settings, self.steps
+        seen = Transition(*(torch.stack([part.detach() for part in column]) for column in zip(*steps, strict=True)))
         reward = torch.stack([step.reward for step in steps])
-        terminated = torch.stack([step.terminated for step in steps])
-        truncated = torch.stack([step.truncated for step in steps])
         if settings.normalise_rewards:
-            self.rewards.update(reward.detach(), terminated | truncated)
+            self.rewards.update(seen.reward, seen.terminated | seen.truncated)
             reward = self.rewards(reward)
 
-        objective = self._objective(reward, terminated, truncated)
-        self.optimisers["actor"].zero_grad(set_to_none=True)
-        torch.autograd.backward(-objective)
-        norm = nn.utils.clip_grad_norm_(self.actor.parameters(), settings.max_grad_norm)
-        self.optimisers["actor"].step()
+        objective = self._objective(reward, seen.terminated, seen.truncated)
+        norm = self.descend("actor", -objective)
 
-        obs = torch.stack([step.obs.detach() for step in steps])
-        metrics = {"objective": objective.detach(), "grad_norm": norm}
-        metrics["reward_mean"] = torch.stack([step.reward.detach() for step in steps]).mean()
+        metrics = {"objective": objective.detach(), "grad_norm": norm, "reward_mean": seen.reward.mean()}
         if settings.bootstrap:
-            next_obs = torch.stack([step.next_obs.detach() for step in steps])
-            metrics |= self._fit_value(obs, next_obs, reward.detach(), terminated, truncated)
+            metrics |= self._fit_value(seen._replace(reward=reward.detach()))
         if settings.normalise_observations:
-            self.normaliser.update(obs)
+            self.normaliser.update(seen.obs)
         self.steps = []
         return to_metrics(metrics)
 
@@ -145,39 +130,32 @@ class APGAgent(BaseAgent):
         total = torch.zeros_like(reward[0])
         weight = torch.ones_like(reward[0])
         last = len(self.steps) - 1
-        with frozen(self.critic):
-            for t, step in enumerate(self.steps):
-                total = total + weight * reward[t]
-                weight = weight * settings.gamma
-                done = terminated[t] | truncated[t]
-                # Only a truncated step or the horizon has a value to add; asking is free on a CPU.
-                if settings.bootstrap and (t == last or self.device.type != "cpu" or bool(truncated[t].any())):
-                    cut = truncated[t] | (~done if t == last else torch.zeros_like(done))
-                    value = self.critic(self.normaliser(step.next_obs))
-                    total = total + torch.where(cut & ~terminated[t], weight * value, torch.zeros_like(value))
-                weight = torch.where(done, torch.ones_like(weight), weight)
+        for t, step in enumerate(self.steps):
+            total = total + weight * reward[t]
+            weight = weight * settings.gamma
+            done = terminated[t] | truncated[t]
+            # Only a truncated step or the horizon has a value to add; asking is free on a CPU.
+            if settings.bootstrap and (t == last or self.device.type != "cpu" or bool(truncated[t].any())):
+                cut = truncated[t] | (~done if t == last else torch.zeros_like(done))
+                value = self.critic(self.normaliser(step.next_obs))
+                total = total + torch.where(cut & ~terminated[t], weight * value, torch.zeros_like(value))
+            weight = torch.where(done, torch.ones_like(weight), weight)
         return total.mean() / len(self.steps)
 
-    def _fit_value(
-        self, obs: Tensor, next_obs: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor
-    ) -> dict[str, Tensor]:
+    def _fit_value(self, seen: Transition) -> dict[str, Tensor]:
+        """Steps of the value towards its targets, on `[H, B, ...]` steps with scaled rewards."""
         settings = self.settings
         with torch.no_grad():
-            rows = self.normaliser(obs).flatten(0, 1)
-            value = self.critic(rows).view_as(reward)
-            next_value = self.critic(self.normaliser(next_obs).flatten(0, 1)).view_as(reward)
-            _, target = gae(reward, value, next_value, terminated, truncated, settings.gamma, settings.gae_lambda)
+            rows = self.normaliser(seen.obs).flatten(0, 1)
+            value = self.critic(rows).view_as(seen.reward)
+            next_value = self.critic(self.normaliser(seen.next_obs).flatten(0, 1)).view_as(seen.reward)
+            ends = seen.terminated, seen.truncated
+            _, target = gae(seen.reward, value, next_value, *ends, settings.gamma, settings.gae_lambda)
         for _ in range(settings.value_epochs):
             loss = (self.critic(rows) - target.flatten()).pow(2).mean()
-            self.optimisers["critic"].zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(self.critic.parameters(), settings.max_grad_norm)
-            self.optimisers["critic"].step()
+            self.descend("critic", loss)
         return {"value_loss": loss.detach(), "explained_variance": explained_variance(value, target)}
 
-    def extra_state(self) -> dict[str, Tensor]:
-        return self.present({"running_return": self.rewards.running})
-
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        self.rewards.running = self.taken(state, "running_return")
+        super().load_extra_state(state)
         self.steps = []

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import below, load_generator, load_module, load_optimiser, optimiser_state, prefixed
-from fintrader.agents.networks import Actor, Critic, NetworkSettings
+from fintrader.agents.networks import ActionHead, ActionHeadSettings, Actor, Critic, NetworkSettings
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.config import Settings
@@ -59,23 +58,44 @@ class BaseSettings(Settings):
 
 
 class BaseAgent:
-    """State handling for agents. Subclasses fill `modules` and `optimisers` in `__init__`.
+    """The networks of an agent, their gradient steps, and their state. Subclasses add `optimisers` in `__init__`.
 
     Names below `modules.` and `optimisers.` are inherited from a parent; names below `extra.` (running returns,
     replay buffers, counters) and the random stream belong to one training and are only resumed.
     """
 
     settings: Any
-    head: ActionHead
-    policy: ActorPolicy
     differentiable: bool = False
     """Whether the training loop keeps the environment's graph between updates."""
+    outputs: int = 1
+    """Numbers the actor gives for each latent."""
+    squashes: bool = False
+    """Whether latents end in tanh, and critics judge them beside the observation."""
+    members: int | None = None
+    """K critics as one network; None: a single one."""
 
-    def __init__(self, layout: Layout, device: torch.device | str, seed: int) -> None:
-        self.layout = layout
-        self.device = torch.device(device)
-        self.seed = seed
-        self.modules = nn.ModuleDict()
+    def __init__(self, settings: Any, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+        """Head, actor, critic, policy and reward scaler, weights drawn from the agent's seed."""
+        self.settings, self.layout, self.device, self.seed = settings, layout, torch.device(device), seed
+        self.head = ActionHead(layout, settings.head)
+        latents = self.head.latents if self.squashes else 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "weights"))
+            self.actor = Actor(layout, settings.network, cash=self.head.targets_weights, outputs=self.outputs)
+            self.critic = Critic(layout, settings.network, latents=latents, members=self.members)
+        self.rewards = RewardScaler(settings.gamma)
+        self.policy = ActorPolicy(
+            layout,
+            settings.network,
+            settings.head,
+            outputs=self.outputs,
+            squash=self.squashes,
+            actor=self.actor,
+            rewards=self.rewards,
+        )
+        self.normaliser = self.policy.normaliser
+        self.modules = nn.ModuleDict({"policy": self.policy, "critic": self.critic, "rewards": self.rewards})
+        self.modules.to(self.device)
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.generator = generator(seed, "agent", device=self.device)
         self.noise_state: Tensor | None = None
@@ -85,48 +105,36 @@ class BaseAgent:
         """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there."""
         return env
 
-    def build_networks(
-        self,
-        settings: Any,
-        *,
-        outputs: int = 1,
-        squash: bool = False,
-        judges_latents: bool = False,
-        members: int | None = None,
-    ) -> None:
-        """Head, actor, critic, policy and reward scaler, weights drawn from the agent's seed.
+    def randn(self, shape: torch.Size) -> Tensor:
+        """Standard normal noise of the agent's own stream."""
+        return torch.randn(shape, generator=self.generator, device=self.device)
 
-        The actor gives `outputs` numbers a latent; the critic judges observations, or with `judges_latents` latents in
-        them, as `members` networks at once.
-        """
-        self.settings = settings
-        self.head = ActionHead(self.layout, settings.head)
-        latents = self.head.latents if judges_latents else 0
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.init_seed())
-            self.actor = Actor(self.layout, settings.network, cash=self.head.targets_weights, outputs=outputs)
-            self.critic = Critic(self.layout, settings.network, latents=latents, members=members)
-        self.rewards = RewardScaler(settings.gamma)
-        self.policy = ActorPolicy(
-            self.layout,
-            settings.network,
-            settings.head,
-            outputs=outputs,
-            squash=squash,
-            actor=self.actor,
-            rewards=self.rewards,
-        )
-        self.normaliser = self.policy.normaliser
-        self.modules.update({"policy": self.policy, "critic": self.critic, "rewards": self.rewards})
-
-    def draw_noise(self, shape: torch.Size, persistence: float) -> Tensor:
-        """Standard normal noise, correlated by `persistence` with the last draw (an AR(1) process)."""
-        noise = torch.randn(shape, generator=self.generator, device=self.device)
+    def exploration_noise(self, shape: torch.Size) -> Tensor:
+        """Standard normal noise, correlated with the last draw (an AR(1) process) as `noise_persistence` says."""
+        persistence = self.settings.noise_persistence
+        if persistence is None:
+            persistence = 0.9 if self.head.targets_weights else 0.0
+        noise = self.randn(shape)
         if persistence > 0:
             if self.noise_state is not None and self.noise_state.shape == noise.shape:
                 noise = persistence * self.noise_state + (1 - persistence**2) ** 0.5 * noise
             self.noise_state = noise
         return noise
+
+    def add_optimiser(self, name: str, parameters: Iterable[nn.Parameter], rate: float, eps: float = 1e-8) -> None:
+        """Adam over `parameters`."""
+        self.optimisers[name] = torch.optim.Adam(list(parameters), lr=rate, eps=eps, fused=True)
+
+    def descend(self, name: str, loss: Tensor) -> Tensor:
+        """One step of an optimiser down `loss`; returns the gradient's norm."""
+        optimiser = self.optimisers[name]
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        optimiser.zero_grad(set_to_none=True)
+        # Only this optimiser's parameters get a gradient: what the loss passes through on its way is left alone.
+        torch.autograd.backward(loss, inputs=[parameter for parameter in parameters if parameter.requires_grad])
+        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        optimiser.step()
+        return norm.detach()
 
     def anneal(self, fraction: float) -> None:
         """Move step sizes to where they stand once `fraction` of the budget is used, for settings with `anneal`."""
@@ -136,19 +144,14 @@ class BaseAgent:
             for group in optimiser.param_groups:
                 group["lr"] = group.setdefault("first_lr", group["lr"]) * (1 - fraction)
 
-    def init_seed(self) -> int:
-        """Seed of the initial weights."""
-        return derive(self.seed, "weights")
-
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue bit-exactly, as flat names and tensors. Call it between updates.
 
         All are copies but the rows of a replay buffer, which may be most of the memory: store them before the next
         step.
         """
-        extra = {name: tensor.detach().clone() for name, tensor in prefixed("extra", self.extra_state()).items()}
-        experience = prefixed("extra", self.experience())
-        return {**self.inheritable_state(), **extra, **experience, "generator": self.generator.get_state()}
+        extra = prefixed("extra", self.extra_state())
+        return {**self.inheritable_state(), **extra, "generator": self.generator.get_state()}
 
     def inheritable_state(self) -> dict[str, Tensor]:
         """The part of `state_dict()` that a child takes over: networks, normalisers, optimiser moments."""
@@ -175,26 +178,15 @@ class BaseAgent:
         for name, optimiser in self.optimisers.items():
             load_optimiser(optimiser, below(f"optimisers.{name}", state), "agent state")
 
-    @staticmethod
-    def present(state: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Those entries that are there."""
-        return {name: tensor for name, tensor in state.items() if tensor is not None}
-
-    def taken(self, state: Mapping[str, Tensor], name: str) -> Tensor | None:
-        """A copy of an entry of `extra_state()`, if it is there."""
-        tensor = state.get(name)
-        return None if tensor is None else tensor.to(self.device).clone()
-
     def extra_state(self) -> dict[str, Tensor]:
         """What belongs to one training only; subclasses add to it."""
-        return {}
-
-    def experience(self) -> dict[str, Tensor]:
-        """As `extra_state()`, for what is too large to be copied."""
-        return {}
+        state = {"running_return": self.rewards.running, "noise_state": self.noise_state}
+        return {name: tensor for name, tensor in state.items() if tensor is not None}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back `extra_state()` and `experience()`."""
+        """Take back `extra_state()`."""
+        own = {name: tensor.to(self.device).clone() for name, tensor in state.items() if "." not in name}
+        self.rewards.running, self.noise_state = own.get("running_return"), own.get("noise_state")
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:

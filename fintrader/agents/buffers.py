@@ -1,4 +1,8 @@
-"""What agents learn from: the latest rollout, or replayed steps; and whether there is memory for it.
+"""What agents learn from: the latest rollout, or replayed steps, the returns over them, and room in memory for both.
+
+A *terminated* step has no future: nothing is bootstrapped beyond it. A *truncated* step was cut off by a clock: its
+future is the value of the true final observation. Either ends the trace, because the next stored step belongs to
+another episode (https://arxiv.org/abs/1712.00378).
 
 Memory is asked for before it is taken: an allocator's error says not what to do. On a host there is as much of it as
 the kernel calls available (it gives up caches for it) and as the control groups of this process leave: a container's
@@ -7,6 +11,7 @@ limit is far below what the machine has.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -165,6 +170,55 @@ class ReplayBuffer(_Steps):
         self.written = int(state["written"])
 
 
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (https://arxiv.org/abs/1506.02438, equations 11 and 16).
+
+    All inputs are `[T, B]`, time first; `next_values[t]` is the value of the observation that step `t` truly led
+    to (the final one where the episode ended, never the first one of the next episode). Returns advantages and
+    the value targets `advantages + values`, both `[T, B]`.
+    """
+    alive = (~terminated).to(rewards.dtype)
+    going_on = (~(terminated | truncated)).to(rewards.dtype)
+    # δ_t = r_t + γ (1 − terminated_t) V(s_{t+1}) − V(s_t)
+    deltas = rewards + gamma * alive * next_values - values
+    # A_t = δ_t + γ λ (1 − terminated_t)(1 − truncated_t) A_{t+1}
+    decay = gamma * gae_lambda * going_on
+    advantages = torch.empty_like(rewards)
+    trace = torch.zeros_like(rewards[0])
+    for t in range(rewards.shape[0] - 1, -1, -1):
+        trace = deltas[t] + decay[t] * trace
+        advantages[t] = trace
+    return advantages, advantages + values
+
+
+def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+    """n-step returns of the first of `n` consecutive steps, each input `[n, B]`.
+
+    Returns `(reward, discount, last)`, each `[B]`: the discounted sum of rewards up to the first end of an
+    episode, the factor of the value of the observation that followed step `last` (0 after a termination), and
+    that step's number, int64 in [0, n).
+    """
+    steps, accounts = rewards.shape
+    total = torch.zeros_like(rewards[0])
+    discount = torch.ones_like(rewards[0])
+    running = torch.ones_like(rewards[0])
+    last = torch.zeros(accounts, dtype=torch.int64, device=rewards.device)
+    for k in range(steps):
+        total = total + running * gamma**k * rewards[k]
+        last = torch.where(running > 0, k, last)
+        discount = torch.where(running > 0, gamma ** (k + 1) * (~terminated[k]).to(rewards.dtype), discount)
+        running = running * (~(terminated[k] | truncated[k])).to(rewards.dtype)
+    return total, discount, last
+
+
 def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
     """Raises ConfigError, naming `what` and `remedy`, when `device` has fewer than `needed` bytes to give."""
     free = available_memory(device)
@@ -180,22 +234,18 @@ def available_memory(device: torch.device) -> int | None:
         # What torch holds and does not use is given to the next tensor.
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
-    machine = _of_machine()
-    rooms = [*([] if machine is None else [machine]), *_of_groups()]
+    rooms = [*_of_machine(), *_of_groups()]
     return max(min(rooms), 0) if rooms else None
 
 
-def _of_machine() -> int | None:
+def _of_machine() -> Iterator[int]:
     """MemAvailable; all memory there is on systems without it."""
-    try:
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
         lines = (PROC / "meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+        yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return
+    with contextlib.suppress(ValueError, OSError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_groups() -> Iterator[int]:
@@ -219,16 +269,7 @@ def _of_groups() -> Iterator[int]:
         for group in (here, *here.parents):
             if group != top and top not in group.parents:
                 break
-            room = _room(group, limit, used, cache)
-            if room is not None:
-                yield room
-
-
-def _room(group: Path, limit: str, used: str, cache: str) -> int | None:
-    """Bytes that a group has left, file caches that it can give up counted in; None without a limit (`max`)."""
-    try:
-        room = int((group / limit).read_text()) - int((group / used).read_text())
-        rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return room + int(rows.get(cache, 0))
-    except (OSError, ValueError):
-        return None
+            with contextlib.suppress(OSError, ValueError):  # without a limit it says `max`
+                left = int((group / limit).read_text()) - int((group / used).read_text())
+                rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                yield left + int(rows.get(cache, 0))  # file caches can be given up

@@ -1,28 +1,40 @@
-"""The networks: an MLP over the whole observation, and a per-asset network with shared weights.
+"""The networks, and the head that turns what an actor says (a latent) into an action.
 
-The per-asset network reads each asset's columns with the same weights and lets assets see each other through the
-mean of their embeddings (https://arxiv.org/abs/1703.06114). Permuting the assets permutes its outputs, its size
-does not depend on the number of assets, and what is learned on one asset holds for all.
+An MLP reads the whole observation; the per-asset network reads each asset's columns with the same weights and lets
+assets see each other through the mean of their embeddings (https://arxiv.org/abs/1703.06114). Permuting the assets
+permutes its outputs, its size does not depend on the number of assets, and what is learned on one asset holds for all.
 
 Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last bars (`mlp`: the
 whole market's) in a few numbers, which then stand beside what the newest bar says. Without one, the bars before are
 plain further inputs.
+
+`batch_shape` is the shape of that many networks in one: `()` for one network, `(K,)` for K critics. Weights of many are
+one tensor, and applying them is one batched matmul.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.layers import AttentionEncoder, Dense, GruEncoder, Hidden, join
 from fintrader.config import Settings
-from fintrader.envs.observation import FlatLayout, Layout, market_widths, num_actions, split_columns, window_of
+from fintrader.envs.observation import (
+    FlatLayout,
+    Layout,
+    holdings_of,
+    market_widths,
+    num_actions,
+    split_columns,
+    window_of,
+)
 from fintrader.errors import ConfigError
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 
 
 class NetworkSettings(Settings):
@@ -46,6 +58,93 @@ class NetworkSettings(Settings):
     """Numbers the encoder makes of a window."""
 
 
+class Dense(nn.Module):
+    """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of 0."""
+
+    def __init__(
+        self, width_in: int, width_out: int, *, batch_shape: tuple[int, ...] = (), gain: float = math.sqrt(2)
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*batch_shape, width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(*batch_shape, *(1,) * bool(batch_shape), width_out))
+        for matrix in self.weight.view(-1, width_in, width_out).unbind(0):
+            nn.init.orthogonal_(matrix, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; without the batch shape, `x` is everyone's."""
+        # The fused forms save a pass over the result, which counts in networks of this size.
+        if self.weight.ndim == 2 and x.ndim == 2:
+            return torch.addmm(self.bias, x, self.weight)
+        if self.weight.ndim == 3 and x.ndim in (2, 3):
+            return torch.baddbmm(self.bias, x.expand(self.weight.shape[0], -1, -1), self.weight)
+        return x @ self.weight + self.bias
+
+
+def hidden(width: int, settings: NetworkSettings) -> nn.Module:
+    """Optional normalisation, then the non-linearity."""
+    norm = [nn.LayerNorm(width, elementwise_affine=False)] if settings.layer_norm else []
+    return nn.Sequential(*norm, ACTIVATIONS[settings.activation]())
+
+
+def join(*parts: Tensor) -> Tensor:
+    """Concatenate along the last dimension, the others broadcast."""
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
+    return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
+
+
+class GruEncoder(nn.Module):
+    """A gated recurrent unit over a window (https://arxiv.org/abs/1406.1078): its state after the newest bar.
+
+        r, z = σ(W x_t + U h + b),   n = tanh(W x_t + r ⊙ (U h + b)),   h ← (1 − z) ⊙ n + z ⊙ h
+
+    It starts from zero at the window's oldest bar, so that nothing is carried from one decision to the next.
+    """
+
+    def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.bars = bars
+        self.input = Dense(width_in, 3 * width, batch_shape=batch_shape, gain=1.0)
+        self.recurrent = Dense(width, 3 * width, batch_shape=batch_shape, gain=1.0)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """`[..., S, L, P]` to `[*batch_shape, S, E]`."""
+        shape = window.shape[-3:-1]
+        inputs = self.input(window.flatten(-3, -2)).unflatten(-2, shape)
+        h = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
+        for bar in range(self.bars):
+            reset_in, update_in, new_in = inputs[..., bar, :].chunk(3, dim=-1)
+            reset, update, new = self.recurrent(h).chunk(3, dim=-1)
+            gate = torch.sigmoid(update_in + update)
+            h = (1 - gate) * torch.tanh(new_in + torch.sigmoid(reset_in + reset) * new) + gate * h
+        return h
+
+
+class AttentionEncoder(nn.Module):
+    """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar to all bars.
+
+    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its position
+    """
+
+    def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.bars = bars
+        self.query = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.key = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.value = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.position = nn.Parameter(
+            torch.randn(*batch_shape, *(1,) * bool(batch_shape), bars, width) / math.sqrt(width)
+        )
+
+    def forward(self, window: Tensor) -> Tensor:
+        """`[..., S, L, P]` to `[*batch_shape, S, E]`."""
+        shape, flat = window.shape[-3:-1], window.flatten(-3, -2)
+        query = self.query(window[..., -1, :]).unsqueeze(-2)
+        key = self.key(flat).unflatten(-2, shape) + self.position
+        weight = torch.softmax((query * key).sum(dim=-1) / math.sqrt(key.shape[-1]), dim=-1)
+        value: Tensor = self.value(flat).unflatten(-2, shape)
+        return (weight.unsqueeze(-1) * value).sum(dim=-2)
+
+
 class Mlp(nn.Module):
     """`[R, in]` to `[*batch_shape, R, out]`."""
 
@@ -56,7 +155,7 @@ class Mlp(nn.Module):
         widths = [width_in, *settings.hidden]
         layers: list[nn.Module] = []
         for a, b in itertools.pairwise(widths):
-            layers += [Dense(a, b, batch_shape=batch_shape), Hidden(b, settings.activation, settings.layer_norm)]
+            layers += [Dense(a, b, batch_shape=batch_shape), hidden(b, settings)]
         self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, batch_shape=batch_shape, gain=out_gain))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +180,7 @@ class AssetTrunk(nn.Module):
         for size in settings.hidden:
             self.own.append(Dense(width, size, batch_shape=batch_shape))
             self.common.append(Dense(shared, size, batch_shape=batch_shape, gain=1.0))
-            self.hidden.append(Hidden(size, settings.activation, settings.layer_norm))
+            self.hidden.append(hidden(size, settings))
             width = shared = size
 
     def forward(self, assets: Tensor, common: Tensor) -> Tensor:
@@ -234,6 +333,51 @@ class Critic(nn.Module):
         return out
 
 
-def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """All parameters of several modules, in order."""
-    return [parameter for module in modules for parameter in module.parameters()]
+class ActionHeadSettings(Settings):
+    """How latents become actions."""
+
+    kind: Literal["auto", "direct", "aim"] = "auto"
+    """`aim` suits the environment's `target` actions, `direct` everything; `auto`: `aim` on markets."""
+    scale: float = Field(default=4.0, gt=0)
+    """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
+    cash_logit: float = -1.0
+    """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter in cash."""
+    rate: float = Field(default=0.2, gt=0, le=1)
+    """Part of the way to the aim that is traded at each decision (`aim`)."""
+    band: float = Field(default=0.0, ge=0)
+    """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional costs."""
+
+
+class ActionHead:
+    """`decode(obs, latent) -> action` in [-1, 1]; differentiable in both.
+
+    `direct`
+        `a = clip(z, -1, 1)`. For classic environments and for the environment's `trade` actions.
+    `aim`
+        For target weights. The latents are logits of an *aim* portfolio with cash in it, and the action goes a part
+        of the way from the weights held to the aim, as the optimal policy under trading costs does (Gârleanu and
+        Pedersen, 2013): `a = w + rate · shrink(softmax(scale · z) − w, band)`. A network whose outputs do not change
+        therefore does not trade, and exploration noise moves the account slowly instead of paying costs every bar.
+    """
+
+    def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
+        self.layout, self.settings = layout, settings
+        self.targets_weights = settings.kind != "direct" and not isinstance(layout, FlatLayout)
+        self.latents = num_actions(layout) + self.targets_weights
+        """L: width of the latent."""
+
+    def decode(self, obs: Tensor, latent: Tensor) -> Tensor:
+        """Raw `obs [B, D]` and `latent [B, L]` to an action `[B, N]`."""
+        if not self.targets_weights:
+            return latent.clamp(-1.0, 1.0)
+        assert not isinstance(self.layout, FlatLayout)
+        settings, assets = self.settings, self.layout.num_assets
+        # Without log N, cash would weigh less the more assets there are.
+        bias = torch.zeros(assets + 1, dtype=latent.dtype, device=latent.device)
+        bias[assets] = math.log(assets) + settings.cash_logit
+        aim = torch.softmax(settings.scale * latent + bias, dim=-1)[..., :assets]
+        held = holdings_of(obs, self.layout)
+        gap = aim - held
+        if settings.band > 0:
+            gap = torch.nn.functional.softshrink(gap, settings.band / assets)
+        return (held + settings.rate * gap).clamp(0.0, 1.0)

@@ -135,36 +135,51 @@ def _standard(value: Any, shift: Any, scale: Any) -> Any:
 
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _per_asset(
-    k: int, plan: Any, layers: Any, weights: Any, private: Any, row: Any, sizes: Any, buffers: Any, latent: Any
-) -> None:
+def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, obs: Any) -> None:
+    """The flat observation, standardised: account [A] | holdings [N] | features [N * F] | tradable [N] | context [M].
+
+    Statistics, shifts before scales: account [A] | holdings | features [F] | tradable | context [M].
+    """
+    account, count, features, context = sizes
+    scale = shift + account + features + context + 2
+    for i in range(account):
+        obs[i] = _standard(private[i], weights[shift + i], weights[scale + i])
+    at, g = account, account
+    for n in range(count):
+        obs[at + n] = _standard(private[at + n], weights[shift + g], weights[scale + g])
+    at, g = at + count, g + 1
+    for n in range(count):
+        for f in range(features):
+            i = n * features + f
+            obs[at + i] = _standard(row[i], weights[shift + g + f], weights[scale + g + f])
+    at, g, given = at + count * features, g + features, count * features
+    for n in range(count):
+        obs[at + n] = _standard(row[given + n], weights[shift + g], weights[scale + g])
+    at, g, given = at + count, g + 1, given + count
+    for i in range(context):
+        obs[at + i] = _standard(row[given + i], weights[shift + g + i], weights[scale + g + i])
+
+
+@njit(fastmath=_FAST, error_model="numpy", cache=True)
+def _per_asset(k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: Any, buffers: Any, latent: Any) -> None:
     """`networks.Actor` on `networks.AssetTrunk`: `latent [N (+ 1)]`."""
     account, count, features, context = sizes
     one, two, base, shared = buffers
-    shift = plan[k, STATISTICS]
-    scale = shift + account + features + context + 2
-    # Statistics: account [A] | holdings | features [F] | tradable | context [M].
+    rows = account + count
+    flags = rows + count * features
     for f in range(features):
-        s, r = weights[shift + account + 1 + f], weights[scale + account + 1 + f]
         for n in range(count):
-            one[f, n] = _standard(row[n * features + f], s, r)
-    s, r = weights[shift + account], weights[scale + account]
+            one[f, n] = obs[rows + n * features + f]
     for n in range(count):
-        one[features, n] = _standard(private[account + n], s, r)
-    s, r = weights[shift + account + 1 + features], weights[scale + account + 1 + features]
-    for n in range(count):
-        one[features + 1, n] = _standard(row[count * features + n], s, r)
+        one[features, n] = obs[account + n]
+        one[features + 1, n] = obs[flags + n]
     for i in range(features + 2, layers[k, 0, OWN_IN]):
         one[i, :] = _ZERO
     given = 0
     if plan[k, ACCOUNT]:
-        for i in range(account):
-            shared[i] = _standard(private[i], weights[shift + i], weights[scale + i])
+        shared[:account] = obs[:account]
         given = account
-    for i in range(context):
-        place = account + features + 2 + i
-        value = row[count * (features + 1) + i]
-        shared[given + i] = _standard(value, weights[shift + place], weights[scale + place])
+    shared[given : given + context] = obs[flags + count :]
     if given + context == 0:
         shared[0] = _ZERO  # the network has one column that is always zero there
     x, y = one, two
@@ -199,33 +214,10 @@ def _per_asset(
 
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _mlp(
-    k: int, plan: Any, layers: Any, weights: Any, private: Any, row: Any, sizes: Any, buffers: Any, latent: Any
-) -> None:
+def _mlp(k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, latent: Any) -> None:
     """`networks.Actor` on `networks.Mlp`: all of the flat observation."""
-    account, count, features, context = sizes
-    one, two, _, flat = buffers
-    shift = plan[k, STATISTICS]
-    scale = shift + account + features + context + 2
-    for i in range(account):
-        flat[i] = _standard(private[i], weights[shift + i], weights[scale + i])
-    at = account
-    for n in range(count):
-        flat[at + n] = _standard(private[account + n], weights[shift + account], weights[scale + account])
-    at += count
-    for n in range(count):
-        for f in range(features):
-            g = account + 1 + f
-            flat[at + n * features + f] = _standard(row[n * features + f], weights[shift + g], weights[scale + g])
-    at, g = at + count * features, account + 1 + features
-    for n in range(count):
-        flat[at + n] = _standard(row[count * features + n], weights[shift + g], weights[scale + g])
-    at += count
-    for i in range(context):
-        value = row[count * (features + 1) + i]
-        flat[at + i] = _standard(value, weights[shift + g + 1 + i], weights[scale + g + 1 + i])
-    x = flat
-    y, z = one.reshape(-1), two.reshape(-1)
+    x = obs
+    y, z = buffers[0].reshape(-1), buffers[1].reshape(-1)
     for depth in range(plan[k, DEPTH] + 1):
         wide = layers[k, depth, OWN_OUT]
         for o in range(wide):
@@ -244,7 +236,7 @@ def _mlp(
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _decode(k: int, plan: Any, numbers: Any, private: Any, account: int, latent: Any, action: Any) -> None:
-    """`heads.ActionHead.decode`."""
+    """`networks.ActionHead.decode`."""
     count = action.size
     if plan[k, SQUASH]:
         for i in range(latent.size):
@@ -279,14 +271,15 @@ def forward(
 ) -> None:
     """The actions `[K, N]` of K networks for one observation: `private [A + N]` and the market's `row`, float32.
 
-    `sizes`: A, N, F, M. `buffers`: two `[O, N]`, and two vectors; what they hold afterwards means nothing.
+    `sizes`: A, N, F, M. `buffers`: two `[O, N]`, a bias, shared columns, the observation, the latent with
+    and without cash; what they hold afterwards means nothing.
     """
-    targets_weights, plain = buffers[4], buffers[5]
+    obs, with_cash, without = buffers[4], buffers[5], buffers[6]
     for k in range(plan.shape[0]):
-        latent = targets_weights if plan[k, TARGETS] else plain
-        work = buffers[:4]
+        latent = with_cash if plan[k, TARGETS] else without
+        _standardise(weights, plan[k, STATISTICS], private, row, sizes, obs)
         if plan[k, KIND] == PER_ASSET:
-            _per_asset(k, plan, layers, weights, private, row, sizes, work, latent)
+            _per_asset(k, plan, layers, weights, obs, sizes, buffers[:4], latent)
         else:
-            _mlp(k, plan, layers, weights, private, row, sizes, work, latent)
+            _mlp(k, plan, layers, weights, obs, buffers[:2], latent)
         _decode(k, plan, numbers, private, sizes[0], latent, actions[k])

@@ -6,9 +6,8 @@ range, and critics judge latents, not the actions a head makes of them (the head
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -16,10 +15,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, to_metrics
-from fintrader.agents.buffers import ReplayBuffer, Transition
+from fintrader.agents.buffers import ReplayBuffer, Transition, n_step
 from fintrader.agents.checkpoint import below, prefixed
-from fintrader.agents.networks import NetworkSettings, parameters_of
-from fintrader.agents.returns import n_step
+from fintrader.agents.networks import NetworkSettings
 from fintrader.envs.observation import Layout
 
 
@@ -80,23 +78,16 @@ class OffPolicyAgent(BaseAgent):
     """`act` explores, `observe` stores, `update` learns from the replay buffer. Subclasses write `learn`."""
 
     settings: OffPolicySettings
+    squashes = True
     members: int = 1
-    """K critics."""
-    outputs: int = 1
-    """Numbers the actor gives for each latent."""
 
-    def __init__(
-        self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
-        super().__init__(layout, device, seed)
-        self.build_networks(settings, outputs=self.outputs, squash=True, judges_latents=True, members=self.members)
+    def __init__(self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+        super().__init__(settings, layout, device=device, seed=seed)
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
         self.modules.update({"critic_target": self.critic_target, "actor_target": self.actor_target})
-        self.modules.to(self.device)
-        for name, network in (("actor", self.actor), ("critic", self.critic)):
-            weights = parameters_of([network])
-            self.optimisers[name] = torch.optim.Adam(weights, lr=settings.learning_rate, fused=True)
+        self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
+        self.add_optimiser("critic", self.critic.parameters(), settings.learning_rate)
         self.replay: ReplayBuffer | None = None
         self.latent: Tensor | None = None
         self.has_parent = False
@@ -119,10 +110,6 @@ class OffPolicyAgent(BaseAgent):
         else:
             self.latent = self.explore(self.normaliser(obs))
         return self.head.decode(obs, self.latent)
-
-    def exploration_noise(self, shape: torch.Size) -> Tensor:
-        """Standard normal noise, correlated in time as the settings say."""
-        return self.draw_noise(shape, self.head.persistence(self.settings.noise_persistence))
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents `[B, L]` for standardised observations: the actor's, plus Gaussian noise."""
@@ -204,26 +191,15 @@ class OffPolicyAgent(BaseAgent):
         """One step of all critics towards `target [R]`: the sum over K of mean squared errors."""
         values = self.critic(sample.obs, sample.latent)
         loss = (values - target).pow(2).mean(dim=-1).sum()
-        self.step("critic", loss)
+        self.descend("critic", loss)
         return {"critic_loss": loss.detach() / self.members, "value_mean": values.detach().mean()}
 
     def climb(self, sample: Sample) -> dict[str, Tensor]:
         """One step of a deterministic actor up the first critic."""
         (raw,) = self.actor(sample.obs)
         policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-        norm = self.step("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
+        norm = self.descend("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
         return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
-
-    def step(self, name: str, loss: Tensor) -> Tensor:
-        """One step of an optimiser down `loss`; returns the gradient's norm."""
-        optimiser = self.optimisers[name]
-        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-        optimiser.zero_grad(set_to_none=True)
-        # Only this optimiser's parameters get a gradient: what the loss passes through on its way is left alone.
-        torch.autograd.backward(loss, inputs=parameters)
-        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
-        optimiser.step()
-        return norm.detach()
 
     @torch.no_grad()
     def follow(self, target: nn.Module, source: nn.Module) -> None:
@@ -236,15 +212,13 @@ class OffPolicyAgent(BaseAgent):
         self.has_parent = True
 
     def extra_state(self) -> dict[str, Tensor]:
-        state = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
-        return state | self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
-
-    def experience(self) -> dict[str, Tensor]:
-        return {} if self.replay is None else prefixed("replay", self.replay.state_dict())
+        own = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
+        replay = {} if self.replay is None else prefixed("replay", self.replay.state_dict())
+        return super().extra_state() | own | replay
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        super().load_extra_state(state)
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
-        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
         rows = below("replay", state)
         self.replay = self._memory(rows["reward"].shape[1]) if rows else None
         if self.replay is not None:
@@ -253,16 +227,6 @@ class OffPolicyAgent(BaseAgent):
     def _memory(self, accounts: int) -> ReplayBuffer:
         steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
         return ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
-
-
-@contextlib.contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Gradients flow through `module`, none are computed for its parameters."""
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        module.requires_grad_(True)
 
 
 def combine(values: Tensor, how: Literal["mean", "min"]) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,9 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import RolloutBuffer, Transition
-from fintrader.agents.networks import parameters_of
-from fintrader.agents.returns import gae
+from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
@@ -79,21 +78,17 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
 
 
 class OnPolicyAgent(BaseAgent):
-    """`act` draws, `observe` stores, `update` learns once the rollout is full. Subclasses write `learn`."""
+    """`act` draws, `observe` stores, `update` learns once the rollout is full. Subclasses write `loss`."""
 
     settings: OnPolicySettings
 
-    def __init__(
-        self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
-    ) -> None:
-        super().__init__(layout, device, seed)
-        self.build_networks(settings)
+    def __init__(self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+        super().__init__(settings, layout, device=device, seed=seed)
         self.noise = nn.ParameterDict({"log_std": torch.full((self.head.latents,), math.log(settings.noise))})
         self.noise.requires_grad_(settings.learn_noise)
-        self.modules["noise"] = self.noise
-        self.modules.to(self.device)
-        self.parameters = parameters_of([self.actor, self.critic, self.noise])
-        self.optimisers["adam"] = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=1e-5, fused=True)
+        self.modules["noise"] = self.noise.to(self.device)
+        parameters = itertools.chain(self.actor.parameters(), self.critic.parameters(), self.noise.parameters())
+        self.add_optimiser("adam", parameters, settings.learning_rate, eps=1e-5)
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
         self.seen_any = False
@@ -117,7 +112,7 @@ class OnPolicyAgent(BaseAgent):
                 self.normaliser.update(obs)
         (mean,) = self.actor(self.normaliser(obs))
         # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
-        noise = self.draw_noise(mean.shape, self.head.persistence(self.settings.noise_persistence))
+        noise = self.exploration_noise(mean.shape)
         self.latent = mean + noise * self.noise["log_std"].exp()
         return self.head.decode(obs, self.latent)
 
@@ -139,17 +134,37 @@ class OnPolicyAgent(BaseAgent):
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Gradient steps on one rollout; scalar metrics on the device."""
-        raise TypeError(f"{type(self).__name__} does not say how it learns")
+    def passes(self, rows: int) -> Iterator[list[Tensor]]:
+        """Passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one pass of one."""
+        yield [torch.arange(rows, device=self.device)]
 
-    def descend(self, loss: Tensor) -> Tensor:
-        """One Adam step down `loss`; returns the gradient's norm."""
-        self.optimisers["adam"].zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
-        self.optimisers["adam"].step()
-        return norm
+    def moved_enough(self, step: Mapping[str, Tensor]) -> bool:
+        """Whether no more passes follow one whose last step gave these metrics."""
+        return False
+
+    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Gradient steps on one rollout; means of their scalar metrics, on the device."""
+
+        def descend(rows: Tensor) -> dict[str, Tensor]:
+            loss, metrics = self.loss(rollout.take(rows))
+            return {**metrics, "grad_norm": self.descend("adam", loss)}
+
+        return self.take_steps(self.passes(rollout.obs.shape[0]), descend)
+
+    def take_steps(
+        self, passes: Iterable[list[Tensor]], descend: Callable[[Tensor], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """`descend` on every minibatch, until the policy has moved enough; means of what it says."""
+        sums: dict[str, Tensor] = {}
+        taken = 0
+        for minibatches in passes:
+            for rows in minibatches:
+                step = descend(rows)
+                sums = {name: sums.get(name, 0.0) + value.detach() for name, value in step.items()}
+                taken += 1
+            if self.moved_enough(step):
+                break
+        return {name: total / taken for name, total in sums.items()}
 
     def whole_loss(self, batch: Rollout, policy_loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's loss with the value's and the entropy's, and the three as metrics."""
@@ -199,9 +214,6 @@ class OnPolicyAgent(BaseAgent):
         buffer.clear()
         return to_metrics(metrics)
 
-    def extra_state(self) -> dict[str, Tensor]:
-        return self.present({"running_return": self.rewards.running, "noise_state": self.noise_state})
-
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        self.rewards.running, self.noise_state = self.taken(state, "running_return"), self.taken(state, "noise_state")
+        super().load_extra_state(state)
         self.seen_any = True

@@ -6,6 +6,9 @@ maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any de
 
 from __future__ import annotations
 
+import io
+import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
-from fintrader.agents.networks import Actor, NetworkSettings
+from fintrader.agents.networks import ActionHead, ActionHeadSettings, Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.numba_policy import Bound, bind
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError
+from fintrader.files import write_bytes
 
 FORMAT = "fintrader-policy-1"
 EnsembleMode = Literal["mean", "weighted", "vote"]
@@ -45,10 +48,13 @@ class PolicyModule(nn.Module):
 
         None where only the networks themselves will do (see `numba_policy.bind`), a module of one's own among them.
         """
-        members = list(self.members) if isinstance(self, EnsemblePolicy) else [self]
+        members: list[nn.Module] = [self]
+        mode, shares = "mean", np.ones(1, np.float32)
+        if isinstance(self, EnsemblePolicy):
+            members, mode, shares = list(self.members), self.mode, self.weights.cpu().numpy().astype(np.float32)
         if not all(type(member) is ActorPolicy for member in members):
             return None
-        return bind(self.describe(), self.state_dict(), rows)
+        return bind(members, mode, shares, rows)
 
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy was trained on the symbols and columns of `market`."""
@@ -67,6 +73,9 @@ class PolicyModule(nn.Module):
 class ActorPolicy(PolicyModule):
     """Standardise the observation, ask the actor, decode its latent."""
 
+    rewards: RewardScaler | None
+    """How its training scaled rewards; None for one that no agent trained."""
+
     def __init__(
         self,
         layout: Layout,
@@ -76,22 +85,16 @@ class ActorPolicy(PolicyModule):
         outputs: int = 1,
         squash: bool = False,
         actor: Actor | None = None,
-        normaliser: ObservationNormaliser | None = None,
         rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
         self.layout, self.network, self.outputs, self.squash = layout, network, outputs, squash
         self.head = ActionHead(layout, head)
         self.meta = {}
-        # In a tuple, so that it is no submodule: acting does not need it, and an agent has it among its own modules.
-        self._rewards = (rewards,)
+        # Not as a submodule: acting does not need it, and an agent has it among its own modules.
+        object.__setattr__(self, "rewards", rewards)
         self.actor = actor or Actor(layout, network, cash=self.head.targets_weights, outputs=outputs)
-        self.normaliser = normaliser or ObservationNormaliser(layout)
-
-    @property
-    def rewards(self) -> RewardScaler | None:
-        """How its training scaled rewards; None for one that no agent trained. Acting does not use it."""
-        return self._rewards[0]
+        self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:
         latent = self.actor(self.normaliser(obs))[0]
@@ -209,3 +212,49 @@ def _build(description: Mapping[str, Any]) -> PolicyModule:
             )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None
+
+
+def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e-5, seed: int = 0) -> float:
+    """Write `policy` as an ONNX model, for programs without PyTorch (extra `onnx`).
+
+    Its input is `obs [B, D]` float32, its output `action [B, N]`, B free. Before the file is
+    written, the model is run in onnxruntime on random observations and compared; returns the largest difference.
+    Raises ConfigError when onnx and onnxruntime are not installed, CheckpointError when the difference exceeds
+    `tolerance`.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # type: ignore[import-untyped,unused-ignore]
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"ONNX export needs {error.name}: pip install 'fintrader[onnx]'") from None
+    draw = torch.Generator().manual_seed(seed)
+    obs = torch.randn(7, policy.layout.width, generator=draw)
+    policy = policy.cpu().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        program = torch.onnx.export(
+            policy,
+            (obs,),
+            dynamo=True,
+            input_names=["obs"],
+            output_names=["action"],
+            opset_version=18,
+            dynamic_shapes={"obs": {0: torch.export.Dim("accounts")}},
+            verbose=False,
+        )
+    assert program is not None
+    buffer = io.BytesIO(program.model_proto.SerializeToString())
+    session = onnxruntime.InferenceSession(buffer.getvalue(), providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for rows in (1, 7, 64):
+        obs = torch.randn(rows, policy.layout.width, generator=draw)
+        with torch.no_grad():
+            expected = policy(obs).numpy()
+        (action,) = session.run(["action"], {"obs": obs.numpy()})
+        worst = max(worst, float(np.abs(np.asarray(action) - expected).max()))
+    if not worst <= tolerance:
+        raise CheckpointError(f"the ONNX model differs from the policy by {worst:.2e}, more than {tolerance:.0e}")
+    write_bytes(Path(path), buffer.getvalue())
+    return worst

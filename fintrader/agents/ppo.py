@@ -5,7 +5,7 @@ passes of `num_minibatches` Adam steps on
 
     L = −E[min(ρ A, clip(ρ, 1 ± ε) A)] + vf_coef · E[(V − target)²] / 2 − ent_coef · H,    ρ = π(z|s) / π_old(z|s)
 
-The Gaussian policy draws a *latent* z, which a head turns into an action (`action_head.py`); ratios are those of z.
+The Gaussian policy draws a *latent* z, which a head turns into an action (`ActionHead`); ratios are those of z.
 Details follow "The 37 implementation details of PPO" (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/):
 orthogonal initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
 clipping, observation and reward normalisation. What differs from the paper: exploration noise has a fixed deviation
@@ -15,6 +15,7 @@ clipped, which did not help there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -49,27 +50,18 @@ class PPOAgent(OnPolicyAgent):
 
     settings: PPO
 
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """`update_epochs` passes of `num_minibatches` Adam steps."""
-        settings, taken = self.settings, 0
-        sums: dict[str, Tensor] = {}
-        for _ in range(settings.update_epochs):
-            for rows in self.minibatches(rollout.obs.shape[0]):
-                loss, step = self.loss(rollout.take(rows))
-                step["grad_norm"] = self.descend(loss)
-                sums = {name: sums.get(name, 0.0) + value.detach() for name, value in step.items()}
-                taken += 1
-            if settings.target_kl is not None and bool(step["kl"] > settings.target_kl):
-                break
-        return {name: total / taken for name, total in sums.items()}
+    def passes(self, rows: int) -> Iterator[list[Tensor]]:
+        """`update_epochs` passes of `num_minibatches`, each over all `rows` rows in a random order of its own.
 
-    def minibatches(self, rows: int) -> list[Tensor]:
-        """One pass over `rows` rows in random order: the row numbers of each minibatch.
-
-        Every row is in exactly one of them; where they do not divide evenly, the first ones hold one more.
+        Every row is in exactly one minibatch; where they do not divide evenly, the first ones hold one more.
         """
-        order = torch.randperm(rows, generator=self.generator, device=self.device)
-        return list(order.tensor_split(min(self.settings.num_minibatches, rows)))
+        for _ in range(self.settings.update_epochs):
+            order = torch.randperm(rows, generator=self.generator, device=self.device)
+            yield list(order.tensor_split(min(self.settings.num_minibatches, rows)))
+
+    def moved_enough(self, step: Mapping[str, Tensor]) -> bool:
+        """Whether the policy is further than `target_kl` from the one that collected the data."""
+        return self.settings.target_kl is not None and bool(step["kl"] > self.settings.target_kl)
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""

@@ -49,7 +49,7 @@ class REDQAgent(SACAgent):
 
     settings: REDQ
 
-    def __init__(self, settings: REDQ, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(self, settings: REDQ, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         self.members = settings.num_critics
         super().__init__(settings, layout, device=device, seed=seed)
 

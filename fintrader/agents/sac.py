@@ -53,15 +53,13 @@ class SACAgent(OffPolicyAgent):
     members = 2
     outputs = 2
 
-    def __init__(self, settings: SACBase, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(self, settings: SACBase, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         del self.modules["actor_target"]  # the next latent is drawn from the actor itself
         start = torch.tensor(math.log(settings.alpha))
         self.temperature = nn.ParameterDict({"log_alpha": start}).to(self.device)
         self.modules["temperature"] = self.temperature
-        self.optimisers["temperature"] = torch.optim.Adam(
-            self.temperature.parameters(), lr=settings.learning_rate, fused=True
-        )
+        self.add_optimiser("temperature", self.temperature.parameters(), settings.learning_rate)
 
     def explore(self, obs: Tensor) -> Tensor:
         """Latents drawn from the policy."""
@@ -73,8 +71,7 @@ class SACAgent(OffPolicyAgent):
         """Latents `[R, L]` by reparametrisation, their log density `[R]`, and the means before tanh."""
         mean, raw = self.actor(obs)
         log_std = bounded_log_std(raw, self.settings.initial_noise)
-        standard = noise(mean.shape) if noise is not None else self.draw_noise(mean.shape, 0.0)
-        u = mean + log_std.exp() * standard
+        u = mean + log_std.exp() * (noise or self.randn)(mean.shape)
         # log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u)), which does not overflow
         squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
         return torch.tanh(u), gaussian_log_prob(u, mean, log_std) - squash.sum(dim=-1), mean
@@ -108,10 +105,10 @@ class SACAgent(OffPolicyAgent):
         latent, log_prob, mean = self.draw_latent(sample.obs)
         value = self.policy_value(self.critic(sample.obs, latent))
         policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
-        norm = self.step("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
+        norm = self.descend("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
         entropy = -log_prob.detach().mean()
         if settings.tune_alpha:
-            self.step("temperature", log_alpha.exp() * (entropy - settings.target_entropy * self.head.latents))
+            self.descend("temperature", log_alpha.exp() * (entropy - settings.target_entropy * self.head.latents))
         return {
             "policy_loss": policy_loss.detach(),
             "entropy": entropy,

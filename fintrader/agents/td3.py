@@ -42,7 +42,7 @@ class TD3Agent(OffPolicyAgent):
         settings = self.settings
         with torch.no_grad():
             following = torch.tanh(self.actor_target(sample.next_obs)[0])
-            noise = torch.randn(following.shape, generator=self.generator, device=self.device) * settings.target_noise
+            noise = self.randn(following.shape) * settings.target_noise
             following = (following + noise.clamp(-settings.noise_clip, settings.noise_clip)).clamp(-1.0, 1.0)
             target = sample.reward + sample.discount * combine(self.critic_target(sample.next_obs, following), "min")
         metrics = self.fit_critics(sample, target)

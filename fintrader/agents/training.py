@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from gymnasium.vector import AutoresetMode
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
-from fintrader.agents.budget import Budget, TrainProgress, TrainResult
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
-from fintrader.agents.policy import market_identity
-from fintrader.config import Settings
+from fintrader.agents.policy import ActorPolicy, market_identity
+from fintrader.config import Settings, differences
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -31,6 +32,57 @@ FORMAT = "fintrader-training-1"
 
 SAVING_SHARE = 10
 """Saving may take one part in this many of the time."""
+
+
+class Budget(Settings):
+    """How long to train: exactly one of the two."""
+
+    env_steps: int | None = Field(default=None, ge=1)
+    """Steps summed over all accounts; training stops at the first update that reaches it."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's speed."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.env_steps is None) == (self.seconds is None):
+            raise ValueError("set exactly one of env_steps and seconds")
+        return self
+
+    def fraction(self, env_steps: int, seconds: float) -> float:
+        """Share of the budget that is used up, at most 1."""
+        used = env_steps / self.env_steps if self.env_steps is not None else seconds / (self.seconds or 1.0)
+        return min(used, 1.0)
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """Where training stands after an update."""
+
+    fraction: float
+    env_steps: int
+    updates: int
+    seconds: float
+    steps_per_second: float
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out of `train`."""
+
+    env_steps: int
+    updates: int
+    seconds: float
+    """Wall-clock, resumed parts included."""
+    metrics: Metrics = field(default_factory=dict)
+    """Those of the last update."""
+    policy: ActorPolicy | None = field(default=None, repr=False, compare=False)
+    """What was learned, deterministic; shares its weights with the agent. `train` always gives one; None where a
+    training's totals were read from a file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The totals as plain JSON, without the policy: `TrainResult(**totals)` reads them."""
+        return {name: value for name, value in vars(self).items() if name != "policy"}
 
 
 class TrainingEnvironment(Protocol):
@@ -70,7 +122,8 @@ def train(
     after every update if 0.
     """
     check_environment(agent, env)
-    run = _Training(agent, agent.training_env(env), budget, folder, on_progress, checkpoint_seconds)
+    home = None if folder is None else Path(folder)
+    run = _Training(agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds)
     run.begin()
     while not run.over:
         action = agent.act(run.obs)
@@ -100,46 +153,35 @@ class _Clock:
         self.parts[part] += now - self.mark
         self.mark = now
 
-    def skip(self) -> None:
-        """Count the time since the last lap to no part."""
-        self.mark = time.perf_counter()
-
     def rates(self, steps: int) -> Metrics:
-        """Env-steps a second through each part since the last call."""
+        """Env-steps a second through each part."""
         rates = {f"steps_per_second_{part}": steps / max(seconds, 1e-9) for part, seconds in self.parts.items()}
-        rates["steps_per_second"] = steps / max(sum(self.parts.values()), 1e-9)
-        self.parts = dict.fromkeys(self.parts, 0.0)
-        return rates
+        return {**rates, "steps_per_second": steps / max(sum(self.parts.values()), 1e-9)}
 
 
+@dataclass
 class _Training:
     """One training: where it stands, its log, its watch for numbers that are not finite, and its state on disk."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        env: Any,
-        budget: Budget,
-        folder: Path | None = None,
-        on_progress: Callable[[TrainProgress], None] | None = None,
-        checkpoint_seconds: float = 10.0,
-    ) -> None:
-        self.agent, self.env, self.budget = agent, env, budget
-        self.folder = Path(folder) if folder is not None else None
-        self.on_progress, self.checkpoint_seconds = on_progress, checkpoint_seconds
-        self.clock = _Clock()
-        self.obs = torch.empty(0)
-        self.env_steps = self.updates = self.steps_logged = 0
-        self.seconds = 0.0
-        self.metrics: Metrics = {}
-        self.over = False
-        """Whether the budget is used up. Only an update can end a training: between two, an agent holds half a
-        rollout that belongs to no result."""
-        self.saving = 0.0
-        """Seconds that the last save took."""
-        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
-        self.on_host = agent.device.type == "cpu" or getattr(env, "on_host", False)
-        self.finite: Tensor | None = None
+    agent: Agent
+    env: Any
+    budget: Budget
+    folder: Path | None
+    on_progress: Callable[[TrainProgress], None] | None = None
+    checkpoint_seconds: float = 10.0
+    clock: _Clock = field(default_factory=_Clock)
+    env_steps: int = 0
+    updates: int = 0
+    steps_logged: int = 0
+    seconds: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    over: bool = False
+    """Whether the budget is used up. Only an update can end a training: between two, an agent holds half a rollout
+    that belongs to no result."""
+    saving: float = 0.0
+    """Seconds that the last save took."""
+    finite: Tensor | None = None
+    """On a GPU: whether all actions since the last update were."""
 
     def begin(self) -> None:
         """Continue from the folder's state, or start."""
@@ -157,7 +199,8 @@ class _Training:
     def watch(self, action: Tensor) -> None:
         """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there until `record`."""
         finite = action.detach().sum().isfinite()  # one pass: a sum is finite only if everything in it is
-        if not self.on_host:
+        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
+        if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
             self.finite = finite if self.finite is None else self.finite & finite
         elif not bool(finite):
             raise self.failure(["actions"])
@@ -176,10 +219,16 @@ class _Training:
         Raises TrainingError when a metric, an action since the last update or a weight is not finite.
         """
         if self.agent.differentiable:
-            self._cut_graph()
+            # Forget how the accounts came to be where they are: the next update differentiates from here.
+            self.obs = self.obs.detach()
+            self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
         self.updates += 1
         self.seconds = time.perf_counter() - self.started
-        if broken := self._not_finite(metrics):
+        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if self.finite is not None and not bool(self.finite):
+            broken.insert(0, "actions")
+        self.finite = None
+        if broken:
             raise self.failure(broken)
         self.metrics = {**metrics, **self.clock.rates(self.env_steps - self.steps_logged)}
         self.steps_logged = self.env_steps
@@ -190,7 +239,7 @@ class _Training:
         if self.on_progress is not None:
             rate = self.metrics["steps_per_second"]
             self.on_progress(TrainProgress(fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics))
-        self.clock.skip()
+        self.clock = _Clock()  # what was done since the update counts to no part
 
     def _advance(self) -> float:
         """The share of the budget that is used up; step sizes move to where they stand then."""
@@ -198,17 +247,6 @@ class _Training:
         self.agent.anneal(fraction)
         self.over = fraction >= 1.0
         return fraction
-
-    def _not_finite(self, metrics: Metrics) -> list[str]:
-        """Names of the metrics that are not finite, and `actions` if one since the last call was not."""
-        names = [name for name, value in metrics.items() if not math.isfinite(value)]
-        finite, self.finite = self.finite, None
-        return names if finite is None or bool(finite) else ["actions", *names]
-
-    def _cut_graph(self) -> None:
-        """Forget how the accounts came to be where they are: the next update differentiates from here."""
-        self.obs = self.obs.detach()
-        self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
 
     def _log(self) -> None:
         """Append the last update's metrics."""
@@ -238,14 +276,25 @@ class _Training:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        return identity_of(self.agent, self.env)
+        """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every bar) and its rules."""
+        agent, env = self.agent, self.env
+        market, settings = getattr(env, "market", None), getattr(env, "settings", None)
+        return {
+            "seed": agent.seed,
+            "agent": agent.settings.model_dump(mode="json"),
+            "layout": layout_to_json(agent.layout),
+            "num_envs": env.num_envs,
+            "market": None if market is None else _market(market),
+            "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
+        }
 
     def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
-        if odd := sorted(differences(header["identity"], self.identity)):
+        if odd := differences(header["identity"], self.identity):
+            found = [f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items()]
             raise CheckpointError(
-                f"{self.path} belongs to another training ({', '.join(odd[:5])} differ{'s' if len(odd) == 1 else ''}); "
-                "use another folder, or delete this one to start over"
+                f"{self.path} belongs to another training ({'; '.join(found[:5])}); go on with its seed and settings "
+                "(only the budget may differ), use another folder, or delete this one to start over"
             )
         device = self.agent.device
         self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
@@ -305,27 +354,6 @@ _NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
 
 _hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
 """Of markets in use. Replicas and rounds of one pod share a market: its bytes are read once."""
-
-
-def identity_of(agent: Agent, env: Any) -> dict[str, Any]:
-    """Plain JSON: the agent's settings, its layout, the accounts, and the market (every bar of it) and its rules."""
-    market, settings = getattr(env, "market", None), getattr(env, "settings", None)
-    return {
-        "agent": agent.settings.model_dump(mode="json"),
-        "layout": layout_to_json(agent.layout),
-        "num_envs": env.num_envs,
-        "market": None if market is None else _market(market),
-        "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
-    }
-
-
-def differences(stored: Any, own: Any, name: str = "") -> Iterator[str]:
-    """Dotted names of what differs, missing names included."""
-    if isinstance(stored, dict) and isinstance(own, dict):
-        for key in stored.keys() | own.keys():
-            yield from differences(stored.get(key), own.get(key), f"{name}.{key}" if name else key)
-    elif stored != own:
-        yield name
 
 
 def _market(market: MarketTensors) -> dict[str, Any]:

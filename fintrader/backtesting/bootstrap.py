@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.errors import BacktestError
-from fintrader.metrics.resample import TRADING_DAYS
+from fintrader.metrics import TRADING_DAYS, finite
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]
@@ -37,12 +37,8 @@ def block_length(values: ArrayLike) -> float:
     lags = min(math.ceil(math.sqrt(size)) + quiet, size - 2)
     level = 2 * math.sqrt(math.log10(size) / size)
     products = np.array([centred[k:] @ centred[: size - k] for k in range(lags + 1)])
-    squares = np.array(
-        [
-            (centred[k + 1 :] @ centred[k + 1 :]) * (centred[: size - k - 1] @ centred[: size - k - 1])
-            for k in range(lags + 1)
-        ]
-    )
+    cut = [(centred[k:], centred[: size - k]) for k in range(1, lags + 2)]
+    squares = np.array([(late @ late) * (early @ early) for late, early in cut])
     correlation = np.abs(products) / np.sqrt(np.where(squares > 0, squares, np.inf))
     last = next((k - quiet for k in range(quiet, lags + 1) if (correlation[k - quiet : k] < level).all()), None)
     m = lags if last is None else min(2 * max(last, 1), lags)
@@ -86,25 +82,20 @@ def intervals(
     `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
     """
     values = np.asarray(returns, dtype=np.float64)
-    estimates = _statistics(values[None, :]) if values.size else {}
-    names = ("sharpe", "annual_return", "max_drawdown")
+    estimates: dict[str, float | None] = dict.fromkeys(("sharpe", "annual_return", "max_drawdown"))
+    if values.size:
+        estimates = {name: finite(float(found[0])) for name, found in _statistics(values[None, :]).items()}
     if values.size < 8:
-        return {name: Interval(_plain(estimates, name), None, None, level) for name in names}, 1.0
+        return {name: Interval(estimate, None, None, level) for name, estimate in estimates.items()}, 1.0
     length = block_length(values)
     rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
-    drawn = _statistics(values[rows])
     result = {}
-    for name in names:
-        kept = drawn[name][np.isfinite(drawn[name])]
-        tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (None, None)
-        low, high = (None if tail is None else float(tail) for tail in tails)
-        result[name] = Interval(_plain(estimates, name), low, high, level)
+    for name, drawn in _statistics(values[rows]).items():
+        kept = drawn[np.isfinite(drawn)]
+        tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (math.nan, math.nan)
+        low, high = (finite(float(tail)) for tail in tails)
+        result[name] = Interval(estimates[name], low, high, level)
     return result, length
-
-
-def _plain(estimates: dict[str, Array], name: str) -> float | None:
-    value = float(estimates[name][0]) if name in estimates else math.nan
-    return value if math.isfinite(value) else None
 
 
 def _statistics(samples: Array) -> dict[str, Array]:
@@ -155,13 +146,10 @@ class Superiority:
 
     reality_check: float
     """White's p-value."""
+    spa: float
+    """Hansen's consistent p-value."""
     spa_lower: float
-    spa_consistent: float
-    """Hansen's p-value."""
     spa_upper: float
-    best: int
-    """Column of the strategy with the largest studentised mean excess."""
-    block: float
 
 
 def superiority(
@@ -192,22 +180,15 @@ def superiority(
     statistic = max(0.0, float(studentised.max()))
     threshold = -math.sqrt(2 * math.log(math.log(max(size, 3))))
     centres = {
-        "lower": np.maximum(mean, 0.0),
-        "consistent": np.where(studentised >= threshold, mean, 0.0),
-        "upper": mean,
+        "spa_lower": np.maximum(mean, 0.0),
+        "spa": np.where(studentised >= threshold, mean, 0.0),
+        "spa_upper": mean,
     }
     p_values = {
         name: _tail(np.maximum(np.where(flat, 0.0, root * (drawn - centre) / scale).max(axis=1), 0.0), statistic)
         for name, centre in centres.items()
     }
-    return Superiority(
-        reality_check=reality,
-        spa_lower=p_values["lower"],
-        spa_consistent=p_values["consistent"],
-        spa_upper=p_values["upper"],
-        best=int(studentised.argmax()),
-        block=length,
-    )
+    return Superiority(reality_check=reality, **p_values)
 
 
 def _tail(drawn: Array, value: float) -> float:

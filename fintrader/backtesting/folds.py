@@ -9,21 +9,20 @@ whole = stitch(results, settings)         # one result over all test windows, ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.trade_log import MINUTE_NS, Fills, cost_of_closing, trade_frame
 from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.envs import EnvSettings
-from fintrader.envs.ledger import closing_cost
 from fintrader.errors import BacktestError
 from fintrader.results.backtest_files import TRADE_COLUMNS
 
@@ -95,14 +94,6 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     return replace(market.window(start, stop), windows=windows, meta=meta)
 
 
-@dataclass
-class _Chain:
-    """What is carried from test window to test window."""
-
-    factor: float = 1.0
-    bars: int = 0
-
-
 def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: str | None = None) -> BacktestResult:
     """Test windows one after another as one result: each starts with what the one before left.
 
@@ -112,21 +103,17 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
     """
     if not results:
         raise BacktestError("there is no test window to put together")
-    chain = _Chain()
+    carried, bars = 1.0, 0
     parts: list[BacktestResult] = []
     for number, result in enumerate(results):
         if number and (result.symbols != results[0].symbols or result.minutes[0] <= results[number - 1].minutes[-1]):
             raise BacktestError(f"test window {number} overlaps the one before it, or trades other symbols")
         closed = result if number == len(results) - 1 else _sold(result, settings)
-        parts.append(_scaled(closed, chain.factor, chain.bars))
-        chain.bars += len(result.minutes)
-        chain.factor *= float(closed.equity[-1]) / closed.initial_cash_usd
-        if chain.factor <= 0:
+        parts.append(_scaled(closed, carried, bars))
+        bars += len(result.minutes)
+        carried *= float(closed.equity[-1]) / closed.initial_cash_usd
+        if carried <= 0:
             raise BacktestError(f"test window {number} left nothing; what follows cannot be traded")
-
-    def joined(field: str) -> Array:
-        values: Array = np.concatenate([getattr(part, field) for part in parts])
-        return values
 
     sessions = [part.session - part.session[0] for part in parts]
     for k in range(1, len(sessions)):
@@ -134,6 +121,8 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
     levels = [parts[0].benchmark]
     for part in parts[1:]:
         levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
+    names = ("minutes", "equity", "shares", "mark", "costs_usd", "turnover_usd")
+    joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     trades = [part.trades for part in parts if len(part.trades)]
     frame = pd.concat(trades, ignore_index=True).astype(TRADE_COLUMNS) if trades else parts[0].trades
     return replace(
@@ -145,12 +134,7 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
         ruined=any(part.ruined for part in parts),
         last_bar=None,
         note=parts[0].note or f"{len(parts)} test windows in a row",
-        minutes=np.concatenate([part.minutes for part in parts]),
-        equity=joined("equity"),
-        shares=joined("shares"),
-        mark=joined("mark"),
-        costs_usd=joined("costs_usd"),
-        turnover_usd=joined("turnover_usd"),
+        **joined,
     )
 
 
@@ -160,23 +144,12 @@ def _sold(result: BacktestResult, settings: EnvSettings) -> BacktestResult:
     which = np.flatnonzero(held)
     if not which.size or not result.has_positions:
         return result
-    bar = len(result.minutes) - 1
     notional = np.abs(held * result.mark[-1])
-    cost = closing_cost(torch.from_numpy(notional).unsqueeze(0), settings)[0].numpy()
-    time = pd.Timestamp(int(result.minutes[-1]) + result.bar_minutes * 60_000_000_000, tz="UTC")
-    rows = {
-        "decision_bar": bar,
-        "fill_bar": bar,
-        "decision_time": time,
-        "fill_time": time,
-        "symbol": np.array(result.symbols, dtype=object)[which],
-        "shares": -held[which],
-        "price_usd": result.mark[-1][which],
-        "notional_usd": notional[which],
-        "cost_usd": cost[which],
-        "kind": "forced",
-    }
-    sold = pd.DataFrame(rows, index=range(which.size)).astype(TRADE_COLUMNS)
+    cost = cost_of_closing(notional, settings)
+    kind, bar = np.full(which.size, "forced", dtype=object), np.full(which.size, len(result.minutes) - 1)
+    fills = Fills(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
+    time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
+    sold = trade_frame(fills, result.symbols, time, time)
     trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold
     equity, shares = result.equity.copy(), result.shares.copy()
     costs, turnover = result.costs_usd.copy(), result.turnover_usd.copy()

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fintrader.backtesting import significance as sig
 from fintrader.backtesting.bootstrap import intervals, paired_excess, superiority
@@ -22,14 +22,12 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.metrics import TRADING_DAYS
-from fintrader.metrics.performance import finite
-from fintrader.results.formatting import chance, count, probability
-from fintrader.results.strategies import is_baseline, is_result, main_strategy
+from fintrader.metrics import TRADING_DAYS, finite
+from fintrader.results.formatting import chance, count, is_baseline, is_result, main_strategy, probability
 
 Array = NDArray[np.float64]
 YEAR = math.sqrt(TRADING_DAYS)
-TrialReturns: TypeAlias = "ArrayLike | Sequence[Array]"
+TrialReturns: TypeAlias = "Array | Sequence[Array]"
 """`[S, M]` of one selection window, or a list of them."""
 ENOUGH = 0.95
 FEW_SESSIONS = 8
@@ -81,14 +79,8 @@ def assess(
 
 def _selections(trial_returns: TrialReturns | None) -> list[Array]:
     """The return matrices of every selection window that had something to choose from."""
-    if trial_returns is None:
-        return []
-    listed = isinstance(trial_returns, list | tuple) and all(np.ndim(one) == 2 for one in trial_returns)
-    given: Sequence[Any] = (
-        list(trial_returns) if isinstance(trial_returns, list | tuple) and listed else [trial_returns]
-    )
-    matrices = [np.asarray(one, dtype=np.float64) for one in given]
-    return [matrix for matrix in matrices if matrix.ndim == 2 and matrix.shape[1] > 1]
+    given = [trial_returns] if isinstance(trial_returns, np.ndarray) else trial_returns or []
+    return [matrix for matrix in given if matrix.shape[1] > 1]
 
 
 def _sharpe(daily: Array, trials: int | None, selections: Sequence[Array]) -> dict[str, Any] | None:
@@ -144,11 +136,8 @@ def _overfitting(selections: Sequence[Array]) -> dict[str, Any] | None:
 
     Of several windows each has its own cross-validation; the numbers are their means, the logits stand together.
     """
-    found = []
-    for values in selections:
-        blocks = min(16, values.shape[0] // 2 // 2 * 2)
-        if blocks >= 4:
-            found.append(sig.backtest_overfitting(values, blocks))
+    cut = [(values, min(16, values.shape[0] // 2 // 2 * 2)) for values in selections]
+    found = [sig.backtest_overfitting(values, blocks) for values, blocks in cut if blocks >= 4]
     if not found:
         return None
     slopes = [one.slope for one in found if one.slope is not None]
@@ -166,34 +155,27 @@ def _overfitting(selections: Sequence[Array]) -> dict[str, Any] | None:
     }
 
 
+def _baselines(results: Mapping[str, BacktestResult]) -> dict[str, Array]:
+    """Daily returns of what needed no search."""
+    return {name: result.daily_returns for name, result in results.items() if is_baseline(name)}
+
+
 def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Any]:
     """Paired block bootstrap of the main strategy's excess over every baseline."""
-    found = {}
-    for other, rival in results.items():
-        excess = paired_excess(results[name].daily_returns, rival.daily_returns, seed=seed) if other != name else None
-        if excess is not None and is_baseline(other):
-            found[other] = asdict(excess)
-    return found
+    daily = results[name].daily_returns
+    rivals = {other: rival for other, rival in _baselines(results).items() if other != name}
+    found = {other: paired_excess(daily, rival, seed=seed) for other, rival in rivals.items()}
+    return {other: asdict(excess) for other, excess in found.items() if excess is not None}
 
 
 def _superiority(results: Mapping[str, BacktestResult], seed: int) -> dict[str, Any]:
     """Reality check and SPA of all results together, against every baseline."""
     ours = [name for name in results if is_result(name)]
-    found: dict[str, Any] = {}
-    if not ours or len(next(iter(results.values())).daily_returns) < FEW_SESSIONS:
-        return found
+    if not ours or len(results[ours[0]].daily_returns) < FEW_SESSIONS:
+        return {}
     matrix = np.column_stack([results[name].daily_returns for name in ours])
-    for other, rival in results.items():
-        if is_baseline(other):
-            test = superiority(matrix, rival.daily_returns, seed=seed)
-            found[other] = {
-                "reality_check": test.reality_check,
-                "spa": test.spa_consistent,
-                "spa_lower": test.spa_lower,
-                "spa_upper": test.spa_upper,
-                "strategies": ours,
-            }
-    return found
+    tests = {other: superiority(matrix, rival, seed=seed) for other, rival in _baselines(results).items()}
+    return {other: {**asdict(test), "strategies": ours} for other, test in tests.items()}
 
 
 def _random(

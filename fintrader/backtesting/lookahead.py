@@ -7,19 +7,19 @@ prices, flags, features, context, index, observations, fills and equity. What di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fintrader.backtesting.account import make_account
+from fintrader.backtesting.account import BacktestAccount, make_account
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.build import assemble
 from fintrader.data.calendar import SessionGrid, session_date
-from fintrader.data.feeds import open_feed
-from fintrader.data.settings import DataSettings
+from fintrader.data.settings import DataSettings, open_feed
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
@@ -28,14 +28,10 @@ from fintrader.progress import SILENT, Progress
 from fintrader.seeding import generator, numpy_generator
 
 Mode = Literal["cut", "scrambled"]
+MODES: tuple[Mode, ...] = ("cut", "scrambled")
 _SYMBOL_ARRAYS = ("open", "close", "tradable", "member")
-
-
-class Rebuild(Protocol):
-    """Builds the market again from bars whose future was changed."""
-
-    def __call__(self, cut: int, mode: Mode) -> MarketTensors:
-        """`cut`: number of the first bar that is changed; `mode`: how."""
+Rebuild: TypeAlias = Callable[[int, Mode], MarketTensors]
+"""Builds the market again from bars that were changed from a bar number on, and how."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,6 @@ class LookaheadReport:
     """What was tried and what was found."""
 
     cuts: tuple[int, ...]
-    modes: tuple[Mode, ...]
     leaks: tuple[Leak, ...]
 
     @property
@@ -69,7 +64,7 @@ class LookaheadReport:
         return not self.leaks
 
     def __str__(self) -> str:
-        tried = f"{len(self.cuts)} cuts, bars {', '.join(map(str, self.cuts))}, future {' and '.join(self.modes)}"
+        tried = f"{len(self.cuts)} cuts, bars {', '.join(map(str, self.cuts))}, future {' and '.join(MODES)}"
         if self.clean:
             return f"No look-ahead found: {tried}."
         return "\n".join([f"Look-ahead found: {tried}.", *(f"  {leak}" for leak in self.leaks)])
@@ -79,7 +74,6 @@ def lookahead(
     data: DataSettings,
     env: EnvSettings,
     *,
-    policy: Policy | None = None,
     cuts: int = 3,
     seed: int = 0,
     progress: Progress | None = None,
@@ -91,6 +85,7 @@ def lookahead(
     """
     settings = data.effective()
     feed = open_feed(settings, None)
+    feed.prepare()
     first, last = feed.span()
     pinned = {
         "start": settings.start or session_date(settings.calendar, first),
@@ -103,7 +98,7 @@ def lookahead(
         start = int(market.minutes[cut])
         return assemble(settings, cast(Feed, _ChangedFeed(feed, start, mode, seed)), progress=None)[0]
 
-    return find_leaks(market, rebuild, env, policy=policy, cuts=cuts, seed=seed, progress=progress)
+    return find_leaks(market, rebuild, env, cuts=cuts, seed=seed, progress=progress)
 
 
 def find_leaks(
@@ -114,7 +109,6 @@ def find_leaks(
     policy: Policy | None = None,
     cuts: int = 3,
     seed: int = 0,
-    modes: tuple[Mode, ...] = ("cut", "scrambled"),
     progress: Progress | None = None,
 ) -> LookaheadReport:
     """Compare `market` with what `rebuild` makes of changed futures, at `cuts` random bars.
@@ -129,9 +123,9 @@ def find_leaks(
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
     policy = policy or reacting_policy(market, seed, env.lookback)
     leaks: list[Leak] = []
-    with (progress or SILENT).task("look-ahead", total=len(chosen) * len(modes), unit="builds") as task:
+    with (progress or SILENT).task("look-ahead", total=len(chosen) * len(MODES), unit="builds") as task:
         for cut in chosen.tolist():
-            for mode in modes:
+            for mode in MODES:
                 changed = rebuild(cut, mode)
                 found = compare_markets(market, changed, cut, mode)
                 # A symbol whose bars are cut off ends there and is sold: fills are compared where nothing ends.
@@ -139,7 +133,7 @@ def find_leaks(
                     found += compare_trading(market, changed, cut, mode, env, policy)
                 leaks += found
                 task.advance()
-    return LookaheadReport(tuple(chosen.tolist()), modes, tuple(leaks))
+    return LookaheadReport(tuple(chosen.tolist()), tuple(leaks))
 
 
 def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int, mode: Mode) -> list[Leak]:
@@ -175,22 +169,19 @@ def compare_trading(
     """Observations, fills and equity before `cut`, traded by the same policy in both markets."""
     if market.symbols != changed.symbols:
         return [Leak("symbols", cut, 0, mode, "the future decides which symbols are in the market")]
-    one, other = (_trade(m, env, policy, cut) for m in (market, changed))
+    (one, seen), (other, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
-    for (bar, seen), (_, theirs) in zip(one.observations, other.observations, strict=True):
-        if not torch.equal(seen, theirs):
-            column = int((seen != theirs).flatten().nonzero()[0])
+    for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=True):
+        if not torch.equal(obs, their_obs):
+            column = int((obs != their_obs).flatten().nonzero()[0])
             leaks.append(Leak("observation", cut, bar, mode, column_name(one.layout, market, column)))
             break
-    for bar, (equity, theirs_usd) in enumerate(zip(one.equity, other.equity, strict=True)):
-        if equity != theirs_usd:
-            leaks.append(Leak("equity", cut, bar, mode, f"{equity:,.2f} and {theirs_usd:,.2f} USD"))
-            break
-    for bar in range(cut):
-        if not np.array_equal(one.shares[bar], other.shares[bar]):
-            symbol = market.symbols[int(np.flatnonzero(one.shares[bar] != other.shares[bar])[0])]
-            leaks.append(Leak("fill", cut, bar, mode, symbol))
-            break
+    ours_usd, theirs_usd = one.trade_log.equity[:cut], other.trade_log.equity[:cut]
+    if (apart := np.flatnonzero(ours_usd != theirs_usd)).size:
+        bar = int(apart[0])
+        leaks.append(Leak("equity", cut, bar, mode, f"{ours_usd[bar]:,.2f} and {theirs_usd[bar]:,.2f} USD"))
+    if (moved := np.argwhere(one.trade_log.shares[:cut] != other.trade_log.shares[:cut])).size:
+        leaks.append(Leak("fill", cut, int(moved[0, 0]), mode, market.symbols[int(moved[0, 1])]))
     return leaks
 
 
@@ -225,16 +216,10 @@ def reacting_policy(market: MarketTensors, seed: int, lookback: int = 1) -> Poli
     return policy
 
 
-@dataclass(frozen=True, eq=False)
-class _Traded:
-    layout: ObservationLayout
-    observations: list[tuple[int, Tensor]]
-    equity: Any
-    shares: Any
-
-
-def _trade(market: MarketTensors, env: EnvSettings, policy: Policy, cut: int) -> _Traded:
-    """Decide at every bar before `cut` (the decision at cut - 1 fills later)."""
+def _trade(
+    market: MarketTensors, env: EnvSettings, policy: Policy, cut: int
+) -> tuple[BacktestAccount, list[tuple[int, Tensor]]]:
+    """Decide at every bar before `cut` (the decision at cut - 1 fills later): the account, and what it saw when."""
     account = make_account(market, env)
     seen: list[tuple[int, Tensor]] = []
     over = False
@@ -243,7 +228,7 @@ def _trade(market: MarketTensors, env: EnvSettings, policy: Policy, cut: int) ->
             obs = account.observe()
             seen.append((account.bar, obs))
             over = account.act(policy(obs))
-    return _Traded(account.layout, seen, account.trade_log.equity[:cut].copy(), account.trade_log.shares[:cut].copy())
+    return account, seen
 
 
 class _ChangedFeed:

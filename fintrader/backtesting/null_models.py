@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.backtesting.trade_log import carried_close
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
@@ -113,8 +114,7 @@ def _static_returns(
     if not names.size:
         raise BacktestError("no member trades in the window's first two bars; start the window at another bar")
     ends = m.session_ends(market.session.cpu().numpy())
-    close = market.close.cpu()[:, torch.from_numpy(names)].to(torch.float64).numpy()
-    filled = _forward_fill(close)[ends] / entry[names]
+    filled = carried_close(market)[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
@@ -126,10 +126,3 @@ def _static_returns(
         wealth[-1] *= 1 - rate
     returns: Array = wealth[1:] / wealth[:-1] - 1
     return returns
-
-
-def _forward_fill(close: Array) -> Array:
-    """Newest price at or before each row; NaN before the first becomes 0."""
-    steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
-    newest = np.maximum.accumulate(steps, axis=0)
-    return np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)

@@ -5,12 +5,13 @@ Every row is a whole simulation with one thing changed. What a result survives i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, EnvAccount, KernelAccount, make_account
@@ -20,33 +21,23 @@ from fintrader.backtesting.simulate import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.errors import BacktestError
-from fintrader.metrics import performance as p
-from fintrader.progress import SILENT, Progress, Task
+from fintrader.progress import SILENT, Progress
 
+Array = NDArray[np.float64]
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 FILLS = ("next_open", "next_close", "close")
 START_SHIFTS = (1, 2, 3, 4, 5)
 
 
-@dataclass(frozen=True)
-class Variation:
-    """The outcome of one changed choice."""
-
-    kind: str
-    """`cost_bps`, `fill`, `delay_bars`, `start_sessions` or `without`."""
-    setting: str
-    """The changed value, as text."""
-    cumulative_return: float | None
-    annual_return: float | None
-    sharpe: float | None
-    max_drawdown: float | None
-    chosen: bool = False
-    """Whether this is the choice that the backtest itself made."""
+Variation: TypeAlias = dict[str, Any]
+"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`, `start_sessions` or
+`without`), `setting` (the changed value, as text), `STATISTICS` and `chosen` (whether the backtest itself chose so)."""
+STATISTICS = ("cumulative_return", "annual_return", "sharpe", "max_drawdown")
 
 
 def sensitivity(
-    policy: Policy,
-    market: MarketTensors,
+    policy: Policy | Sequence[Policy],
+    market: MarketTensors | Sequence[MarketTensors],
     settings: EnvSettings,
     *,
     costs_bps: Sequence[float] = COSTS_BPS,
@@ -54,74 +45,49 @@ def sensitivity(
     start_shifts: Sequence[int] = START_SHIFTS,
     stocks: bool = True,
     progress: Progress | None = None,
-) -> list[dict[str, Any]]:
-    """All variations as plain JSON rows. Raises BacktestError where a simulation does."""
-    starts = m.session_starts(market.session.cpu().numpy())
-    shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
-    total = _conventions(costs_bps, fills, settings) + len(shifts) + stocks
-    with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
-        rows = list(_traded_otherwise([policy], [market], settings, costs_bps, fills, task))
-        for shift in shifts:
-            window = market.window(int(starts[shift]), market.num_bars)
-            result = simulate(policy, window, settings, name=f"start {shift}")
-            rows.append(_row("start_sessions", str(shift), result.daily_returns))
-            task.advance(note=f"start {shift} sessions later")
-        if stocks:
-            rows += without_each(policy, market, settings)
-            task.advance(note="each stock removed")
-    return [asdict(row) for row in rows]
+) -> list[Variation]:
+    """All variations. Raises BacktestError where a simulation does.
 
-
-def rolling_sensitivity(
-    policies: Sequence[Policy],
-    windows: Sequence[MarketTensors],
-    settings: EnvSettings,
-    *,
-    costs_bps: Sequence[float] = COSTS_BPS,
-    fills: Sequence[str] = FILLS,
-    progress: Progress | None = None,
-) -> list[dict[str, Any]]:
-    """Costs, fills and delay over a walk-forward: each fold's policy over its test window, put together by `stitch`.
-
-    The first day is the folds' and the symbols are each policy's own, so these are not varied. Raises BacktestError
-    where a simulation does.
+    Of a walk-forward `policy` and `market` are lists with one entry for each fold, put together by `stitch`: its costs,
+    fills and delay are varied only, for the first day is the folds' and the symbols are each policy's own.
     """
-    with (progress or SILENT).task("sensitivity", total=_conventions(costs_bps, fills, settings), unit="runs") as task:
-        return [asdict(row) for row in _traded_otherwise(policies, windows, settings, costs_bps, fills, task)]
+    if not isinstance(market, MarketTensors):
+        policies, windows, shifts, stocks = cast(Sequence[Policy], policy), list(market), [], False
+    else:
+        policies, windows = [cast(Policy, policy)], [market]
+        starts = m.session_starts(market.session.cpu().numpy())
+        shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
+    costs = sorted({*costs_bps, settings.cost_bps})
+    rows: list[Variation] = []
 
-
-def _conventions(costs_bps: Sequence[float], fills: Sequence[str], settings: EnvSettings) -> int:
-    return len({*costs_bps, settings.cost_bps}) + len(fills) + 2
-
-
-def _traded_otherwise(
-    policies: Sequence[Policy],
-    windows: Sequence[MarketTensors],
-    settings: EnvSettings,
-    costs_bps: Sequence[float],
-    fills: Sequence[str],
-    task: Task,
-) -> Iterator[Variation]:
-    """Rows `cost_bps`, `fill` and `delay_bars`: every policy over its own window, several of them as one result."""
-
-    def row(
+    def trade(
         kind: str, setting: str, changed: EnvSettings, chosen: bool, run: Callable[..., BacktestResult] = simulate
-    ) -> Variation:
+    ) -> None:
         parts = [run(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
         task.advance(note=f"{kind} {setting}")
-        try:
-            whole = parts[0] if len(parts) == 1 else stitch(parts, changed)
-            return _row(kind, setting, whole.daily_returns, chosen)
-        except BacktestError:  # one fold left nothing to go on with: no figures, and the other rows stand
-            return Variation(kind, setting, None, None, None, None, chosen)
+        daily = None
+        # One fold may leave nothing to go on with: no figures then, and the other rows stand.
+        with contextlib.suppress(BacktestError):
+            daily = (parts[0] if len(parts) == 1 else stitch(parts, changed)).daily_returns
+        rows.append(_row(kind, setting, daily, chosen))
 
-    for cost in sorted({*costs_bps, settings.cost_bps}):
-        changed = settings.model_copy(update={"cost_bps": cost})
-        yield row("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)
-    for fill in fills:
-        yield row("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
-    yield row("delay_bars", "0", settings, True)
-    yield row("delay_bars", "1", settings, False, delayed)
+    total = len(costs) + len(fills) + 2 + len(shifts) + stocks
+    with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
+        for cost in costs:
+            changed = settings.model_copy(update={"cost_bps": cost})
+            trade("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)
+        for fill in fills:
+            trade("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
+        trade("delay_bars", "0", settings, True)
+        trade("delay_bars", "1", settings, False, delayed)
+        for shift in shifts:
+            window = windows[0].window(int(starts[shift]), windows[0].num_bars)
+            rows.append(_row("start_sessions", str(shift), simulate(policies[0], window, settings).daily_returns))
+            task.advance(note=f"start {shift} sessions later")
+        if stocks:
+            rows += without_each(policies[0], windows[0], settings)
+            task.advance(note="each stock removed")
+    return rows
 
 
 def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestResult:
@@ -194,23 +160,13 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
             if not over and bool(terminated.any()):
                 # Finished accounts are reset at the bar where the others stand.
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
-    session = market.session.cpu().numpy()
-    return [
-        _row("without", symbol, m.daily_returns(equity[:, column], session))
-        for column, symbol in enumerate(market.symbols)
-    ]
+    daily = [m.daily_returns(curve, market.session.cpu().numpy()) for curve in equity.T]
+    return [_row("without", symbol, returns) for symbol, returns in zip(market.symbols, daily, strict=True)]
 
 
-def _row(kind: str, setting: str, daily: Any, chosen: bool = False) -> Variation:
-    return Variation(
-        kind,
-        setting,
-        p.cumulative_return(daily),
-        p.annual_return(daily),
-        p.sharpe(daily),
-        p.max_drawdown(daily),
-        chosen,
-    )
+def _row(kind: str, setting: str, daily: Array | None, chosen: bool = False) -> Variation:
+    numbers = {name: None if daily is None else getattr(m, name)(daily) for name in STATISTICS}
+    return {"kind": kind, "setting": setting, "chosen": chosen, **numbers}
 
 
 def by_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -37,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from fintrader.errors import BacktestError
-from fintrader.metrics.performance import deviation, known, kurtosis, skew
+from fintrader.metrics import deviation, known, kurtosis, skew
 
 Array = NDArray[np.float64]
 EULER = 0.5772156649015329

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,8 +64,7 @@ class TradeLog:
     def ruin(self, bar: int) -> None:
         """Close a ruined account at its last mark, with costs; its equity then stays what is left."""
         held = self.shares[bar].copy()
-        notional = np.abs(held * self.mark[bar])
-        cost = closing_cost(torch.from_numpy(notional).unsqueeze(0), self.settings)[0].numpy()
+        cost = cost_of_closing(np.abs(held * self.mark[bar]), self.settings)
         self.trade("ruin", bar, bar, bar, -held, self.mark[bar], cost)
         self.ruined = True
         self.shares[bar:] = 0.0
@@ -90,23 +90,34 @@ class TradeLog:
         if not self._fills:
             return empty_trades()
         whole = Fills(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
-        kind, decided, filled, asset, shares, price, cost = whole
         start = self.market.minutes.cpu().numpy()
         length = self.market.bar_minutes * MINUTE_NS
-        at_open = (kind == "order") & (self.settings.fill == "next_open")
-        frame = {
-            "decision_bar": decided,
-            "fill_bar": filled,
-            "decision_time": pd.to_datetime(start[decided] + length, utc=True),
-            "fill_time": pd.to_datetime(start[filled] + np.where(at_open, 0, length), utc=True),
-            "symbol": np.array(self.market.symbols, dtype=object)[asset],
-            "shares": shares,
-            "price_usd": price,
-            "notional_usd": np.abs(shares * price),
-            "cost_usd": cost,
-            "kind": kind,
-        }
-        return pd.DataFrame(frame).astype(TRADE_COLUMNS)
+        at_open = (whole.kind == "order") & (self.settings.fill == "next_open")
+        filled = start[whole.filled] + np.where(at_open, 0, length)
+        return trade_frame(whole, self.market.symbols, start[whole.decided] + length, filled)
+
+
+def trade_frame(fills: Fills, symbols: Sequence[str], decided_ns: Any, filled_ns: Any) -> pd.DataFrame:
+    """Rows of the trade list, decided and filled at these times (ns, UTC)."""
+    frame = {
+        "decision_bar": fills.decided,
+        "fill_bar": fills.filled,
+        "decision_time": pd.to_datetime(decided_ns, utc=True),
+        "fill_time": pd.to_datetime(filled_ns, utc=True),
+        "symbol": np.array(symbols, dtype=object)[fills.asset],
+        "shares": fills.shares,
+        "price_usd": fills.price,
+        "notional_usd": np.abs(fills.shares * fills.price),
+        "cost_usd": fills.cost,
+        "kind": fills.kind,
+    }
+    return pd.DataFrame(frame).astype(TRADE_COLUMNS)
+
+
+def cost_of_closing(notional: Array, settings: EnvSettings) -> Array:
+    """`[N]` USD: what selling positions worth `notional [N]` at their last mark costs."""
+    cost: Array = closing_cost(torch.from_numpy(notional).unsqueeze(0), settings)[0].numpy()
+    return cost
 
 
 def carried_close(market: MarketTensors) -> Array:

@@ -18,21 +18,16 @@ metrics.json is a whole backtest, and one with a report.html has its report.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fintrader import metrics as m
-from fintrader.backtesting.honesty import TrialReturns, assess
+from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.tensors import MarketTensors
-from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.files import write_bytes, write_json
 from fintrader.results.backtest_files import PRICE_COLUMNS, StoredBacktest, empty_trades
@@ -141,47 +136,28 @@ def write_backtest(
     results: Mapping[str, BacktestResult],
     *,
     context: Mapping[str, Any] | None = None,
-    trial_returns: TrialReturns | None = None,
-    market: MarketTensors | Sequence[MarketTensors] | None = None,
-    settings: EnvSettings | None = None,
-    null_model: Mapping[str, Any] | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
-    seed: int = 0,
+    **evidence: Any,
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
 
     `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and a report shows
-    the rest as it is. `trial_returns` `[S, M]`, `market` (lists of them for a walk-forward), `settings` and
-    `null_model` make the assessment sharper (see `honesty.assess`). Raises BacktestError when results cover
-    different bars.
+    the rest as it is. `evidence` makes the assessment sharper: what else `honesty.assess` takes. Raises BacktestError
+    when results cover different bars.
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials = context.get("trials")
-    honesty = assess(
-        results,
-        trials=trials if isinstance(trials, int) and trials > 0 else None,
-        trial_returns=trial_returns,
-        market=market,
-        settings=settings,
-        null_model=null_model,
-        seed=seed,
-    )
+    honesty = assess(results, trials=trials if isinstance(trials, int) and trials > 0 else None, **evidence)
     stored = tabulate(results, context, honesty, sensitivity)
     folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
         (folder / name).unlink(missing_ok=True)
     for name in ("equity", "positions", "prices", "trades"):
-        write_bytes(folder / f"{name}.parquet", _parquet(getattr(stored, name)))
+        table: pd.DataFrame = getattr(stored, name)
+        write_bytes(folder / f"{name}.parquet", table.to_parquet(engine="pyarrow", compression="zstd", index=False))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
     write_json(folder / "metrics.json", stored.metrics)
     return stored
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()

@@ -64,11 +64,11 @@ _PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 """What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no bug."""
 
 
-def _log_format(argv: list[str]) -> str:
+def _log_format(argv: list[str]) -> str | None:
     """Known before anything is parsed, so that a mistake on the command line is told in the same form."""
     joined = " ".join(argv).replace("log_format", "log-format")
     asked = "--log-format json" in joined or "--log-format=json" in joined
-    return "json" if asked else logs.from_environment()
+    return "json" if asked else None
 
 
 def _complain(text: str) -> None:

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader.cli.options import parse, positional
-from fintrader.config import Settings, SettingsT
+from fintrader.config import Settings, SettingsT, is_url
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.storage.urls import is_url
 
 
 class ScaleOptions(Settings):
@@ -46,8 +45,6 @@ def status(argv: list[str]) -> None:
 
     as_json = "--json" in argv
     folder = _run_folder("status", [word for word in argv if word != "--json"])
-    if folder is None:
-        return
     answer = ask(folder)
     if as_json:
         print(json.dumps(answer, indent=2, sort_keys=True))
@@ -70,31 +67,27 @@ def status(argv: list[str]) -> None:
 
 def lineage(argv: list[str]) -> None:
     """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
-    if len(argv) == 2 and not argv[0].startswith("-"):
-        from fintrader.results.leaderboard import lineage as ask
-        from fintrader.results.leaderboard import read_pods
+    from fintrader.results.leaderboard import lineage as ask
+    from fintrader.results.leaderboard import read_pods
 
-        rows = ask(read_pods(_folder(argv[0]).leaderboard), argv[1])
-        Console().print(_table(rows, ("pod", "origin", "score", "algo", "changed")))
-        return
-    if argv and argv[0] in {"-h", "--help"}:
-        print("usage: fintrader lineage RUN_DIR POD")
-        return
-    raise ConfigError("`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods")
+    if len(argv) != 2 and argv[:1] not in (["-h"], ["--help"]):
+        raise ConfigError("`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods")
+    folder, (pod,) = positional("lineage", "RUN_DIR POD", argv)
+    rows = ask(read_pods(_folder(folder).leaderboard), pod)
+    Console().print(_table(rows, ("pod", "origin", "score", "algo", "changed")))
 
 
 def scale(argv: list[str]) -> None:
     """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
-    from fintrader.tournament.scale import effect
-    from fintrader.tournament.scale import scale as ask
+    from fintrader.tournament.status import effect
+    from fintrader.tournament.status import scale as ask
 
     folder, options = _with_options("scale", ScaleOptions(), argv)
-    if folder is not None and is_url(folder):
+    if is_url(folder):
         raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
-    if folder is not None:
-        run = _folder(folder)
-        ask(run, options.pods)
-        print(f"{folder}: {effect(run, options.pods)}")
+    run = _folder(folder)
+    ask(run, options.pods)
+    print(f"{folder}: {effect(run, options.pods)}")
 
 
 def replay(argv: list[str]) -> None:
@@ -102,8 +95,6 @@ def replay(argv: list[str]) -> None:
     from fintrader import pipeline
 
     folder, options = _with_options("replay", ReplayOptions(), argv)
-    if folder is None:
-        return
     differences = pipeline.replay_run(_folder(folder).root, options.name)
     for line in differences:
         print(line)
@@ -116,8 +107,7 @@ def rebuild(argv: list[str]) -> None:
     from fintrader.tournament.status import rebuild as ask
 
     folder = _run_folder("tournament rebuild", argv)
-    if folder is not None:
-        print(f"{folder.leaderboard}: made again from {ask(folder)} results")
+    print(f"{folder.leaderboard}: made again from {ask(folder)} results")
 
 
 def export_tensorboard(argv: list[str]) -> None:
@@ -125,23 +115,22 @@ def export_tensorboard(argv: list[str]) -> None:
     from fintrader.tournament.tensorboard import export
 
     folder, options = _with_options("export tensorboard", ExportOptions(), argv)
-    if folder is None:
-        return
     exported = export(_folder(folder), options.out)
     print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
 
 
-def _with_options(command: str, defaults: SettingsT, argv: list[str]) -> tuple[str | None, SettingsT]:
-    """RUN_DIR and the options after it; None, after the help, where that was asked for."""
-    folder, rest = positional(command, "RUN_DIR", argv)
-    return folder, parse(type(defaults), defaults, rest if folder else ["--help"], f"{command} RUN_DIR")
+def _with_options(command: str, defaults: SettingsT, argv: list[str]) -> tuple[str, SettingsT]:
+    """RUN_DIR and the options after it."""
+
+    def options(words: list[str]) -> SettingsT:
+        return parse(type(defaults), defaults, words, f"{command} RUN_DIR")
+
+    folder, rest = positional(command, "RUN_DIR", argv, lambda: options(["--help"]))
+    return folder, options(rest)
 
 
-def _run_folder(command: str, argv: list[str]) -> RunFolder | None:
+def _run_folder(command: str, argv: list[str]) -> RunFolder:
     name, rest = positional(command, "RUN_DIR", argv)
-    if name is None:
-        print(f"usage: fintrader {command} RUN_DIR")
-        return None
     if rest:
         raise ConfigError(f"{rest[0]!r}: `fintrader {command}` takes only RUN_DIR")
     return _folder(name)

@@ -49,10 +49,7 @@ def backtest(argv: list[str]) -> None:
     """RUN [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
     from fintrader import pipeline
 
-    folder, rest = positional("backtest", "RUN_DIR", argv)
-    if folder is None:
-        help_config("backtest RUN_DIR")
-        return
+    folder, rest = positional("backtest", "RUN_DIR", argv, lambda: help_config("backtest RUN_DIR"))
     home = pipeline.open_run(folder)
     path = home / "config.yaml"
     if not path.is_file():
@@ -105,10 +102,8 @@ def bench(argv: list[str]) -> None:
         raise ConfigError(
             "benchmarks come with the source tree: clone the repository and install it with `make install`"
         )
-    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv)
-    if name is None:
-        print("usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(names))
-        return
+    usage = "usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(names)
+    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv, lambda: print(usage))
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"

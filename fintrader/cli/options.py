@@ -8,7 +8,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_VALIDATION = re.compile(
-    r"Error parsing (\S+): \d+ validation errors? for \S+ (?:(\S+) )?(.*?) \[type=\w+, input_value=(.*?), input_type"
-)
+_VALIDATION = re.compile(r"Error parsing (?:--)?(\S+): [A-Z]\w*: (?:([\w.]+): )?(.*)")
+"""What tyro makes of a `Settings` error: the option's group, the model, and the field and its problem."""
 
 
-def positional(command: str, what: str, argv: list[str]) -> tuple[str | None, list[str]]:
-    """The first argument, which must be no option; None when help was asked for in its place."""
+def positional(
+    command: str, what: str, argv: list[str], show_help: Callable[[], object] | None = None
+) -> tuple[str, list[str]]:
+    """The first argument, which must be no option. Where help was asked for in its place: that, and exit status 0."""
     if argv and argv[0] in {"-h", "--help"}:
-        return None, argv
+        show_help() if show_help else print(f"usage: fintrader {command} {what}")
+        sys.exit(0)
     if not argv or argv[0].startswith("-"):
         raise ConfigError(f"`fintrader {command}` needs {what} as its first argument")
     return argv[0], argv[1:]
@@ -37,10 +39,7 @@ def positional(command: str, what: str, argv: list[str]) -> tuple[str | None, li
 def parse_config(command: str, argv: list[str]) -> RunConfig:
     from fintrader import pipeline
 
-    path, rest = positional(command, "CONFIG", argv)
-    if path is None:
-        help_config(f"{command} CONFIG")
-        sys.exit(0)
+    path, rest = positional(command, "CONFIG", argv, lambda: help_config(f"{command} CONFIG"))
     rest, chosen = _take_choices(rest)
     return parse(pipeline.RunConfig, pipeline.load_config(Path(path), chosen), rest, f"{command} CONFIG")
 
@@ -68,8 +67,7 @@ def _take_choices(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 def help_config(usage: str) -> None:
     from fintrader import pipeline
 
-    with contextlib.suppress(SystemExit):
-        _tyro(pipeline.RunConfig, pipeline.RunConfig(), ["--help"], usage)
+    _tyro(pipeline.RunConfig, pipeline.RunConfig(), ["--help"], usage)
 
 
 def _tyro(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
@@ -126,12 +124,11 @@ def _reduce(message: str, model: type[Any]) -> str:
         close = difflib.get_close_matches(option.removeprefix("--"), known, n=1, cutoff=0.5)
         hint = f"did you mean --{close[0]}?" if close else "`--help` lists the settings"
         return f"{option}: unknown setting; {hint}"
+    text = re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text)
     if broken := _VALIDATION.search(text):
-        place, field, what, value = broken.groups()
-        name = ".".join(part for part in (place.removeprefix("--"), field) if part and part != "root")
-        what = what.removeprefix("Value error, ")
-        return f"{name}: {what[:1].lower()}{what[1:]}, got {value}"
-    return re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text).removeprefix("Error parsing ")
+        group, field, problem = broken.groups()
+        return f"{'.'.join(part for part in (group, field) if part and part != 'root')}: {problem}"
+    return text.removeprefix("Error parsing ")
 
 
 def _options(model: Any, prefix: str = "") -> Iterator[str]:

@@ -7,6 +7,8 @@ it again and arrives at the same bytes.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -16,15 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fintrader.config import refuse_url
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
-from fintrader.data.cache_key import BUILD_VERSION, RECORD, inputs_of, market_path, portable, write_record
 from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
-from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, log_repairs, symbol_bars, to_grid
+from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, symbol_bars, to_grid
 from fintrader.data.corporate_actions import adjust, load_actions
-from fintrader.data.feeds import open_feed
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
-from fintrader.data.settings import DataSettings, planted_description, raw_features
+from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import (
@@ -33,21 +34,24 @@ from fintrader.data.universe import (
     choose,
     companies,
     describe,
-    ever_members,
     load_membership,
     member_days,
     missing_members,
     survivorship,
 )
 from fintrader.errors import DataError
+from fintrader.files import seal
 from fintrader.progress import SILENT, Progress
-from fintrader.storage.markets import Markets
-from fintrader.storage.objects import Objects
-from fintrader.storage.urls import refuse_url
+from fintrader.storage.mirror import Markets
+from fintrader.storage.objects import Objects, read_whole
 
 log = logging.getLogger("fintrader.data")
 
 _BLOCK_BARS = 4096
+RECORD = "build.json"
+"""Beside every market: what it was made from and what was repaired, sealed."""
+BUILD_VERSION = 5
+"""Goes into every address; raised when the same settings would give other numbers, or files of another form."""
 
 
 def build_market(
@@ -77,7 +81,7 @@ def build_market(
             return path
         market, report = assemble(settings, feed, progress=progress)
         record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
-        write_record(path, record | report)
+        folder.put(RECORD, seal(record | report, indent=2))
         market.save(path)  # last: once it is there, everything is
         return _shared(path, markets)
 
@@ -85,10 +89,42 @@ def build_market(
 def _shared(path: Path, markets: Markets | None) -> Path:
     """Make sure that a built market is among the shared ones."""
     if markets is not None:
-        files = {name: path.with_name(name) for name in (RECORD, path.name)}
-        there = {name: file for name, file in files.items() if file.is_file()}
-        markets.keep([path.parent.name, MarketTensors.stored_hash(path)], there)
+        files = {file.name: file for file in (path.with_name(RECORD), path) if file.is_file()}
+        markets.keep([path.parent.name, MarketTensors.stored_hash(path)], files)
     return path
+
+
+def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
+    """Where the market of these (effective) settings and bars lies, built or not."""
+    text = json.dumps([BUILD_VERSION, portable(settings), inputs_of(settings, feed)], sort_keys=True)
+    return Path(cache) / hashlib.sha256(text.encode()).hexdigest()[:16] / "market.safetensors"
+
+
+def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
+    """What the market is made from, without any path: kind, and the content of every file."""
+    inputs = dict(feed.inputs)
+    daily = [(f"features.daily.{name}", path) for name, path in settings.features.daily.items()]
+    for name, path, setting in (
+        ("benchmark", settings.benchmark.path, "data.benchmark.path"),
+        ("actions", settings.adjust.path, "data.adjust.path"),
+        ("membership", settings.universe.membership, "data.universe.membership"),
+        *((name, path, f"data.{name}") for name, path in daily),
+    ):
+        if path is not None:
+            inputs[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
+    return inputs
+
+
+def portable(settings: DataSettings) -> dict[str, Any]:
+    """Settings as JSON with file names instead of paths: where a file lies changes nothing."""
+    values: dict[str, Any] = json.loads(settings.model_dump_json())
+    del values["store"]
+    for part in (values["source"], values["benchmark"], values["adjust"]):
+        if part.get("path"):
+            part["path"] = None  # its content counts, see `inputs_of`
+    values["universe"]["membership"] = None
+    values["features"]["daily"] = sorted(values["features"]["daily"])
+    return values
 
 
 def make_market(settings: DataSettings, *, progress: Progress | None = None) -> tuple[MarketTensors, dict[str, Any]]:
@@ -103,17 +139,19 @@ def assemble(
     """Bars to a market; each symbol is read once. Deterministic: equal inputs give equal tensors, to the bit."""
     feed.prepare(progress)
     inputs = inputs_of(settings, feed)
-    grid = _grid(settings, feed)
+    begin, end = (session_date(settings.calendar, ts) for ts in feed.span())
+    grid = session_grid(settings.calendar, settings.start or begin, settings.end or end, settings.bar_minutes)
     reader = _Reader(settings, feed, grid)
-    reader.read_ahead(feed.symbols[0])  # a wrong zone or label shows in any symbol: say so before anything else
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
     names = (*settings.features.names, *settings.features.extra, *raw_features(settings))
     candidates, left_out = _candidates(settings, feed, membership, grid)
     symbols, cells, dropped = _read_all(settings, reader, candidates, windows.train, names, progress)
     left_out |= dropped
-    repairs = reader.repairs(symbols)
-    log_repairs(str(feed.inputs["kind"]), repairs)
+    repairs = {kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
+    for kind, count in repairs.items():
+        if count:
+            log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
     ended = [symbol for symbol in symbols if symbol in reader.ended]
     first = grid.first_bar
     day_close = cells.close[first[1:] - 1].astype(np.float64)
@@ -132,9 +170,23 @@ def assemble(
     report = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
     if survivors["survivors_only"]:
         log.warning("%s", describe(survivors))
-    context = _context(settings, day_close, benchmark, grid)
-    context_names = (*settings.features.context, *settings.features.daily)
-    scales = _standardise(cells.features, context, names, settings, windows.train)
+    chosen = settings.features
+    context_names = (*chosen.context, *chosen.daily)
+    table = ft.context_features(
+        chosen.context,
+        benchmark=benchmark,
+        session=grid.session,
+        day_close=day_close,
+        turbulence_days=chosen.turbulence_days,
+    )
+    context = np.column_stack([table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())])
+    scaled = np.array([chosen.standardise and name not in raw_features(settings) for name in names], dtype=bool)
+    common = np.full(len(context_names), chosen.standardise)
+    scales = {
+        "features": ft.standardise(cells.features, names, windows.train, scaled, chosen.clip),
+        "context": ft.standardise(context[:, None, :], context_names, windows.train, common, chosen.clip),
+        "clip": chosen.clip,
+    }
     market = MarketTensors(
         open=torch.from_numpy(cells.open),
         close=torch.from_numpy(cells.close),
@@ -172,10 +224,12 @@ def _candidates(
     if missing:
         raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
     candidates = sorted(universe.symbols or available)
-    candidates, never = ever_members(candidates, membership, grid, universe.aliases)
-    if not candidates:
+    days = member_days(candidates, membership, grid.dates, universe.aliases)
+    ever = {name: bool(days[:, column].any()) for column, name in enumerate(candidates)}
+    if not any(ever.values()):
         raise DataError("no symbol of the source was ever a member; check data.universe.index and aliases")
-    return candidates, dict.fromkeys(never, "never a member in the range")
+    left_out = {name: "never a member in the range" for name in candidates if not ever[name]}
+    return [name for name in candidates if ever[name]], left_out
 
 
 def _read_all(
@@ -234,12 +288,11 @@ class _Reader:
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
         self.actions = (*load_actions(settings.adjust), *feed.actions)
-        self._repairs: dict[str, dict[str, int]] = {}
+        self.repairs: dict[str, dict[str, int]] = {}
+        """How many rows of each symbol were repaired, by kind."""
         self._ahead: dict[str, Bars] = {}
-
-    def read_ahead(self, symbol: str) -> None:
-        """Read a symbol now and hold its bars until they are asked for."""
-        self._ahead[symbol] = self.read(symbol)
+        first = feed.symbols[0]  # a wrong zone or label shows in any symbol: say so before anything else
+        self._ahead[first] = self.read(first)
 
     def read(self, symbol: str) -> Bars:
         """Sorted rows whose `ts` is the number of the grid's bar."""
@@ -248,15 +301,13 @@ class _Reader:
         bars, counts = clean(self.feed.bars(symbol))
         bars = adjust(bars, self.actions, self.settings.calendar, self.settings.adjust.factor_column)
         if self.settings.start is not None or self.settings.end is not None:
-            bars = _in_range(bars, self.grid)
+            quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
+            minutes = self.grid.exchange_minutes
+            bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
         merged, counts["outside_session"] = to_grid(bars, self.grid)
         self.alignment.check(bars)
-        self._repairs[symbol] = counts
+        self.repairs[symbol] = counts
         return merged
-
-    def repairs(self, symbols: Sequence[str]) -> dict[str, int]:
-        """How many rows of these symbols were repaired, by kind."""
-        return {kind: sum(self._repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,12 +322,9 @@ class _Cells:
     @classmethod
     def empty(cls, bars: int, assets: int, features: int) -> _Cells:
         """Memory for so many; the system hands out a page when it is first written, so spare columns cost little."""
-        return cls(
-            open=np.empty((bars, assets), dtype=np.float32),
-            close=np.empty((bars, assets), dtype=np.float32),
-            tradable=np.empty((bars, assets), dtype=bool),
-            features=np.empty((bars, assets, features), dtype=np.float32),
-        )
+        open_, close = (np.empty((bars, assets), dtype=np.float32) for _ in range(2))
+        features_ = np.empty((bars, assets, features), dtype=np.float32)
+        return cls(open_, close, np.empty((bars, assets), dtype=bool), features_)
 
     def fill(self, column: int, one: SymbolBars, features: Array) -> None:
         """Write a whole column, over whatever stood in it; NaN where the symbol has no price."""
@@ -306,23 +354,6 @@ def _gather(cells: Array, order: Sequence[int]) -> Array:
     return flat[: bars * len(order) * width].reshape(bars, len(order), *cells.shape[2:])
 
 
-def _grid(settings: DataSettings, feed: Feed) -> SessionGrid:
-    first, last = feed.span()
-    return session_grid(
-        settings.calendar,
-        settings.start or session_date(settings.calendar, first),
-        settings.end or session_date(settings.calendar, last),
-        settings.bar_minutes,
-    )
-
-
-def _in_range(bars: Bars, grid: SessionGrid) -> Bars:
-    """Rows of the days asked for; the rest was not asked for, so it counts as nothing wrong."""
-    quarter = 6 * 3_600_000_000_000
-    inside = (bars.ts >= grid.exchange_minutes[0] - quarter) & (bars.ts <= grid.exchange_minutes[-1] + quarter)
-    return bars if inside.all() else bars.take(inside)
-
-
 def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGrid) -> tuple[Array, str, bool]:
     """Level, name, and whether it is an index of its own and not made of the universe."""
     if settings.benchmark.path is not None:
@@ -331,36 +362,3 @@ def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGr
     if index is not None:
         return index, settings.benchmark.name or "synthetic index", True
     return equal_weight(close, grid), settings.benchmark.name or EQUAL_WEIGHT, False
-
-
-def _context(settings: DataSettings, day_close: Array, benchmark: Array, grid: SessionGrid) -> Array:
-    first = grid.first_bar
-    table = ft.context_features(
-        settings.features.context,
-        bar_of_session=np.arange(grid.num_bars) - first[grid.session],
-        bars_in_session=np.diff(first)[grid.session],
-        benchmark=benchmark,
-        session=grid.session,
-        day_close=day_close,
-        turbulence_days=settings.features.turbulence_days,
-    )
-    daily = [daily_level(name, path, grid) for name, path in settings.features.daily.items()]
-    return np.column_stack([table, *daily])
-
-
-def _standardise(
-    features: Array, context: Array, names: Sequence[str], settings: DataSettings, train: tuple[int, int]
-) -> dict[str, Any]:
-    """In place: (x − mean) / std with the training window's statistics over all symbols, cut off, 0 where undefined."""
-    raw, clip, on = raw_features(settings), settings.features.clip, settings.features.standardise
-    scaled = np.array([on and name not in raw for name in names], dtype=bool)
-    mean, spread = ft.scale(features, train, scaled)
-    ft.apply_scale(features, mean, spread, clip, scaled)
-    common = np.full(context.shape[1], on)
-    context_mean, context_spread = ft.scale(context[:, None, :], train, common)
-    ft.apply_scale(context[:, None, :], context_mean, context_spread, clip, common)
-    return {
-        "features": ft.describe(names, mean, spread),
-        "context": ft.describe((*settings.features.context, *settings.features.daily), context_mean, context_spread),
-        "clip": clip,
-    }

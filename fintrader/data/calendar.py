@@ -65,38 +65,39 @@ class SessionGrid:
         at = np.minimum(at, len(self.exchange_minutes) - 1)
         return np.where(self.exchange_minutes[at] == floor, self.bar_of_minute[at], -1)
 
+    def session_starts(self, ts: Array) -> Array:
+        """`[R]` int64: bars of whole days, moved from their day's midnight (UTC) to the first minute of its session.
+
+        Days without a session stay at midnight, outside of all sessions.
+        """
+        days = ts.astype("datetime64[ns]").astype("datetime64[D]")
+        at = np.minimum(np.searchsorted(self.dates, days), self.num_sessions - 1)
+        return np.where(self.dates[at] == days, self.minutes[self.first_bar[:-1]][at], ts)
+
 
 def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1) -> SessionGrid:
     """The grid of all sessions from `start` to `end`, both included.
 
     Raises DataError when the calendar is unknown or holds no session in the range.
     """
-    schedule = _schedule(calendar, start, end)
-    if len(schedule) == 0:
+    if end < start:
+        raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
+    exchange = _calendar(calendar, start.year, end.year)
+    opens = exchange.opens.loc[str(start) : str(end)]
+    if len(opens) == 0:
         raise DataError(f"{calendar} has no session from {start} to {end}; choose a range with trading days")
-    opens, closes, pause_starts, pause_ends = (
-        _nanoseconds(schedule[name]) for name in ("open", "close", "break_start", "break_end")
-    )
-    stamps, bars, sessions, first = [], [], [], 0
-    for number in range(len(schedule)):
-        minutes = np.arange(opens[number], closes[number], MINUTE_NS)
-        if pause_starts[number] != _NO_TIME:  # a lunch break
-            minutes = minutes[(minutes < pause_starts[number]) | (minutes >= pause_ends[number])]
-        inside = np.arange(len(minutes)) // bar_minutes
-        stamps.append(minutes)
-        bars.append(first + inside)
-        first += int(inside[-1]) + 1
-        sessions.append(np.full(int(inside[-1]) + 1, number))
-    exchange_minutes, bar_of_minute = np.concatenate(stamps), np.concatenate(bars)
-    starts = np.flatnonzero(np.diff(bar_of_minute, prepend=-1))
+    minutes = _nanoseconds(exchange.sessions_minutes(opens.index[0], opens.index[-1]))  # without lunch breaks
+    first = np.searchsorted(minutes, _nanoseconds(opens.array))
+    session = np.repeat(np.arange(len(first)), np.diff(first, append=len(minutes)))
+    begins = (np.arange(len(minutes)) - first[session]) % bar_minutes == 0
     return SessionGrid(
         calendar=calendar,
         bar_minutes=bar_minutes,
-        dates=schedule.index.to_numpy().astype("datetime64[D]"),
-        minutes=exchange_minutes[starts],
-        session=np.concatenate(sessions).astype(np.int64),
-        exchange_minutes=exchange_minutes,
-        bar_of_minute=bar_of_minute.astype(np.int64),
+        dates=opens.index.to_numpy().astype("datetime64[D]"),
+        minutes=minutes[begins],
+        session=session[begins],
+        exchange_minutes=minutes,
+        bar_of_minute=np.cumsum(begins) - 1,
     )
 
 
@@ -119,18 +120,8 @@ def timezone_of(calendar: str) -> str:
     return str(_calendar(calendar, 2000, 2001).tz)
 
 
-def _schedule(calendar: str, start: dt.date, end: dt.date) -> Any:
-    if end < start:
-        raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
-    schedule = _calendar(calendar, start.year, end.year).schedule
-    return schedule.loc[str(start) : str(end)]
-
-
-_NO_TIME = np.iinfo(np.int64).min  # what pandas makes of NaT
-
-
-def _nanoseconds(column: Any) -> Array:
-    return np.asarray(column.dt.tz_convert(None).astype("datetime64[ns]").astype(np.int64).to_numpy())
+def _nanoseconds(stamps: Any) -> Array:
+    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
 
 
 @lru_cache(maxsize=16)

@@ -24,23 +24,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fintrader.data.bars import COLUMNS, Array, Bars, concat
+from fintrader.data.bars import COLUMNS, Bars, concat
 from fintrader.errors import DataError
 from fintrader.files import seal, unseal
 from fintrader.storage.objects import Objects
 
 FORMAT = "fintrader-bars-2"
 MANIFEST = "manifest.json"
-
-
-def months_of(ts: Array) -> Array:
-    """`[R]` int64: months since 1970 (UTC) of each time."""
-    return np.asarray(ts.astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64))
-
-
-def month_name(month: int) -> str:
-    """Like 2016-01."""
-    return str(np.datetime64(int(month), "M"))
 
 
 @dataclass
@@ -78,7 +68,7 @@ class Collection:
 
     def span(self) -> tuple[int, int]:
         """First and last time of all bars (int64 nanoseconds)."""
-        pieces = [piece for months in self.chunks.values() for month in months.values() for piece in month]
+        pieces = self.pieces()
         return min(piece["first"] for piece in pieces), max(piece["last"] for piece in pieces)
 
     def add(self, symbol: str, month: str, bars: Bars, request: Mapping[str, Any]) -> None:
@@ -106,10 +96,19 @@ class Collection:
         body |= {"chunks": self.chunks, "through": self.through, "unconfirmed": self.unconfirmed}
         self.objects.put(MANIFEST, seal(body))
 
+    def pieces(self, symbol: str | None = None, months: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """The chunks of a symbol (all by default) in these months (all by default), in order of symbol and month."""
+        return [
+            piece
+            for name in (sorted(self.chunks) if symbol is None else [symbol])
+            for month, pieces in sorted(self.chunks.get(name, {}).items())
+            if months is None or month in months
+            for piece in pieces
+        ]
+
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
         """All bars of a symbol in the order in which they came. Raises DataError when a chunk is missing or damaged."""
-        stored = self.chunks.get(symbol, {})
-        pieces = [piece for month in sorted(stored) if months is None or month in months for piece in stored[month]]
+        pieces = self.pieces(symbol, months)
         if not pieces:
             raise DataError(f"no bars of {symbol} in {self.objects}; check the symbol and the range")
         parts = [decode(self.piece(piece), symbol, str(self.identity.get("name", self.objects))) for piece in pieces]
@@ -128,13 +127,11 @@ class Collection:
     def problems(self) -> list[str]:
         """One line for each chunk that is missing or differs from what was stored."""
         found = []
-        for symbol in sorted(self.chunks):
-            for month in sorted(self.chunks[symbol]):
-                for piece in self.chunks[symbol][month]:
-                    try:
-                        self.piece(piece)
-                    except DataError as error:
-                        found.append(str(error))
+        for piece in self.pieces():
+            try:
+                self.piece(piece)
+            except DataError as error:
+                found.append(str(error))
         return found
 
 

@@ -9,7 +9,6 @@ exchange's sessions (a wrong time zone or label, almost always).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from fintrader.data.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.data.calendar import SessionGrid
 from fintrader.errors import BarError
 
-log = logging.getLogger("fintrader.data")
 REPAIRS = {
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
@@ -63,17 +61,11 @@ class SymbolBars:
         """The first bar of the grid at which it has no price any more."""
         return self.first + len(self)
 
-    def before(self, length: int) -> SymbolBars:
-        """The first `length` bars only."""
-        names = (*COLUMNS, "tradable", "session")
-        columns = {name: getattr(self, name)[:length] for name in names}
-        return replace(self, **columns, extras={name: values[:length] for name, values in self.extras.items()})
 
-
-def clean(bars: Bars, *, now: float | None = None) -> tuple[Bars, dict[str, int]]:
+def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see the module)."""
     counts = dict.fromkeys(REPAIRS, 0)
-    refuse_bad_rows(bars, now=now)
+    refuse_bad_rows(bars)
     if not bars.is_sorted():
         counts["shuffled_rows"] = int(
             np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
@@ -164,41 +156,26 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     )
 
 
-def log_repairs(origin: str, counts: Mapping[str, int]) -> None:
-    """One log line for each kind of repair that happened."""
-    for name, count in counts.items():
-        if count:
-            log.warning("%s: %d %s", origin, count, REPAIRS[name])
-
-
-def refuse_bad_rows(bars: Bars, *, now: float | None = None) -> None:
+def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first price, volume, extra value or time that cannot be one."""
-    latest = (time.time() if now is None else now) * 1e9
-    if len(bars) and bars.ts.max() > latest:
+    if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
             f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
         )
+
+    def refuse(name: str, values: Array, bad: Array, why: str) -> None:
+        if bad.any():
+            row = int(bad.argmax())
+            raise BarError(f"{bars.where(row)}, column {name!r}: {values[row]} {why}")
+
     for name in PRICES:
-        bad = ~(getattr(bars, name) > 0) | np.isinf(getattr(bars, name))
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise BarError(
-                f"{bars.where(row)}, column {name!r}: {getattr(bars, name)[row]} is no price ({int(bad.sum())} such); "
-                "correct the rows or remove them"
-            )
+        values = getattr(bars, name)
+        bad = ~(values > 0) | np.isinf(values)
+        refuse(name, values, bad, f"is no price ({int(bad.sum())} such); correct the rows or remove them")
     bad = ~(bars.volume >= 0) | np.isinf(bars.volume)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise BarError(
-            f"{bars.where(row)}, column 'volume': {bars.volume[row]} is no volume; correct or remove the row"
-        )
+    refuse("volume", bars.volume, bad, "is no volume; correct or remove the row")
     for name, values in bars.extras.items():
-        bad = ~np.isfinite(values)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise BarError(
-                f"{bars.where(row)}, column {name!r}: {values[row]} is not finite; correct or remove the row"
-            )
+        refuse(name, values, ~np.isfinite(values), "is not finite; correct or remove the row")
 
 
 _STEP = 30 * MINUTE_NS

@@ -16,12 +16,11 @@ from dataclasses import replace
 import numpy as np
 from pydantic import Field
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.calendar import exchange_days
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_csv
-from fintrader.storage.urls import PathText, base_name
 
 
 class Action(Settings):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from fintrader.data.bars import MINUTE_NS, PRICES, Array, Bars
+from fintrader.data.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.data.calendar import SessionGrid, exchange_days
 
 KINDS: dict[str, str] = {
@@ -75,14 +75,12 @@ class Fault:
 
 def find_faults(bars: Bars, grid: SessionGrid, *, now: float | None = None) -> list[Fault]:
     """All faults of raw bars, sorted by kind, symbol and day. `grid` is one of exchange minutes that spans them."""
-    local = _Days(bars, grid)
-    found = list(_row_faults(bars, local, now))
-    good = _valid(bars, now)
-    bars = bars.take(good).sorted()
+    found = list(_row_faults(bars, _days(bars, grid), now))
+    bars = bars.take(_valid(bars, now)).sorted()
     if len(bars):
         first = np.concatenate([[True], (np.diff(bars.ts) != 0) | (np.diff(bars.symbol) != 0)])
         bars = bars.take(first)
-        found += _placement_faults(bars, grid, _Days(bars, grid))
+        found += _placement_faults(bars, grid, _days(bars, grid))
         at = grid.locate(bars.ts)
         inside = at >= 0
         bars, at = bars.take(inside), at[inside]
@@ -92,114 +90,102 @@ def find_faults(bars: Bars, grid: SessionGrid, *, now: float | None = None) -> l
     return sorted(found)
 
 
-class _Days:
-    """The exchange's own date of each row, in days since 1970."""
-
-    def __init__(self, bars: Bars, grid: SessionGrid) -> None:
-        quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
-        quarters, inverse = np.unique(bars.ts // quarter, return_inverse=True)
-        self.day = exchange_days(grid.calendar, quarters * quarter)[inverse]
-
-    def name(self, number: int) -> str:
-        return str(np.datetime64(int(number), "D"))
+def _days(bars: Bars, grid: SessionGrid) -> Array:
+    """`[R]` datetime64[D]: the exchange's own date of each row."""
+    quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
+    quarters, inverse = np.unique(bars.ts // quarter, return_inverse=True)
+    return np.asarray(exchange_days(grid.calendar, quarters * quarter)[inverse].astype("datetime64[D]"))
 
 
-def _grouped(kind: str, bars: Bars, mask: Array, days: _Days, detail: str = "") -> Iterator[Fault]:
+def _grouped(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:
     """One fault per symbol and day in which `mask` holds."""
     rows = np.flatnonzero(mask)
-    if len(rows) == 0:
-        return
-    keys = np.stack([bars.symbol[rows].astype(np.int64), days.day[rows]], axis=1)
+    keys = np.stack([bars.symbol[rows].astype(np.int64), days[rows].astype(np.int64)], axis=1)
     groups, counts = np.unique(keys, axis=0, return_counts=True)
     for (code, day), count in zip(groups, counts, strict=True):
-        yield Fault(kind, bars.symbols[code], days.name(day), int(count), detail)
+        yield Fault(kind, bars.symbols[code], str(np.datetime64(int(day), "D")), int(count))
+
+
+def _runs(mask: Array) -> list[list[int]]:
+    """`[start, stop)` of each run in which `mask` holds."""
+    edges: list[list[int]] = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2).tolist()
+    return edges
 
 
 def _valid(bars: Bars, now: float | None) -> Array:
-    good = np.isfinite(bars.volume) & (bars.volume >= 0) & (bars.ts <= _latest(now))
+    good = np.isfinite(bars.volume) & (bars.volume >= 0) & ~_future(bars, now)
     for name in PRICES:
         values = getattr(bars, name)
         good &= np.isfinite(values) & (values > 0)
     return np.asarray(good)
 
 
-def _latest(now: float | None) -> np.int64:
-    return np.int64((time.time() if now is None else now) * 1e9)
+def _future(bars: Bars, now: float | None) -> Array:
+    return np.asarray(bars.ts > np.int64((time.time() if now is None else now) * 1e9))
 
 
-def _row_faults(bars: Bars, days: _Days, now: float | None) -> Iterator[Fault]:
+def _row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
     prices = np.stack([getattr(bars, name) for name in PRICES])
-    finite = np.isfinite(prices).all(axis=0)
-    yield from _grouped("not_finite_price", bars, ~finite, days)
-    yield from _grouped("zero_price", bars, (prices == 0).any(axis=0), days)
-    yield from _grouped("negative_price", bars, np.asarray((prices < 0).any(axis=0)), days)
-    yield from _grouped("not_finite_volume", bars, ~np.isfinite(bars.volume), days)
-    yield from _grouped("negative_volume", bars, bars.volume < 0, days)
-    yield from _grouped("future", bars, np.asarray(bars.ts > _latest(now)), days)
-    yield from _grouped("off_minute", bars, bars.ts % MINUTE_NS != 0, days)
     good = _valid(bars, now)
     crossed = good & (bars.high < bars.low)
-    yield from _grouped("crossed_range", bars, crossed, days)
-    for name in ("open", "close"):
-        value = getattr(bars, name)
-        outside = good & ~crossed & ((value > bars.high) | (value < bars.low))
-        yield from _grouped(f"{name}_outside_range", bars, outside, days)
     # order: a row earlier than one of its symbol that stands before it in the file
     order = np.argsort(bars.symbol, kind="stable")
-    ts, symbol = bars.ts[order], bars.symbol[order]
-    back = np.zeros(len(bars), dtype=bool)
-    back[order[1:]] = (np.diff(ts) < 0) & (np.diff(symbol) == 0)
-    yield from _grouped("out_of_order", bars, back, days)
+    back, exact, conflicting = (np.zeros(len(bars), dtype=bool) for _ in range(3))
+    back[order[1:]] = (np.diff(bars.ts[order]) < 0) & (np.diff(bars.symbol[order]) == 0)
     order = np.lexsort((bars.ts, bars.symbol))
     again = np.concatenate([[False], (np.diff(bars.ts[order]) == 0) & (np.diff(bars.symbol[order]) == 0)])
     same = again.copy()
-    for name in (*PRICES, "volume"):
+    for name in COLUMNS:
         values = getattr(bars, name)[order]
         same[1:] &= (np.diff(values) == 0) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
-    for kind, mask in (("exact_duplicate", same), ("conflicting_duplicate", again & ~same)):
-        marked = np.zeros(len(bars), dtype=bool)
-        marked[order] = mask
-        yield from _grouped(kind, bars, marked, days)
+    exact[order], conflicting[order] = same, again & ~same
+    found = {
+        "not_finite_price": ~np.isfinite(prices).all(axis=0),
+        "zero_price": (prices == 0).any(axis=0),
+        "negative_price": (prices < 0).any(axis=0),
+        "not_finite_volume": ~np.isfinite(bars.volume),
+        "negative_volume": bars.volume < 0,
+        "future": _future(bars, now),
+        "off_minute": bars.ts % MINUTE_NS != 0,
+        "crossed_range": crossed,
+        "open_outside_range": good & ~crossed & ((bars.open > bars.high) | (bars.open < bars.low)),
+        "close_outside_range": good & ~crossed & ((bars.close > bars.high) | (bars.close < bars.low)),
+        "out_of_order": back,
+        "exact_duplicate": exact,
+        "conflicting_duplicate": conflicting,
+    }
+    for kind, mask in found.items():
+        yield from _grouped(kind, bars, mask, days)
 
 
-def _placement_faults(bars: Bars, grid: SessionGrid, days: _Days) -> Iterator[Fault]:
+def _placement_faults(bars: Bars, grid: SessionGrid, days: Array) -> Iterator[Fault]:
     """Rows where the exchange is closed: a day off, a shifted day, or early and late trading."""
     outside = grid.locate(bars.ts) < 0
-    session = np.searchsorted(grid.dates.astype(np.int64), days.day)
-    session = np.minimum(session, grid.num_sessions - 1)
-    trading = grid.dates.astype(np.int64)[session] == days.day
+    session = np.minimum(np.searchsorted(grid.dates, days), grid.num_sessions - 1)
+    trading = grid.dates[session] == days
     yield from _grouped("closed_day", bars, outside & ~trading, days)
     shifted = np.zeros(len(bars), dtype=bool)
     rows = np.flatnonzero(outside & trading)
-    if len(rows):
-        starts = grid.exchange_minutes[np.searchsorted(grid.session[grid.bar_of_minute], np.arange(grid.num_sessions))]
-        groups = np.unique(
-            np.stack([bars.symbol[rows].astype(np.int64), days.day[rows], session[rows]], axis=1), axis=0
-        )
-        for code, day, number in groups:
-            mine = (bars.symbol == code) & (days.day == day)
-            first, last = bars.ts[mine].min(), bars.ts[mine].max()
-            length = int(grid.session_minutes[number]) * MINUTE_NS
-            early, late = first - starts[number], last + MINUTE_NS - starts[number] - length
-            # both ends moved the same way by about a whole number of half hours, and the day is as long as a session
-            moved = round((early + late) / 2 / (30 * MINUTE_NS)) * 30 * MINUTE_NS
-            if moved and max(abs(early - moved), abs(late - moved)) < 15 * MINUTE_NS:
-                shifted |= mine & outside
-                yield Fault(
-                    "shifted_day",
-                    bars.symbols[code],
-                    days.name(day),
-                    int(mine.sum()),
-                    f"by {moved // MINUTE_NS} minutes",
-                )
+    starts = grid.minutes[grid.first_bar[:-1]]
+    for code, number in np.unique(np.stack([bars.symbol[rows], session[rows]], axis=1), axis=0):
+        mine = (bars.symbol == code) & (days == grid.dates[number])
+        first, last = bars.ts[mine].min(), bars.ts[mine].max()
+        length = int(grid.session_minutes[number]) * MINUTE_NS
+        early, late = first - starts[number], last + MINUTE_NS - starts[number] - length
+        # both ends moved the same way by about a whole number of half hours, and the day is as long as a session
+        moved = round((early + late) / 2 / (30 * MINUTE_NS)) * 30 * MINUTE_NS
+        if moved and max(abs(early - moved), abs(late - moved)) < 15 * MINUTE_NS:
+            shifted |= mine & outside
+            day, by = str(grid.dates[number]), f"by {moved // MINUTE_NS} minutes"
+            yield Fault("shifted_day", bars.symbols[code], day, int(mine.sum()), by)
     yield from _grouped("outside_session", bars, outside & trading & ~shifted, days)
 
 
 def _price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
     edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
-    for code, name in enumerate(bars.symbols):
-        rows = slice(int(edges[code]), int(edges[code + 1]))
-        if rows.stop - rows.start >= 2:
+    for name, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
+        if stop - start >= 2:
+            rows = slice(int(start), int(stop))
             yield from _one_symbols_prices(bars, rows, name, grid.session[at[rows]], grid)
 
 
@@ -210,15 +196,14 @@ def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid
     usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
     today = 1.4826 * _daily_median(np.abs(step), session[1:], grid.num_sessions)  # `[S]`: some days are wild
 
-    def faults(kind: str, mask: Array, details: Iterable[str] | None = None) -> Iterator[Fault]:
-        days, counts = np.unique(session[mask], return_counts=True)
-        texts = list(details) if details is not None else [""] * len(days)
-        for day, count, text in zip(days, counts, texts, strict=True):
-            yield Fault(kind, name, str(grid.dates[day]), int(count), text)
+    def faults(kind: str, mask: Array) -> Iterator[Fault]:
+        for day, count in zip(*np.unique(session[mask], return_counts=True), strict=True):
+            yield Fault(kind, name, str(grid.dates[day]), int(count))
 
     jump, scale = _jumps(open_, close, volume, session, calm=today < 3 * usual)
     far = np.maximum(0.05, 20 * np.maximum(usual, today))
-    yield from faults("split", jump > 0, [f"{ratio:g} to 1" for ratio in jump[jump > 0]])
+    for row in np.flatnonzero(jump):
+        yield Fault("split", name, str(grid.dates[session[row]]), 1, f"{jump[row]:g} to 1")
     yield from faults("scale_jump", scale)
     yield from faults("price_spike", _excursions(np.log(close), session, far) & ~scale)
     top, bottom = np.maximum(open_, close), np.minimum(open_, close)
@@ -227,19 +212,16 @@ def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid
     yield from faults("zero_volume", (volume == 0) & (high > low))
     typical = float(np.median(volume))
     yield from faults("volume_outlier", volume > 20_000 * max(typical, 1.0))
-    same = np.ones(len(close), dtype=bool)
+    same = np.diff(session, prepend=-1) == 0
     for values in (open_, high, low, close, volume):
         same[1:] &= np.diff(values) == 0
-    same[0] = False
-    same &= np.concatenate([[False], np.diff(session) == 0])
-    ends = np.flatnonzero(np.diff(np.concatenate([[0], same.astype(np.int8), [0]])))
     stale = np.zeros(len(close), dtype=bool)
-    for start, stop in zip(ends[::2], ends[1::2], strict=True):
+    for start, stop in _runs(same):
         stale[start:stop] = stop - start >= 9  # ten bars alike
     yield from faults("stale_run", stale)
     seen: dict[bytes, int] = {}
     bounds = np.flatnonzero(np.diff(session, prepend=-1, append=-1))
-    for start, stop in itertools.pairwise(bounds):
+    for start, stop in itertools.pairwise(bounds.tolist()):
         if stop - start >= 30 and np.ptp(close[start:stop]) > 0:
             earlier = seen.setdefault(close[start:stop].tobytes(), int(session[start]))
             if earlier != session[start]:
@@ -381,13 +363,9 @@ def _dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
 
 def _gaps(traded: Array, open_: Array, usual: float, name: str, day: str, minutes: Array) -> Iterator[Fault]:
     """Runs of silent minutes, of which a symbol that usually trades in a share `usual` has less than 1 in 10^15."""
-    silent: Array = ~traded[open_]
-    if not silent.any():
-        return
     stamps = minutes[open_]
-    ends = np.flatnonzero(np.diff(np.concatenate([[0], silent.astype(np.int8), [0]])))
-    for start, stop in zip(ends[::2], ends[1::2], strict=True):
-        run = int(stop - start)
+    for start, stop in _runs(~traded[open_]):
+        run = stop - start
         if run >= 5 and run * _silence(usual) < _UNLIKELY:
             begin = str(stamps[start].astype("datetime64[ns]"))[11:16]
             yield Fault("gap", name, day, run, f"from {begin} UTC")

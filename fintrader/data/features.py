@@ -14,11 +14,10 @@ import numpy as np
 from pydantic import Field, field_validator
 from scipy.signal import lfilter
 
-from fintrader.config import Settings, load_object
+from fintrader.config import PathText, Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
 from fintrader.errors import ConfigError, DataError
-from fintrader.storage.urls import PathText
 
 
 def moving(values: Array, window: int, operation: np.ufunc) -> Array:
@@ -258,8 +257,6 @@ def symbol_features(bars: SymbolBars, names: Sequence[str]) -> Array:
 def context_features(
     names: Sequence[str],
     *,
-    bar_of_session: Array,
-    bars_in_session: Array,
     benchmark: Array,
     session: Array,
     day_close: Array,
@@ -267,20 +264,20 @@ def context_features(
 ) -> Array:
     """`[T, M]` float64, NaN while undefined.
 
-    bar_of_session, bars_in_session: `[T]`; benchmark `[T]`; session `[T]`; day_close `[S, N]`, each symbol's close of
-    each session (NaN where unlisted), of which bar t only sees sessions before its own.
+    benchmark `[T]`; session `[T]`, its number, from 0; day_close `[S, N]`, each symbol's close of each session (NaN
+    where unlisted), of which bar t only sees sessions before its own.
     """
+    length = np.bincount(session)
+    inside = np.arange(len(session)) - (np.cumsum(length) - length)[session]  # the bar's number in its session
     table = np.empty((len(session), len(names)))
-    calm = None
     for column, name in enumerate(names):
         match = _INDEX.fullmatch(name)
         if name == "time_of_day":
-            table[:, column] = 2.0 * (bar_of_session + 0.5) / bars_in_session.max() - 1.0
+            table[:, column] = 2.0 * (inside + 0.5) / length.max() - 1.0
         elif name == "time_to_close":
-            table[:, column] = 2.0 * (bars_in_session - bar_of_session - 0.5) / bars_in_session.max() - 1.0
+            table[:, column] = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
         elif name == "turbulence":
-            calm = turbulence(day_close, turbulence_days) if calm is None else calm
-            before = np.concatenate([[np.nan], calm[:-1]])
+            before = np.concatenate([[np.nan], turbulence(day_close, turbulence_days)[:-1]])
             table[:, column] = np.log1p(before)[session]
         elif match:
             window = int(match.group(2))
@@ -340,15 +337,17 @@ def scale(values: Array, train: tuple[int, int], scaled: Array) -> tuple[Array, 
     return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
 
 
-def apply_scale(values: Array, mean: Array, spread: Array, clip: float, scaled: Array) -> None:
-    """In place, a block of bars at a time: (x − mean) / std, `scaled` columns cut off at ±clip, 0 where undefined."""
+def standardise(
+    values: Array, names: Sequence[str], train: tuple[int, int], scaled: Array, clip: float
+) -> dict[str, dict[str, float]]:
+    """In place: (x − mean) / std with the statistics of `scale`, which are returned by name; 0 where undefined.
+
+    `scaled` columns are cut off at ±clip.
+    """
+    mean, spread = scale(values, train, scaled)
     low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]
         block[...] = np.clip((block - mean) / spread, low, high)
         np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
-
-
-def describe(names: Sequence[str], mean: Array, spread: Array) -> Mapping[str, Mapping[str, float]]:
-    """Normalisation statistics as plain JSON: name -> mean, std."""
     return {name: {"mean": float(m), "std": float(s)} for name, m, s in zip(names, mean, spread, strict=True)}

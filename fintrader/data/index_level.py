@@ -8,12 +8,11 @@ from pathlib import PurePosixPath
 import numpy as np
 import pandas as pd
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_whole
-from fintrader.storage.urls import PathText, base_name
 
 EQUAL_WEIGHT = "equal-weight index of the universe"
 
@@ -48,23 +47,22 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(f"{file}: column {settings.column!r} holds values that are no prices; correct the file")
     name = settings.name or PurePosixPath(file).stem
-    level = np.full(grid.num_bars, np.nan)
     if daily:
         stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
-        close = np.where(before >= 0, values[np.maximum(before, 0)], np.nan)
+        close = _known(values, before)
         if before[0] < 0 and "open" in table and stamps[0] == grid.dates[0]:
             close[0] = float(table["open"].iloc[0])
-        level[:] = close[grid.session]
+        level = close[grid.session]
         today = np.searchsorted(stamps, grid.dates, side="right") - 1
-        level[grid.first_bar[1:] - 1] = np.where(today >= 0, values[np.maximum(today, 0)], np.nan)
+        level[grid.first_bar[1:] - 1] = _known(values, today)
     else:
         stamps = (
             table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64)
         )
         ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * 60_000_000_000)
         at = np.searchsorted(stamps, ends, side="left") - 1
-        level[:] = np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+        level = _known(values, at)
     if np.isnan(level).any():
         raise DataError(
             f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that begins a day earlier"
@@ -83,8 +81,12 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
         raise DataError(f"{base_name(path)}: data.features.daily.{name} needs positive values in its column close")
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
     before = np.searchsorted(stamps, grid.dates, side="left") - 1
-    level = np.where(before >= 0, np.log(values[np.maximum(before, 0)]), np.nan)
-    return np.asarray(level[grid.session])
+    return np.log(_known(values, before))[grid.session]
+
+
+def _known(values: Array, at: Array) -> Array:
+    """`values[at]`, NaN where `at` lies before the first."""
+    return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
 
 
 def equal_weight(close: Array, grid: SessionGrid) -> Array:
@@ -116,14 +118,13 @@ def _carry(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
-def _read_csv(data: io.BytesIO, name: str) -> pd.DataFrame:
-    return pd.read_csv(data, compression="gzip" if name.endswith(".gz") else None)
-
-
 def _read(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
     name, data = base_name(path), io.BytesIO(read_whole(path, setting))
     try:
-        table = pd.read_parquet(data) if name.endswith((".parquet", ".pq")) else _read_csv(data, name)
+        if name.endswith((".parquet", ".pq")):
+            table = pd.read_parquet(data)
+        else:
+            table = pd.read_csv(data, compression="gzip" if name.endswith(".gz") else None)
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: cannot be read ({error})") from None
     when = next((name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None)

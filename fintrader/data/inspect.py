@@ -1,22 +1,35 @@
-"""What a build would read, found out without reading the bars."""
+"""Bars and stored files looked at without building anything: a dry run, verification, and the quality report.
+
+The report says what is wrong, missing or odd in a set of bars, by symbol and day, as JSON and as a page.
+"""
 
 from __future__ import annotations
 
+import html
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
-from fintrader.data.cache_key import check_record, market_path
+from fintrader.data.bars import Bars, concat
+from fintrader.data.build import RECORD, market_path
+from fintrader.data.calendar import SessionGrid, session_date, session_grid
 from fintrader.data.chunks import verify_store
-from fintrader.data.feeds import bar_store, open_feed
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.files import BarFile, FilesSettings, list_files, read_columns
-from fintrader.data.sources.synthetic import SyntheticSettings
+from fintrader.data.faults import KINDS, Fault, find_faults
+from fintrader.data.settings import DataSettings, bar_store, open_feed
+from fintrader.data.sources.files import BarFile, FilesSettings, list_files, read_columns, read_files
 from fintrader.data.sources.vendor import VendorFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, DataError, StorageError
+from fintrader.files import unseal, write_json, write_text
 from fintrader.progress import SILENT, Progress
+from fintrader.storage.objects import Objects
 
 
 def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
@@ -30,22 +43,19 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
     source = settings.source
     report: dict[str, Any] = {"source": source.kind, "store": str(bar_store(settings, cache))}
     if isinstance(source, FilesSettings):
-        files = [_describe(file, source) for file in list_files(source)]
+        files = [_describe(file, source) for file in list_files(source.path)]
         report["files"] = files
         report["problems"] = [f"{file['name']}: {file['problem']}" for file in files if file["problem"]]
-        if not report["problems"]:
-            path = market_path(settings, open_feed(settings, cache), cache)
-            report |= {"market": str(path), "built": path.is_file()}
-    elif isinstance(source, SyntheticSettings):
-        path = market_path(settings, open_feed(settings, cache), cache)
-        report |= {"market": str(path), "built": path.is_file()}
-    else:
-        feed = open_feed(settings, cache)
-        assert isinstance(feed, VendorFeed)
+        if report["problems"]:
+            return report
+    feed = open_feed(settings, cache)
+    if isinstance(feed, VendorFeed):
         report["requests"] = [
             {"symbols": symbols, "first": str(first), "last": str(last)} for symbols, first, last in feed.planned()
         ]
-    return report
+        return report
+    path = market_path(settings, feed, cache)
+    return report | {"market": str(path), "built": path.is_file()}
 
 
 def _describe(file: BarFile, settings: FilesSettings) -> dict[str, Any]:
@@ -86,7 +96,7 @@ def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = N
         problems = verify_store(bar_store(settings, cache))
         task.advance(note="chunks of bars")
         for path in markets:
-            for check in (_check_market, check_record):
+            for check in (partial(MarketTensors.load, verify=True), _check_record):
                 try:
                     check(path)
                 except (DataError, StorageError) as error:
@@ -95,5 +105,141 @@ def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = N
     return problems
 
 
-def _check_market(path: Path) -> None:
-    MarketTensors.load(path, verify=True)
+def _check_record(market: Path) -> None:
+    """Raise DataError when the record of a market is missing, or is not what was written, to the bit."""
+    again = f"delete {market.parent} and build it again"
+    data = Objects(market.parent).get(RECORD)
+    if data is None:
+        raise DataError(f"{RECORD} is missing; {again}")
+    unseal(data, DataError(f"{RECORD} is damaged; {again}"))
+
+
+def quality_report(
+    settings: DataSettings, *, cache: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Faults and coverage of the bars that these settings name, as plain JSON; the bars are only looked at.
+
+    Files are read whole, as they are. A vendor's bars are those of the store, so they need the `cache` of a build.
+
+    `faults` lists every fault (kind, symbol, day, count, detail), `kinds` counts them, `coverage` is the share of the
+    exchange's minutes in which each symbol traded, `[symbols][sessions]` (None where it has not begun or has ended),
+    `early_closes` the calendar's half days. Raises DataError when the bars cannot be read at all.
+    """
+    settings = settings.effective()
+    with (progress or SILENT).task("quality", total=2) as task:
+        bars = read_source(settings, cache, progress)
+        task.advance(note=f"{len(bars)} rows read")
+        report = examine(bars, settings)
+        task.advance()
+    return report
+
+
+def read_source(settings: DataSettings, cache: Path | None = None, progress: Progress | None = None) -> Bars:
+    """All bars that the source has, in memory; those of files as they are, in their order. Raises DataError."""
+    if isinstance(settings.source, FilesSettings):
+        return read_files(settings.source, settings.universe.symbols)
+    feed = open_feed(settings, cache)
+    feed.prepare(progress)
+    return concat([feed.bars(symbol) for symbol in feed.symbols])
+
+
+def examine(bars: Bars, settings: DataSettings, *, now: float | None = None) -> dict[str, Any]:
+    """The report of bars that were read already."""
+    if len(bars) == 0:
+        raise DataError(f"{bars.origin}: no bars to examine")
+    grid = _spanning_grid(bars, settings, now)
+    faults = find_faults(bars, grid, now=now)
+    dates = [str(day) for day in grid.dates]
+    minutes = grid.session_minutes
+    return {
+        "calendar": settings.calendar,
+        "rows": len(bars),
+        "symbols": list(bars.symbols),
+        "sessions": dates,
+        "minutes": minutes.tolist(),
+        "early_closes": [day for day, count in zip(dates, minutes, strict=True) if count < minutes.max()],
+        "coverage": _coverage(bars, grid),
+        "kinds": dict(sorted(Counter(fault.kind for fault in faults).items())),
+        "faults": [asdict(fault) for fault in faults],
+    }
+
+
+def write_quality(report: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Write `quality.json` and `quality.html` (self-contained, with a heat map of the coverage); returns both paths."""
+    folder = Path(folder)
+    write_json(folder / "quality.json", report)
+    write_text(folder / "quality.html", quality_page(report))
+    return folder / "quality.json", folder / "quality.html"
+
+
+def quality_page(report: dict[str, Any]) -> str:
+    """The report as one HTML page that needs nothing else."""
+    meaning = "meaning, and what the build does"
+    kinds = _table(("kind", "symbol-days", meaning), [(*item, KINDS[item[0]]) for item in report["kinds"].items()])
+    faults = _table(("kind", "symbol", "day", "bars", "detail"), [astuple(Fault(**one)) for one in report["faults"]])
+    figure = coverage_figure(report).to_html(full_html=False, include_plotlyjs=True, div_id="coverage")
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Quality of the bars</title>
+<style>body{{font:14px system-ui;margin:2rem}}td,th{{padding:.2rem .7rem;text-align:left}}
+table{{border-collapse:collapse}}tr:nth-child(even){{background:#f4f4f4}}</style></head><body>
+<h1>Quality of the bars</h1>
+<p>{len(report["symbols"])} symbols, {len(report["sessions"])} sessions of {html.escape(report["calendar"])},
+{report["rows"]:,} rows; {report["sessions"][0]} to {report["sessions"][-1]}.
+Half days: {", ".join(report["early_closes"]) or "none"}.</p>
+<h2>Coverage</h2>{figure}
+<h2>Kinds of faults</h2>{kinds}
+<h2>Faults</h2>{faults}</body></html>
+"""
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    cells = ("".join(f"<td>{html.escape(str(value))}</td>" for value in row) for row in rows)
+    lines = "\n".join(f"<tr>{line}</tr>" for line in cells)
+    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>\n{lines}</table>"
+
+
+def coverage_figure(report: dict[str, Any]) -> Any:
+    """Share of minutes with a trade, symbols by sessions, as a plotly figure."""
+    import plotly.graph_objects as go
+
+    heat = go.Heatmap(
+        z=report["coverage"],
+        x=report["sessions"],
+        y=report["symbols"],
+        zmin=0,
+        zmax=1,
+        colorscale="Viridis",
+        colorbar={"title": "share"},
+        hovertemplate="%{y} %{x}: %{z:.1%}<extra></extra>",
+    )
+    figure = go.Figure(heat)
+    figure.update_layout(
+        height=max(300, 14 * len(report["symbols"]) + 120), margin={"l": 80, "r": 20, "t": 20, "b": 40}
+    )
+    figure.update_yaxes(autorange="reversed", type="category")
+    return figure
+
+
+def _spanning_grid(bars: Bars, settings: DataSettings, now: float | None) -> SessionGrid:
+    """All sessions from the first bar to the last that is not of the future."""
+    latest = (time.time() if now is None else now) * 1e9
+    past = bars.ts[bars.ts <= latest]
+    if len(past) == 0:
+        raise DataError(f"{bars.origin}: every bar lies in the future; check the times and data.source.timezone")
+    first = settings.start or session_date(settings.calendar, int(past.min()))
+    last = settings.end or session_date(settings.calendar, int(past.max()))
+    return session_grid(settings.calendar, first, last)
+
+
+def _coverage(bars: Bars, grid: SessionGrid) -> list[list[float | None]]:
+    at = grid.locate(bars.ts)
+    rows = np.unique(np.stack([bars.symbol[at >= 0].astype(np.int64), at[at >= 0]], axis=1), axis=0)
+    counts = np.zeros((len(bars.symbols), grid.num_sessions))
+    np.add.at(counts, (rows[:, 0], grid.session[rows[:, 1]]), 1)
+    share = np.round(counts / grid.session_minutes, 4)
+    table: list[list[float | None]] = []
+    for line in share:
+        days = np.flatnonzero(line)
+        listed = range(days[0], days[-1] + 1) if len(days) else range(0)
+        table.append([float(value) if day in listed else None for day, value in enumerate(line)])
+    return table

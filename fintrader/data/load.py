@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pandas as pd
 
 from fintrader.config import Settings, overlay, validate
 from fintrader.data.build import assemble, build_market
 from fintrader.data.settings import DataSettings, read_settings
 from fintrader.data.sources.files import FilesSettings
+from fintrader.data.sources.frames import are_frames, frames_feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def load_market(
@@ -38,9 +38,7 @@ def load_market(
 
     Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or a file that are.
     """
-    from fintrader.data.sources import frames
-
-    if frames.are_frames(what):
+    if are_frames(what):
         return _market_of(what, timezone, label, settings)
     if timezone is not None or label is not None:
         raise ConfigError("timezone and label say how a DataFrame's times are read; of files, set them in `source`")
@@ -63,15 +61,13 @@ def load_market(
 
 def _market_of(bars: Any, timezone: str | None, label: str | None, values: Mapping[str, Any]) -> MarketTensors:
     """The market of bars in pandas, built in memory by the same steps as that of files."""
-    from fintrader.data.sources import frames
-
     reading = {name: one for name, one in (("timezone", timezone), ("label", label)) if one is not None}
     chosen = overlay({"source": {"kind": "files", **reading}}, values)
     settings = validate(DataSettings, chosen, "settings").effective()
     if not isinstance(settings.source, FilesSettings):
         raise ConfigError("the bars are those of the DataFrame, so `source` takes only how files are read")
     zoned = "timezone" in chosen["source"]
-    feed, minutes = frames.frames_feed(bars, settings.source, zoned=zoned, calendar=settings.calendar)
+    feed, minutes = frames_feed(bars, settings.source, zoned=zoned, calendar=settings.calendar)
     if "bar_minutes" not in values:
         settings = settings.model_copy(update={"bar_minutes": minutes})
     return assemble(settings, feed)[0]

@@ -1,4 +1,4 @@
-"""`DataSettings`: everything that decides a market."""
+"""`DataSettings`, everything that decides a market, and the feed of bars that they name."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from fintrader.config import Settings, overlay, read_yaml, validate
+from fintrader.config import PathText, Settings, overlay, read_yaml, validate
 from fintrader.data.calendar import WindowSettings
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
 from fintrader.data.index_level import BenchmarkSettings
-from fintrader.data.sources.alpaca import AlpacaSettings
-from fintrader.data.sources.files import FilesSettings
-from fintrader.data.sources.synthetic import SyntheticSettings
-from fintrader.data.sources.yahoo import YahooSettings
-from fintrader.data.universe import UniverseSettings
-from fintrader.errors import ConfigError
-from fintrader.storage.urls import PathText
+from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.data.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
+from fintrader.data.sources.files import FilesSettings, list_files, read_files
+from fintrader.data.sources.synthetic import SyntheticFeed, SyntheticSettings
+from fintrader.data.sources.vendor import VendorFeed, VendorSettings
+from fintrader.data.sources.yahoo import Yahoo, YahooSettings
+from fintrader.data.universe import UniverseSettings, load_membership
+from fintrader.errors import ConfigError, DataError
+from fintrader.storage.objects import Objects
 
 SourceSettings = Annotated[
     FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
@@ -115,3 +117,43 @@ def planted_description(settings: DataSettings, num_assets: int) -> dict[str, An
         "num_assets": num_assets,
         "bar_minutes": settings.bar_minutes,
     }
+
+
+def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source as a feed; nothing is downloaded or cut yet. Without a cache, bars are read into memory."""
+    source = settings.source
+    if isinstance(source, SyntheticSettings):
+        if cache is not None:
+            bar_store(settings, cache)  # nothing goes there, but a store that cannot be one is an error now
+        return SyntheticFeed(source, settings.calendar, settings.bar_minutes)
+    if isinstance(source, YahooSettings | AlpacaSettings):
+        vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
+        if cache is None:
+            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+        return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, bar_store(settings, cache))
+    if cache is None:
+        files = list_files(source.path)
+        return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
+    return FilesFeed(source, bar_store(settings, cache))
+
+
+def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:
+    """What to ask a vendor for: its own list, else the universe's, else all members of the index in the range."""
+    explicit = source.symbols or settings.universe.symbols
+    if explicit:
+        return list(explicit)
+    members = load_membership(settings.universe) or {}
+    end = source.end or dt.date.today()
+    return sorted(
+        name
+        for name, intervals in members.items()
+        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
+    )
+
+
+def bar_store(settings: DataSettings, cache: Path) -> Objects:
+    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of markets."""
+    if settings.store is not None:
+        return Objects(settings.store)
+    cache = Path(cache)
+    return Objects(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")

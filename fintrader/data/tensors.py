@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,16 +192,8 @@ class MarketTensors:
         return digest.hexdigest()
 
     def _header(self) -> str:
-        header = {
-            "format": FORMAT,
-            "symbols": self.symbols,
-            "feature_names": self.feature_names,
-            "context_names": self.context_names,
-            "benchmark_name": self.benchmark_name,
-            "bar_minutes": self.bar_minutes,
-            "windows": self.windows,
-            "meta": self.meta,
-        }
+        header = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _KINDS}
+        header["format"] = FORMAT
         return json.dumps(header, sort_keys=True, allow_nan=False)
 
     def save(self, path: Path | str) -> str:
@@ -244,17 +236,12 @@ class MarketTensors:
             market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None, trusted=True)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
-        if verify and not market._is_stored_at(Path(path), metadata.get("content_hash")):
-            raise MarketError(f"{path} does not match its content hash; delete it and build it again")
+        if verify:
+            expected = market._preamble(market.content_hash())
+            with Path(path).open("rb") as stored:
+                if stored.read(len(expected)) != expected:
+                    raise MarketError(f"{path} does not match its content hash; delete it and build it again")
         return market
-
-    def _is_stored_at(self, path: Path, claimed: str | None) -> bool:
-        """Whether a file that claims this content hash holds this market and nothing else, to the bit."""
-        if claimed is None or claimed != self.content_hash():
-            return False
-        expected = self._preamble(claimed)
-        with path.open("rb") as file:
-            return file.read(len(expected)) == expected
 
     @staticmethod
     def stored_hash(path: Path | str) -> str:

@@ -14,12 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import Array
-from fintrader.data.calendar import SessionGrid
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_csv
-from fintrader.storage.urls import PathText, base_name
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""
@@ -117,16 +115,18 @@ def index_membership(index: str) -> dict[str, list[Interval]]:
     A company that changed its ticker is a member under the old and the new one alike, because vendors rewrite the past
     to today's tickers or do not; which of the two a set of bars uses is its own affair.
     """
-    history = _constitution().history(index)
+    import index_constitution
+
+    history = index_constitution.history(index)
     found: dict[str, list[Interval]] = {}
     for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
         until = None if last != last else last.date()
         found.setdefault(str(symbol), []).append((first.date(), until))
     for old, new in _ticker_changes(index):
-        both = _merge([*found.get(old, []), *found.get(new, [])])
+        both = [*found.get(old, []), *found.get(new, [])]
         if both:
             found[old] = found[new] = both
-    return {ticker: _merge(intervals) for ticker, intervals in found.items()}
+    return found
 
 
 def companies(settings: UniverseSettings) -> dict[str, str]:
@@ -141,32 +141,12 @@ def companies(settings: UniverseSettings) -> dict[str, str]:
 
 def _ticker_changes(index: str) -> list[tuple[str, str]]:
     """(old, new), in order of time."""
-    events = _constitution().events(index)
+    import index_constitution
+
+    events = index_constitution.events(index)
     changed = events[events["event_type"] == "ticker_change"]
     pairs = [(str(old), str(new)) for old, new in zip(changed["old_symbol"], changed["new_symbol"], strict=True)]
     return pairs + [(theirs, ours) for name, theirs, ours in _OTHER_NAMES if name == index]
-
-
-def _constitution() -> Any:
-    try:
-        import index_constitution
-    except ImportError:
-        raise DataError(
-            "data.universe.index needs the package index-constitution: pip install index-constitution"
-        ) from None
-    return index_constitution
-
-
-def _merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Intervals in order, those that touch or overlap put together."""
-    merged: list[Interval] = []
-    for first, stop in sorted(intervals, key=lambda pair: pair[0]):
-        if merged and (merged[-1][1] is None or first <= merged[-1][1]):
-            before = merged[-1][1]
-            merged[-1] = (merged[-1][0], None if before is None or stop is None else max(before, stop))
-        else:
-            merged.append((first, stop))
-    return merged
 
 
 def member_days(
@@ -185,18 +165,6 @@ def member_days(
             inside |= (dates >= np.datetime64(first)) & (dates < np.datetime64(stop or dt.date.max))
         table[:, column] = inside
     return table
-
-
-def ever_members(
-    symbols: Sequence[str],
-    membership: Mapping[str, Iterable[Interval]] | None,
-    grid: SessionGrid,
-    aliases: Mapping[str, str],
-) -> tuple[list[str], list[str]]:
-    """Symbols that belong on some day of the grid, and those that never do."""
-    ever = member_days(symbols, membership, grid.dates, aliases).any(axis=0)
-    names = np.array(symbols, dtype=object)
-    return names[ever].tolist(), names[~ever].tolist()
 
 
 _QUARTER = 63
@@ -254,8 +222,7 @@ def survivorship(
     share = sum(missing.values())
     dropped = int(np.count_nonzero(member[:-1] & ~member[1:] & np.isfinite(close[1:])))
     exits = len(ended) + dropped
-    returns = np.full((max(sessions - 1, 0), names), np.nan)
-    returns[:] = close[1:] / close[:-1] - 1.0
+    returns = close[1:] / close[:-1] - 1.0
     alive = _growth(returns, np.broadcast_to(np.isfinite(close[-1]) & member[-1], returns.shape))
     by_day = _growth(returns, member[1:])
     reference, against = None, None

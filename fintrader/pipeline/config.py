@@ -13,12 +13,11 @@ from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
-from fintrader.config import Settings, models_in, overlay, read_yaml, validate
+from fintrader.config import Settings, check_url, differences, models_in, overlay, read_yaml, refuse_url, validate
 from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
-from fintrader.storage.urls import check_url, refuse_url
 from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
 from fintrader.tournament.settings import TournamentSettings
 
@@ -185,20 +184,10 @@ RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WAT
 """Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted name -> plain value."""
-    if isinstance(values, Settings):
-        values = values.model_dump(mode="json")
-    if not isinstance(values, dict) or not values:
-        return {prefix.removesuffix("."): values}
-    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
-
-
-def differences(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (before, now) of every setting in which two configurations differ, places left out."""
-    old, new = flat(before), flat(now)
-    fields = [field for field in sorted({*old, *new}) if field.split(".")[0] not in RESULT_NEUTRAL]
-    return {field: (old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)}
+    found = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    return {field: values for field, values in found.items() if field.split(".")[0] not in RESULT_NEUTRAL}
 
 
 def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fintrader.backtesting.lookahead import lookahead
+from fintrader.backtesting.lookahead import MODES, lookahead
 from fintrader.data.build import build_market
-from fintrader.data.inspect import describe, dry_run, verify
-from fintrader.data.quality import quality_report, write_quality
+from fintrader.data.inspect import describe, dry_run, quality_report, verify, write_quality
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
@@ -78,7 +77,7 @@ def check_lookahead(config: RunConfig, cuts: int) -> bool:
         report = lookahead(config.data, config.trading, cuts=cuts, seed=config.seed, progress=progress)
     print(report)
     if config.folder.root.is_dir():
-        tried = {"cuts": list(report.cuts), "modes": list(report.modes)}
+        tried = {"cuts": list(report.cuts), "modes": list(MODES)}
         write_json(config.folder.root / "lookahead.json", {"leaks": [str(leak) for leak in report.leaks], **tried})
     return report.clean
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from fintrader.agents import training
 from fintrader.agents.agent import Agent, make_agent
-from fintrader.agents.budget import Budget, TrainResult
 from fintrader.agents.policy import load_policy
+from fintrader.agents.training import Budget, TrainResult
 from fintrader.config import Settings, validate
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.errors import ConfigError, RunError
@@ -37,7 +37,8 @@ def train(
     on where it was.
 
     Raises ConfigError for anything that is no agent or no environment and for a budget of none or of two kinds,
-    TrainingError when a number is no longer finite, CheckpointError when `folder` holds another training.
+    TrainingError when a number is no longer finite, CheckpointError when `folder` holds a training of
+    another seed or of other settings (the budget may differ).
     """
     _check_environment(env)
     budget = validate(Budget, {"env_steps": env_steps, "seconds": seconds}, "train")
@@ -81,16 +82,12 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
     a finished one is opened. Raises ConfigError naming the setting, DataError, RunError when the folder is in use or
     was made with other settings.
     """
-    settings = configured(config, overrides)
-    run_stages(settings)
-    return _opened(settings.folder.root)
+    return Run(run_stages(configured(config, overrides)), load_policy=load_policy)
 
 
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """As `run`, without the look at the test window: data and tournament."""
-    settings = configured(config, overrides)
-    run_search(settings)
-    return _opened(settings.folder.root)
+    return Run(run_search(configured(config, overrides)), load_policy=load_policy)
 
 
 def open_run(where: Path | str) -> Run:
@@ -100,8 +97,4 @@ def open_run(where: Path | str) -> Run:
         below = sorted(path.parent.name for path in home.glob("*/config.yaml"))
         hint = f"runs below it: {', '.join(below[:8])}" if below else "fintrader.run(CONFIG) makes one"
         raise RunError(f"{where}: no run lies here (it would hold config.yaml); {hint}")
-    return _opened(home)
-
-
-def _opened(folder: Path) -> Run:
-    return Run(folder, load_policy=load_policy)
+    return Run(home, load_policy=load_policy)

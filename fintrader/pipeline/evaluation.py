@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
@@ -21,7 +23,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import describe as survivors_only
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, TradingEnv
-from fintrader.errors import BacktestError
+from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import dump_json, read_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.session import run_store
@@ -47,27 +49,124 @@ def evaluate_chosen(
     config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None = None
 ) -> None:
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck, written down."""
+    folder, env = config.folder, backtest_settings(config)
     market: MarketTensors = getattr(MarketTensors.load(path).split(), window)
-    env = backtest_settings(config)
+
+    def shuffled() -> MarketTensors:
+        free: MarketTensors = getattr(MarketTensors.load(information_free_market(path, config.seed)).split(), window)
+        return free
+
     with reporter() as progress:
-        results = simulate_chosen(config.folder, market, env, str(manifest.values["best"]), progress)
+        results = _simulate_chosen(config, folder, market, shuffled, str(manifest.values["best"]), progress)
+        free = results.pop("null_model", None)
         planted = _planted(market, env, results, progress)
-        null_model = _null_model(config, path, window, env, progress) if config.backtest.null_model else None
-        policy = load_policy(config.folder.ensemble / "policy.safetensors")
+        policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
-    context = provenance(config, manifest, window, repeat)
+    context = _provenance(config, manifest, window, repeat) | _data_summary(path, [market])
     if planted:
         context["planted"] = planted
-    context |= data_summary(path, [market])
+    _write(config, manifest, window, results, [folder], context, free, config.tournament.metric, [market], rows)
+
+
+def check_window(config: RunConfig) -> None:
+    """Raises ConfigError when another window than the folds' test windows is asked for."""
+    if config.backtest.window != ("test",):
+        asked = " ".join(config.backtest.window)
+        raise ConfigError(f"backtest.window: a walk-forward is judged over its folds' test windows, not {asked}")
+
+
+def folds_of(folder: RunFolder) -> list[RunFolder]:
+    """The folders of a walk-forward's finished folds, in order; none for any other run."""
+    found = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
+    return [RunFolder(path.parent.parent) for path in found]
+
+
+def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = None) -> None:
+    """Every strategy over all test windows, one after another, as one backtest.
+
+    Raises RunError when the run has no finished fold.
+    """
+    folders = folds_of(config.folder)
+    if not folders:
+        raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
+    env = backtest_settings(config)
+    parts: dict[str, list[BacktestResult]] = {}
+    folds, tests, policies = [], [], []
+    with reporter() as progress:
+        for folder in folders:
+            test = _own_test(folder, folder.root / "market.safetensors")
+            free_path = folder.root / "information_free.safetensors"
+            shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
+            best = read_json(folder.ensemble / "ensemble.json")["members"][0]
+            results = _simulate_chosen(config, folder, test, shuffled, best, progress)
+            for name, result in results.items():
+                parts.setdefault(name, []).append(result)
+            tests.append(test)
+            policies.append(load_policy(_policy(folder.root)))
+            folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
+        rows = sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
+    whole = {name: stitch(results, env, name=name) for name, results in parts.items() if len(results) == len(folders)}
+    free = whole.pop("null_model", None)
+    context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
+    context |= _data_summary(Path(str(manifest.values["market"])), tests)
+    days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
+    context |= {"folds": folds, "fold_windows": days}
+    metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
+    _write(config, manifest, "test", whole, folders, context, free, metric, tests, rows)
+
+
+def _own_test(search: RunFolder, path: Path) -> MarketTensors:
+    """The test window of the market that a search was made on, out of its store where `path` is not here."""
+    return MarketTensors.load(run_store(search).own_market(path)).split().test
+
+
+def _write(
+    config: RunConfig,
+    manifest: Manifest,
+    window: str,
+    results: Mapping[str, BacktestResult],
+    folders: Sequence[RunFolder],
+    context: Mapping[str, Any],
+    free: BacktestResult | None,
+    metric: str,
+    markets: Sequence[MarketTensors],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """The files of a backtest, its report and its tear sheet; the look at the window is counted.
+
+    `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by `metric` there.
+    `free`: what the same searches made of information-free features.
+    """
+    null_model = None if free is None else {"metrics": dict(free.metrics), **_selection_scores(folders, metric)}
+    chosen_from = [matrix for matrix in map(_trial_returns, folders) if matrix is not None]
     home = window_folder(config.folder, window)
-    judged_by: dict[str, Any] = {
-        "trial_returns": trial_returns(config.folder),
-        "null_model": null_model,
-        "sensitivity": rows,
+    stored = write_backtest(
+        home,
+        results,
+        context=context,
+        trial_returns=chosen_from,
+        market=markets,
+        settings=backtest_settings(config),
+        null_model=null_model,
+        sensitivity=rows,
+        seed=config.seed,
+    )
+    before = looks(manifest)
+    manifest.update(looks={**before, window: before.get(window, 0) + 1})
+    _draw(config, stored, home)
+
+
+def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, Any]:
+    """The best score each search found while selecting, with information and without, as means over the folds."""
+    boards = {
+        "best_selection_score": [RunFolder(folder.null_model).leaderboard for folder in folders],
+        "real_best_selection_score": [folder.leaderboard for folder in folders],
     }
-    stored = write_backtest(home, results, context=context, market=market, settings=env, seed=config.seed, **judged_by)
-    count_look(manifest, window)
-    draw(config, stored, home)
+    scores: dict[str, Any] = {"selection_metric": metric}
+    for name, paths in boards.items():
+        known = [score for score in map(best_score, paths) if score is not None]
+        scores[name] = sum(known) / len(known) if len(known) == len(folders) else None
+    return scores
 
 
 def window_folder(folder: RunFolder, window: str) -> Path:
@@ -104,27 +203,36 @@ def looks(manifest: Manifest) -> dict[str, int]:
     return counted
 
 
-def count_look(manifest: Manifest, window: str) -> None:
-    """One look more at a window."""
-    before = looks(manifest)
-    manifest.update(looks={**before, window: before.get(window, 0) + 1})
+def _policy(folder: Path) -> Path:
+    """A finished tournament's ensemble."""
+    return RunFolder(folder).ensemble / "policy.safetensors"
 
 
-def simulate_chosen(
-    folder: RunFolder, market: MarketTensors, env: EnvSettings, best: str, progress: Progress
+def _simulate_chosen(
+    config: RunConfig,
+    folder: RunFolder,
+    market: MarketTensors,
+    shuffled: Callable[[], MarketTensors],
+    best: str,
+    progress: Progress,
 ) -> dict[str, BacktestResult]:
-    """A finished tournament's ensemble and best pod, and every baseline, over the same bars."""
-    chosen = {"ensemble": folder.ensemble, "best": folder.pod(best)}
-    store = run_store(folder)
+    """A finished tournament's ensemble and best pod, and every baseline, over the same bars.
+
+    With them `null_model`: what the same search made of the features of `shuffled()`, where there was one.
+    """
+    env, store = backtest_settings(config), run_store(folder)
     store.ensure_policy(store.read_result(best))
+    traded = {"ensemble": (_policy(folder.root), market), "best": (folder.pod(best) / "policy.safetensors", market)}
+    if config.backtest.null_model and _policy(folder.null_model).is_file():
+        traded["null_model"] = _policy(folder.null_model), shuffled()
     results = {
-        name: simulate(load_policy(home / "policy.safetensors"), market, env, name=name, progress=progress)
-        for name, home in chosen.items()
+        name: simulate(load_policy(path), window, env, name=name, progress=progress)
+        for name, (path, window) in traded.items()
     }
     return results | simulate_baselines(market, env, progress=progress, every=True)
 
 
-def provenance(
+def _provenance(
     config: RunConfig, manifest: Manifest, window: str, repeat: Repeat | None = None, *, title: str | None = None
 ) -> dict[str, Any]:
     """What a report says of where its figures come from; nothing in it depends on the clock.
@@ -152,7 +260,7 @@ def provenance(
     return context
 
 
-def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
+def _data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
     """For the report: how much of the windows has prices, what the build mended, and the faults found (`data quality`).
 
     `path` is the market file; what lies beside it is used where it is there.
@@ -181,7 +289,7 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
     return found
 
 
-def draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
+def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
     """The report of a backtest that has been written, with pyfolio's tear sheet beside it; none of an earlier one.
 
     `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line that says so.
@@ -198,7 +306,7 @@ def draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
         print(f"no tear sheet: {error}")
 
 
-def trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:
+def _trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:
     """`[S, M]`: daily returns of every scored pod on the validation window, in the order of the pods; None if none."""
     results = [read_json(path) for path in sorted(folder.pods.glob("*/result.json"))]
     columns = [result["returns"] for result in results if result.get("score") is not None and result.get("returns")]
@@ -207,30 +315,12 @@ def trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:
     return np.array(columns, dtype=np.float64).T
 
 
-def information_free_market(path: Path, seed: int) -> Path:
+def information_free_market(path: Path, seed: int, target: Path | None = None) -> Path:
     """The market with features of other days, beside the true one; made unless it is there already."""
-    target = path.with_name(f"information_free_{seed}.safetensors")
+    target = target or path.with_name(f"information_free_{seed}.safetensors")
     if not target.is_file():
         information_free(MarketTensors.load(path), seed).save(target)
     return target
-
-
-def _null_model(
-    config: RunConfig, path: Path, window: str, env: EnvSettings, progress: Progress
-) -> dict[str, Any] | None:
-    """What the same search made of information-free features: in selection, and on the window itself."""
-    folder = RunFolder(config.folder.null_model)
-    policy = folder.ensemble / "policy.safetensors"
-    if not policy.is_file():
-        return None
-    split = MarketTensors.load(information_free_market(path, config.seed)).split()
-    result = simulate(load_policy(policy), getattr(split, window), env, name="null_model", progress=progress)
-    return {
-        "metrics": dict(result.metrics),
-        "selection_metric": config.tournament.metric,
-        "best_selection_score": best_score(folder.leaderboard),
-        "real_best_selection_score": best_score(config.folder.leaderboard),
-    }
 
 
 def _planted(

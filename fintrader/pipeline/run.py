@@ -1,4 +1,4 @@
-"""The whole way in one place: bars → market → tournament → backtest, each stage resumable.
+"""The whole way in one place: bars → market → tournament → backtest, each stage resumable; once or fold by fold.
 
 Every stage leaves a finished artifact behind and begins by looking for it, so starting and resuming are one code
 path: whatever is killed is picked up again by the same command.
@@ -7,44 +7,33 @@ path: whatever is killed is picked up again by the same command.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from fintrader.backtesting.folds import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import BacktestError, RunError
+from fintrader.envs.settings import CONVENTIONS
+from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import write_text
-from fintrader.pipeline.config import RunConfig, differences, load_config
+from fintrader.pipeline import evaluation
+from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.evaluation import Repeat, as_configured, evaluate_chosen, information_free_market, window_folder
 from fintrader.pipeline.session import observing, watching, workplace
 from fintrader.progress import reporter
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
-from fintrader.results.formatting import metrics_table, percent, window_words
-from fintrader.results.strategies import in_order
+from fintrader.results.formatting import in_order, metrics_table, percent, window_words
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.run import CHANGEABLE, TournamentResult
 from fintrader.tournament.run import run_tournament as run_race
 
 
-@dataclass(frozen=True)
-class RunOutcome:
-    """What a run left behind."""
-
-    folder: Path
-    metrics: dict[str, dict[str, Any]]
-    """Strategy -> metric -> value in the (first) window; the content of its `metrics.json`."""
-    trials: int
-    """Pods that were trained: what the winner was chosen from."""
-
-
-def run(config: RunConfig) -> RunOutcome:
-    """All stages; prints the table and the paths of what it wrote.
+def run(config: RunConfig) -> Path:
+    """All stages; prints the table and the paths of what it wrote; returns the run's folder.
 
     Raises RunError when the run's folder is in use, or was made with other settings.
     """
@@ -64,6 +53,98 @@ def run_tournament(config: RunConfig) -> Path:
     return config.folder.root
 
 
+def walk_forward(config: RunConfig) -> Path:
+    """All folds below `runs/<name>/folds/`, and one backtest over all their test windows in `runs/<name>/backtest/`.
+
+    Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
+    Raises BacktestError when not even one fold fits into the data.
+    """
+    evaluation.check_window(config)
+    with observing(config), workplace(config) as mirror:
+        manifest = claim(config, "walkforward", mirror=mirror)
+        path = make_market(config, manifest)
+        if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
+            with manifest.stage("tournament"):
+                market = MarketTensors.load(path)
+                folds = make_folds(market, config.walkforward)
+                trials = [_race_fold(config, market, fold, len(folds)) for fold in folds]
+                manifest.update(trials=sum(trials), best=None)
+            with manifest.stage("backtest"):
+                evaluation.evaluate_folds(config, manifest)
+        manifest.finish()
+        return conclude(config, manifest)
+
+
+def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int) -> int:
+    """The fold's tournament (and the same search without information): how many trials it took."""
+    folder = RunFolder(config.folder.root / "folds" / f"{fold.number:02d}")
+    path = folder.root / "market.safetensors"
+    if not path.is_file():
+        fold_market(market, fold).save(path)
+    print(f"fold {fold.number + 1} of {count}")
+    result = search(config, folder, path, MarketTensors.stored_hash(path))
+    if config.backtest.null_model:
+        shuffled = evaluation.information_free_market(path, config.seed, path.with_name("information_free.safetensors"))
+        search(config, RunFolder(folder.null_model), shuffled, MarketTensors.stored_hash(shuffled))
+    return result.trials
+
+
+def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> Path:
+    """Backtest a run's stored policies again, with `config` where it concerns the backtest and its trading.
+
+    A walk-forward is judged over all its folds. Every further look at a window is counted, and the report says
+    `called` (default: the folder) as the run of the command that gives it again. Raises ConfigError for a setting that
+    the stored policies were trained with, RunError when the run's tournament has not finished.
+    """
+    own = load_config(folder / "config.yaml")
+    repeat = evaluation.Repeat(_command(called or str(folder), own, config), own.trading)
+    config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
+    with workplace(config.model_copy(update={"store": None})) as mirror:
+        manifest = Manifest.load(config.folder.manifest)
+        if mirror is not None:
+            manifest.saved = mirror.publish
+        rolling = bool(evaluation.folds_of(config.folder))
+        if not manifest.done("tournament"):
+            verb = "walkforward" if rolling else "run"
+            raise RunError(
+                f"{folder}: its tournament has not finished; run `fintrader {verb} {folder}/config.yaml` first"
+            )
+        if not rolling:
+            market = make_market(config, manifest)
+            # The null model is the same search, so it trains in what the pods were trained in.
+            null_model_stage(config.model_copy(update={"env": own.env}), manifest, market)
+            return backtest_stage(config, manifest, market, repeat)
+        evaluation.check_window(config)
+        with manifest.stage("backtest"):
+            evaluation.evaluate_folds(config, manifest, repeat)
+        manifest.saved()
+        manifest.finish()
+        return conclude(config, manifest)
+
+
+def _command(called: str, own: RunConfig, config: RunConfig) -> str:
+    """The shell line for the settings in which `config` differs from the run's own. Raises ConfigError."""
+    words = ["fintrader", "backtest", called]
+    # Places change no result, but these three would be ignored without a word: the folder says them.
+    places = [name for name in ("name", "runs_dir", "store") if getattr(own, name) != getattr(config, name)]
+    changed = changed_results(own, config) | {name: (None, getattr(config, name)) for name in places}
+    for field, (_, value) in changed.items():
+        option = [f"--{field.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+        if field.startswith("backtest.") or field in {f"env.{name}" for name in CONVENTIONS}:
+            words += option
+            continue
+        if field in places:
+            what, other = "is said by the folder", ""
+        else:
+            what, other = "says how policies are trained, and these are already", f" --name {config.name}-2"
+        raise ConfigError(
+            f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are carried out (fill, "
+            f"decision-interval, costs, initial-cash-usd, limits). For another run: "
+            f"`fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
+        )
+    return shlex.join(words)
+
+
 def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None) -> Manifest:
     """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings.
 
@@ -79,7 +160,7 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
     reopened: set[str] = set()
     if folder.config.is_file():
         # Through the model, so that a setting which this version added counts with its default.
-        for field, (there, here) in differences(load_config(folder.config), config).items():
+        for field, (there, here) in changed_results(load_config(folder.config), config).items():
             if field.startswith("backtest."):
                 reopened |= {"backtest"}
             elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
@@ -122,7 +203,7 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
     if not config.backtest.null_model or manifest.done("null_model"):
         return
     try:
-        shuffled = information_free_market(market, config.seed)
+        shuffled = evaluation.information_free_market(market, config.seed)
     except BacktestError as error:
         print(f"no null model: {error}")
         return
@@ -144,37 +225,40 @@ def search(
         return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
 
 
-def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, *, repeat: Repeat | None = None) -> RunOutcome:
+def backtest_stage(
+    config: RunConfig, manifest: Manifest, market: Path, repeat: evaluation.Repeat | None = None
+) -> Path:
     """Judge every window; where nothing was changed, those that lie there are left as they are."""
     fresh = repeat is None and manifest.done("backtest")
-    windows = [window for window in config.backtest.window if not (fresh and as_configured(config, window))]
+    windows = [window for window in config.backtest.window if not (fresh and evaluation.as_configured(config, window))]
     if windows:
         with manifest.stage("backtest"):
             for window in windows:
-                evaluate_chosen(config, manifest, market, window, repeat)
+                evaluation.evaluate_chosen(config, manifest, market, window, repeat)
         manifest.saved()  # the stage itself says nothing when it had been done before
     manifest.finish()
     return conclude(config, manifest)
 
 
-def conclude(config: RunConfig, manifest: Manifest) -> RunOutcome:
-    """Print what a finished run found in every window, and return it."""
-    found = []
+def conclude(config: RunConfig, manifest: Manifest) -> Path:
+    """Print what a finished run found in every window; returns its folder."""
     for window in config.backtest.window:
-        stored = read_backtest(window_folder(config.folder, window))
-        found.append({name: stored.metrics[name] for name in in_order(stored.metrics)})
-        _print_outcome(config, manifest, window, stored)
+        _print_outcome(config, manifest, window, read_backtest(evaluation.window_folder(config.folder, window)))
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)
-    return RunOutcome(config.folder.root, found[0], int(manifest.values["trials"]))
+    return config.folder.root
+
+
+def wide_console() -> Console:
+    """Standard output; a log file has room, and a table cut to 80 columns would hide its figures."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
-    folder, console = window_folder(config.folder, window), Console()
-    if not console.is_terminal:
-        console = Console(width=120)  # a log file has room; a table cut to 80 columns hides its figures
+    folder, console = evaluation.window_folder(config.folder, window), wide_console()
     context = stored.context
     title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
     console.print(metrics_table({name: stored.metrics[name] for name in in_order(stored.metrics)}, title=title))

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from fintrader import logs
+from fintrader.config import check_url, is_url
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import RunError
@@ -16,10 +17,8 @@ from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold, is_held
-from fintrader.storage.markets import Markets
-from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
+from fintrader.storage.mirror import Markets, Mirror, attach, copies, mirror_of, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.storage.urls import check_url, is_url
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.prometheus import Endpoint
@@ -39,7 +38,7 @@ def observing(config: RunConfig) -> Iterator[Endpoint | None]:
         if config.metrics_port is None or _endpoint.get() is not None:
             yield _endpoint.get()
             return
-        endpoint = Endpoint.serve(config.metrics_host, config.metrics_port)
+        endpoint = Endpoint(config.metrics_host, config.metrics_port)
         url = f"http://{endpoint.host}:{endpoint.port}/metrics"
         reporter().event({"event": "metrics", "metrics_url": url}, f"metrics: {url}")
         token = _endpoint.set(endpoint)

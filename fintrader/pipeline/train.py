@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
+from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
@@ -18,13 +18,14 @@ from fintrader.errors import RunError
 from fintrader.files import write_json
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run import claim, search
+from fintrader.pipeline.run import claim, search, wide_console
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.results.formatting import metrics_table
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
-from fintrader.tournament.replay import compare, replay
+from fintrader.tournament.run import replay
+from fintrader.tournament.status import compare
 
 
 def train_one(config: RunConfig) -> Path:
@@ -50,49 +51,46 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     seed, device = derive(config.seed, "train"), config.resolved_device()
     seed_everything(seed)
     env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
-    agent = make_agent(config.agent, env.layout, device=device, seed=seed)
-    result = _learn(config, agent, env, home)
-    save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed}, market=market.train)
+    trained = _learn(config, env, home, {}, market.train)
     results = {"policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)}
     results |= simulate_baselines(market.validation, settings)
     metrics = {name: dict(one.metrics) for name, one in results.items()}
-    write_json(home / "validation.json", {"metrics": metrics, "env_steps": result.env_steps, "trials": 1})
-    console = Console()
+    write_json(home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1})
     title = f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a trade"
-    (console if console.is_terminal else Console(width=120)).print(metrics_table(metrics, title=title))
+    wide_console().print(metrics_table(metrics, title=title))
 
 
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
     seed, device = derive(config.seed, "train"), config.resolved_device()
     seed_everything(seed)
-    env = WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)
-    try:
-        agent = make_agent(config.agent, env.layout, device=device, seed=seed)
-        result = _learn(config, agent, env, home)
-        save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed, "environment": settings.id})
+    with contextlib.closing(WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)) as env:
+        trained = _learn(config, env, home, {"environment": settings.id})
         policy = load_policy(home / "policy.safetensors", device=device)
         returns = episode_returns(env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation"))
-    finally:
-        env.close()
     mean, deviation = float(np.mean(returns)), float(np.std(returns))
     said = {"environment": settings.id, "mean_return": mean, "deviation": deviation, "returns": returns}
-    write_json(home / "evaluation.json", {**said, "env_steps": result.env_steps, "seconds": result.seconds})
+    write_json(home / "evaluation.json", {**said, "env_steps": trained.env_steps, "seconds": trained.seconds})
     print(
         f"{config.name}: {config.agent.algo} in {settings.id}: mean return {mean:,.1f} (deviation {deviation:,.1f}) "
-        f"over {len(returns)} episodes, after {result.env_steps:,} env-steps in {result.seconds:,.0f} s"
+        f"over {len(returns)} episodes, after {trained.env_steps:,} env-steps in {trained.seconds:,.0f} s"
     )
 
 
-def _learn(config: RunConfig, agent: Agent, env: Any, home: Path) -> TrainResult:
-    """`train` for one pod's budget, with a progress bar."""
-    budget = Budget(**config.tournament.budget.model_dump())
+def _learn(
+    config: RunConfig, env: Any, home: Path, meta: dict[str, Any], market: MarketTensors | None = None
+) -> TrainResult:
+    """`train` the configured agent for one pod's budget, with a progress bar; its policy lies in `home` then."""
+    agent = make_agent(config.agent, env.layout, device=config.resolved_device(), seed=derive(config.seed, "train"))
+    budget = config.tournament.budget
     with reporter() as progress, progress.task(f"train {config.agent.algo}", total=1.0) as task:
 
         def show(state: TrainProgress) -> None:
             steps = f"{state.env_steps:,} env-steps"
             task.update(state.fraction, note=f"{steps}, {state.steps_per_second:,.0f}/s")
 
-        return train(agent, env, budget, folder=home, on_progress=show, checkpoint_seconds=config.checkpoint_seconds)
+        trained = train(agent, env, budget, folder=home, on_progress=show, checkpoint_seconds=config.checkpoint_seconds)
+    save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed, **meta}, market=market)
+    return trained
 
 
 def replay_run(folder: Path, name: str | None = None) -> list[str]:

@@ -27,8 +27,7 @@ from fintrader.errors import BacktestError
 from fintrader.report.html import luck_rows, write_report
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import plain_text, table_html, table_text
-from fintrader.results.strategies import is_result
+from fintrader.results.formatting import is_result, plain_text, table_html, table_text
 
 
 def backtest(

@@ -6,16 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.html import verdict
 from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import PAPER_COLUMNS, count, percent, probability, statistic
-from fintrader.results.strategies import main_strategy
+from fintrader.results.formatting import PAPER_COLUMNS, count, main_strategy, percent, probability, statistic
 
 
 def labels(places: Sequence[str]) -> list[str]:
@@ -41,7 +38,7 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     if len(runs) < 2:
         raise BacktestError("a comparison needs at least two backtests")
     page = Page("Comparison of runs")
-    windows = {_window(stored) for stored in runs.values()}
+    windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
     trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
     page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
@@ -72,22 +69,17 @@ def _heading(runs: Mapping[str, StoredBacktest]) -> str:
     return f"{len(skilled)} of {len(runs)} runs unlikely to be luck: {', '.join(skilled)}."
 
 
-def _window(stored: StoredBacktest) -> tuple[str, str]:
-    first, last = stored.equity["minute"].iloc[0], stored.equity["minute"].iloc[-1]
-    return str(first), str(last)
-
-
 def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
     rows = []
     for name, stored in runs.items():
         main = main_strategy(stored.strategies)
         ratios = stored.honesty.get("sharpe") or {}
-        first, last = (pd.Timestamp(text).strftime("%d %b %Y") for text in _window(stored))
+        first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
         cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
         cells += [count(stored.context.get("trials")), probability(ratios.get("deflated"))]
-        for rival in ("equal_weight", "benchmark"):
-            cells.append(number(percent(stored.metrics.get(rival, {}).get("cumulative_return"))))
+        rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
+        cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]
         rows.append(("", [label, *cells]))
     head = ["Run", *[heading for _, heading in PAPER_COLUMNS], "Trials", "Deflated Sharpe", "Equal weight", "Index"]
     return table(head, rows)

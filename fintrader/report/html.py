@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
-from fintrader.backtesting.sensitivity import by_kind
 from fintrader.files import write_text
 from fintrader.report.page import Page, facts, note, number, side_by_side, table
 from fintrader.results import figures
@@ -21,6 +21,8 @@ from fintrader.results.formatting import (
     chance,
     count,
     interval,
+    is_baseline,
+    main_strategy,
     percent,
     probability,
     ratio,
@@ -28,7 +30,6 @@ from fintrader.results.formatting import (
     statistic,
     window_words,
 )
-from fintrader.results.strategies import is_baseline, main_strategy
 
 _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
@@ -47,7 +48,7 @@ def summary(stored: StoredBacktest) -> str:
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
     text = f"{figures.title_of(name)} returned {percent(own.get('cumulative_return'), signed=True)}"
-    text += f" over {_sessions(stored)} sessions (Sharpe {ratio(own.get('sharpe'))})"
+    text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.get('sharpe'))})"
     for rival in ("equal_weight", "benchmark"):
         if rival in stored.metrics and rival != name:
             returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
@@ -55,19 +56,15 @@ def summary(stored: StoredBacktest) -> str:
     return text + "."
 
 
-def _sessions(stored: StoredBacktest) -> int:
-    return int(stored.equity["session"].nunique())
-
-
 def render_report(stored: StoredBacktest) -> str:
     """The page as text. Pure: equal tables give equal text."""
     main = main_strategy(stored.strategies)
     run = str(stored.context.get("run") or "Backtest")
-    first, last = (pd.Timestamp(stored.equity["minute"].iloc[k]).strftime("%d %b %Y") for k in (0, -1))
+    first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
     window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
     tone = "good" if stored.honesty.get("likely_skill") else "doubt"
-    about = f"{first} to {last}, {_sessions(stored)} sessions{window}{_as_traded(stored.context)}"
+    about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     page.header(run, verdict(stored), summary(stored), about, tone=tone)
     page.contents()
     page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
@@ -125,25 +122,22 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
     curves = stored.curve()
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
-    session = _bars(stored, main)["session"]
     page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
-    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, session=session)))
+    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)))
 
 
 def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
     found = stored.honesty
     if not found:
         return
-    charts = []
-    if found.get("sharpe"):
-        charts.append(page.chart("sharpe", figures.sharpe_figure(found["sharpe"])))
-    if found.get("excess"):
-        charts.append(page.chart("excess", figures.excess_figure(found["excess"])))
-    if found.get("random_portfolios"):
-        returned = stored.metrics[main].get("cumulative_return")
-        charts.append(page.chart("random", figures.random_portfolios_figure(found["random_portfolios"], returned)))
-    if found.get("overfitting"):
-        charts.append(page.chart("overfitting", figures.overfitting_figure(found["overfitting"])))
+    returned = stored.metrics[main].get("cumulative_return")
+    drawn: dict[str, Callable[[Any], go.Figure]] = {
+        "sharpe": figures.sharpe_figure,
+        "excess": figures.excess_figure,
+        "random_portfolios": lambda part: figures.random_portfolios_figure(part, returned),
+        "overfitting": figures.overfitting_figure,
+    }
+    charts = [page.chart(key.split("_")[0], draw(found[key])) for key, draw in drawn.items() if found.get(key)]
     rolling = bool(stored.context.get("folds"))
     page.section(
         "Can this be luck?", _luck_table(found, rolling), _rivals_table(found), side_by_side(*charts), link="Luck"
@@ -237,18 +231,13 @@ def _null_model_rows(null_model: Mapping[str, Any] | None) -> list[tuple[str, st
     return rows
 
 
-def _bars(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
-    """A strategy's rows of the equity table by time."""
-    return stored.equity[stored.equity["strategy"] == strategy].set_index("minute")
-
-
 def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
     daily = stored.daily_returns()
     benchmark = "benchmark" if "benchmark" in daily.columns and main != "benchmark" else None
-    bars, timezone = _bars(stored, main), figures.timezone_of(stored.context)
+    timezone = figures.timezone_of(stored.context)
     charts = [
         page.chart("monthly", figures.monthly_figure(daily[main], timezone)),
-        page.chart("intraday", figures.intraday_figure(bars["equity_usd"], bars["session"], timezone)),
+        page.chart("intraday", figures.intraday_figure(stored.curve()[main], stored.session, timezone)),
         note("Simple returns. Overnight: from one session's close to the close of the next one's first bar."),
         page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
     ]
@@ -274,11 +263,10 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
     parts = []
     if weights.shape[1]:
         parts.append(page.chart("weights", figures.weights_figure(weights)))
-    own = _bars(stored, main)
-    turnover = figures.turnover_figure(own["turnover_usd"], own["equity_usd"], own["session"], name=main)
-    parts.append(page.chart("turnover", turnover))
-    traded = trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
-    for symbol in traded.index[:2]:
+    traded, equity = (stored.curve(name)[main] for name in ("turnover_usd", "equity_usd"))
+    parts.append(page.chart("turnover", figures.turnover_figure(traded, equity, stored.session, name=main)))
+    ranked = trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
+    for symbol in ranked.index[:2]:
         rows = stored.prices[stored.prices["symbol"] == symbol]
         if len(rows):
             closes = pd.Series(rows["close_usd"].to_numpy(), index=pd.DatetimeIndex(rows["minute"]))
@@ -288,7 +276,9 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
-    groups = by_kind(stored.sensitivity)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in stored.sensitivity:
+        groups.setdefault(str(row["kind"]), []).append(row)
     if not groups:
         return
     parts = []

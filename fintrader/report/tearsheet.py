@@ -15,7 +15,7 @@ import pandas as pd
 from fintrader.errors import BacktestError
 from fintrader.files import atomic_file
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.strategies import main_strategy
+from fintrader.results.formatting import main_strategy
 
 FORMATS = (".png", ".pdf")
 LEAST_SESSIONS = 22
@@ -79,12 +79,9 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
 
         positions = inputs.pop("positions")
         figure = pyfolio.create_returns_tear_sheet(**inputs, positions=positions, return_fig=True)
+        # No time of writing, so that equal results give equal files.
+        timeless = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_file(path) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=_metadata(path))
+            figure.savefig(file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=timeless)
         plt.close("all")
     return path
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    """No time of writing, so that equal results give equal files."""
-    return {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}

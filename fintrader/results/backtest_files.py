@@ -6,7 +6,6 @@ The files are described where they are written, in `backtesting/writer.py`. Each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import RunError
-from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature
+from fintrader.results.folders import ChangedFileError, DamagedFileError, Folder, NotThereError, Signature
 from fintrader.results.formatting import table_html, table_text
 
 MAX_ROWS = 30_000_000
@@ -60,59 +59,39 @@ def empty_trades() -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in TRADE_COLUMNS.items()})
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class StoredBacktest:
     """A backtest as tables. Of one that was read back, each is read on first use.
 
-    Any use may raise NotThereError (a table is missing) or DamagedFileError, both RunErrors.
+    Any use may raise NotThereError (a table is missing), DamagedFileError, or ChangedFileError (the backtest was
+    written anew since it was opened), all RunErrors.
     """
 
     metrics: dict[str, dict[str, Any]]
     """Strategy -> metric -> number or None; `catalogue.CATALOGUE` says what each one is."""
     parts: Mapping[str, Any]
     """The tables and JSON below, by name."""
+    equity: pd.DataFrame
+    """Long, columns EQUITY_COLUMNS: every strategy at every bar."""
+    positions: pd.DataFrame
+    """Long, columns POSITION_COLUMNS: what was held at each session's close."""
+    prices: pd.DataFrame
+    """Long, columns PRICE_COLUMNS."""
+    trades: pd.DataFrame
+    """`strategy` and the columns TRADE_COLUMNS."""
+    context: dict[str, Any]
+    """What is known of the run: window, trials, seed, hashes, command."""
+    honesty: dict[str, Any]
+    """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
+    sensitivity: list[dict[str, Any]]
+    """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
 
-    @property
-    def equity(self) -> pd.DataFrame:
-        """Long, columns EQUITY_COLUMNS: every strategy at every bar."""
-        table: pd.DataFrame = self.parts["equity"]
-        return table
+    def __init__(self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any]) -> None:
+        self.metrics, self.parts = metrics, parts
 
-    @property
-    def positions(self) -> pd.DataFrame:
-        """Long, columns POSITION_COLUMNS: what was held at each session's close."""
-        table: pd.DataFrame = self.parts["positions"]
-        return table
-
-    @property
-    def prices(self) -> pd.DataFrame:
-        """Long, columns PRICE_COLUMNS."""
-        table: pd.DataFrame = self.parts["prices"]
-        return table
-
-    @property
-    def trades(self) -> pd.DataFrame:
-        """`strategy` and the columns TRADE_COLUMNS."""
-        table: pd.DataFrame = self.parts["trades"]
-        return table
-
-    @property
-    def context(self) -> dict[str, Any]:
-        """What is known of the run: window, trials, seed, hashes, command."""
-        found: dict[str, Any] = self.parts["context"]
-        return found
-
-    @property
-    def honesty(self) -> dict[str, Any]:
-        """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
-        found: dict[str, Any] = self.parts["honesty"]
-        return found
-
-    @property
-    def sensitivity(self) -> list[dict[str, Any]]:
-        """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
-        found: list[dict[str, Any]] = self.parts["sensitivity"]
-        return found
+    def __getattr__(self, name: str) -> Any:
+        if name not in _READERS:
+            raise AttributeError(f"a stored backtest has no {name!r}")
+        return self.parts[name]
 
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.intp]]:
@@ -201,7 +180,7 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
     """
     place = folder if isinstance(folder, Folder) else Folder(Path(folder).resolve())
     try:
-        metrics = place.json("metrics.json")
+        written, metrics = place.signature("metrics.json"), place.json("metrics.json")
     except NotThereError:
         raise NotThereError(
             f"{place.root / 'metrics.json'} does not exist; run `fintrader backtest` on the run"
@@ -210,19 +189,29 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
         raise DamagedFileError(
             f"{place.root / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again"
         )
-    return StoredBacktest(metrics, _Files(place))
+    return StoredBacktest(metrics, _Files(place, written))
 
 
 class _Files(Mapping[str, Any]):
-    """The parts of a stored backtest, each read when it is first asked for."""
+    """The parts of a stored backtest, each read when it is first asked for, all of one writing.
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+    `write_backtest` removes metrics.json first and writes it last: while its signature is `written`, all is as it was.
+    """
+
+    def __init__(self, folder: Folder, written: Signature) -> None:
+        self._folder, self._written = folder, written
         self._read: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._read:
-            self._read[name] = _READERS[name](self._folder)
+            part = _READERS[name](self._folder)
+            try:
+                unchanged = self._folder.signature("metrics.json") == self._written
+            except NotThereError:
+                unchanged = False
+            if not unchanged:
+                raise ChangedFileError(f"{self._folder.root}: this backtest was written anew meanwhile; open it again")
+            self._read[name] = part
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:

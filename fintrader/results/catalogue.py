@@ -18,8 +18,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.metrics import performance as p
-from fintrader.metrics import relative as r
 
 Array = NDArray[np.float64]
 EMPYRICAL = "empyrical"
@@ -191,7 +189,7 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
 
 def _break_even_bps(s: _Sample) -> float | None:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
-    return p.ratio(s.profit_before_costs * 1e4, s.traded_usd)
+    return m.ratio(s.profit_before_costs * 1e4, s.traded_usd)
 
 
 def _capacity(s: _Sample) -> float | None:
@@ -204,10 +202,10 @@ def _capacity(s: _Sample) -> float | None:
     profit = float(s.of.equity[-1] - s.of.equity[0])
     kappa = CAPACITY_IMPACT_BPS_PER_MILLION / 1e4 / 1e6
     impact = kappa * float(np.square(s.of.trades["notional_usd"].to_numpy()).sum())
-    return p.ratio(s.of.equity[0] * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
+    return m.ratio(s.of.equity[0] * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
 
 
-def _average(values: Array) -> float | None:
+def _mean(values: Array | pd.Series) -> float | None:
     return float(values.mean()) if values.size else None
 
 
@@ -216,27 +214,22 @@ def _herfindahl(s: _Sample) -> float | None:
     weights = np.abs(s.closing_weights)
     gross = weights.sum(axis=1)
     shares = weights[gross > 0] / gross[gross > 0, None]
-    return _average(np.square(shares).sum(axis=1))
+    return _mean(np.square(shares).sum(axis=1))
 
 
 def _largest_weight(s: _Sample) -> float | None:
     return float(np.abs(s.closing_weights).max())
 
 
-def _trip_share(s: _Sample) -> float | None:
-    return p.hit_rate(s.round_trips["profit_usd"]) if len(s.round_trips) else None
+def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute:
+    return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
 
 
-def _trip_average(column: str) -> Compute:
-    return lambda s: float(s.round_trips[column].mean()) if len(s.round_trips) else None
-
-
-def _median_minutes(s: _Sample) -> float | None:
-    return float(s.round_trips["minutes"].median()) if len(s.round_trips) else None
+_trip_share, _median_minutes = _trips("profit_usd", m.hit_rate), _trips("minutes", pd.Series.median)
 
 
 def _total_turnover(s: _Sample) -> float | None:
-    return p.ratio(s.traded_usd * m.TRADING_DAYS / s.sessions, float(s.of.equity.mean()))
+    return m.ratio(s.traded_usd * m.TRADING_DAYS / s.sessions, float(s.of.equity.mean()))
 
 
 def _daily(compute: Callable[[Array], float | None]) -> Compute:
@@ -260,59 +253,52 @@ _EQUITY, _COUNT, _MINUTES = "share of equity", "number", "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
-        ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(p.cumulative_return)),
-        ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(252/S) − 1", EMPYRICAL, _daily(p.annual_return)),
+        ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(m.cumulative_return)),
+        ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(252/S) − 1", EMPYRICAL, _daily(m.annual_return)),
         ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.of.equity[-1])),
-        ("mean_daily_return", "Mean daily return", _SHARE, "mean(r)", EMPYRICAL, _daily(p.mean_return)),
-        ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(p.best)),
-        ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(p.worst)),
-        ("best_month", "Best month", _SHARE, "max over calendar months", PYFOLIO, _monthly(p.best)),
-        ("worst_month", "Worst month", _SHARE, "min over calendar months", PYFOLIO, _monthly(p.worst)),
-        ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(p.hit_rate)),
-        ("hit_rate_month", "Months with a gain", _SHARE, "mean(monthly r > 0)", PYFOLIO, _monthly(p.hit_rate)),
-        ("stability", "Stability", "R²", "R² of Σ ln(1 + r) on time", EMPYRICAL, _daily(p.stability)),
+        ("mean_daily_return", "Mean daily return", _SHARE, "mean(r)", EMPYRICAL, _daily(m.mean_return)),
+        ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(m.best)),
+        ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(m.worst)),
+        ("best_month", "Best month", _SHARE, "max over calendar months", PYFOLIO, _monthly(m.best)),
+        ("worst_month", "Worst month", _SHARE, "min over calendar months", PYFOLIO, _monthly(m.worst)),
+        ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(m.hit_rate)),
+        ("hit_rate_month", "Months with a gain", _SHARE, "mean(monthly r > 0)", PYFOLIO, _monthly(m.hit_rate)),
+        ("stability", "Stability", "R²", "R² of Σ ln(1 + r) on time", EMPYRICAL, _daily(m.stability)),
     ),
     "risk": (
-        ("annual_volatility", "Annual volatility", _YEAR, "std(r)·√252", EMPYRICAL, _daily(p.annual_volatility)),
-        ("downside_risk", "Downside risk", _YEAR, "√mean(min(r, 0)²)·√252", EMPYRICAL, _daily(p.downside_risk)),
-        ("skew", "Skewness", _COUNT, "m₃/m₂^1.5", "scipy.stats.skew", _daily(p.skew)),
-        ("kurtosis", "Excess kurtosis", _COUNT, "m₄/m₂² − 3", "scipy.stats.kurtosis", _daily(p.kurtosis)),
-        ("value_at_risk", "Value at risk 5 %", _SHARE, "5 % quantile of r", EMPYRICAL, _daily(p.value_at_risk)),
+        ("annual_volatility", "Annual volatility", _YEAR, "std(r)·√252", EMPYRICAL, _daily(m.annual_volatility)),
+        ("downside_risk", "Downside risk", _YEAR, "√mean(min(r, 0)²)·√252", EMPYRICAL, _daily(m.downside_risk)),
+        ("skew", "Skewness", _COUNT, "m₃/m₂^1.5", "scipy.stats.skew", _daily(m.skew)),
+        ("kurtosis", "Excess kurtosis", _COUNT, "m₄/m₂² − 3", "scipy.stats.kurtosis", _daily(m.kurtosis)),
+        ("value_at_risk", "Value at risk 5 %", _SHARE, "5 % quantile of r", EMPYRICAL, _daily(m.value_at_risk)),
         (
             "conditional_value_at_risk",
             "Expected shortfall 5 %",
             _SHARE,
             "mean of the worst 5 % of r",
             EMPYRICAL,
-            _daily(p.conditional_value_at_risk),
+            _daily(m.conditional_value_at_risk),
         ),
-        ("tail_ratio", "Tail ratio", _RATIO, "|95 % quantile|/|5 % quantile|", EMPYRICAL, _daily(p.tail_ratio)),
+        ("tail_ratio", "Tail ratio", _RATIO, "|95 % quantile|/|5 % quantile|", EMPYRICAL, _daily(m.tail_ratio)),
     ),
     "ratio": (
-        ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√252", "Sharpe (1994); empyrical", _daily(p.sharpe)),
-        (
-            "sortino",
-            "Sortino ratio",
-            _RATIO,
-            "mean(r)·252/downside risk",
-            "Sortino (1994)",
-            _daily(p.sortino),
-        ),
-        ("calmar", "Calmar ratio", _RATIO, "annual return/|max drawdown|", "Young (1991); empyrical", _daily(p.calmar)),
-        ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(p.omega)),
-        ("payoff_ratio", "Payoff ratio", _RATIO, "mean gain/mean loss", "quantstats", _daily(p.payoff_ratio)),
-        ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _daily(p.martin_ratio)),
+        ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√252", "Sharpe (1994); empyrical", _daily(m.sharpe)),
+        ("sortino", "Sortino ratio", _RATIO, "mean(r)·252/downside risk", "Sortino (1994)", _daily(m.sortino)),
+        ("calmar", "Calmar ratio", _RATIO, "annual return/|max drawdown|", "Young (1991); empyrical", _daily(m.calmar)),
+        ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(m.omega)),
+        ("payoff_ratio", "Payoff ratio", _RATIO, "mean gain/mean loss", "quantstats", _daily(m.payoff_ratio)),
+        ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _daily(m.martin_ratio)),
     ),
     "drawdown": (
-        ("max_drawdown", "Max drawdown", _SHARE, "min(V/peak − 1)", EMPYRICAL, _daily(p.max_drawdown)),
-        ("average_drawdown", "Average drawdown", _SHARE, "mean depth", "Burke (1994)", _daily(p.average_drawdown)),
+        ("max_drawdown", "Max drawdown", _SHARE, "min(V/peak − 1)", EMPYRICAL, _daily(m.max_drawdown)),
+        ("average_drawdown", "Average drawdown", _SHARE, "mean depth", "Burke (1994)", _daily(m.average_drawdown)),
         (
             "longest_drawdown_days",
             "Longest drawdown",
             "sessions",
             "most sessions from a peak to its recovery",
             PYFOLIO,
-            _daily(p.longest_drawdown),
+            _daily(m.longest_drawdown),
         ),
         (
             "longest_recovery_days",
@@ -320,27 +306,27 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "sessions",
             "most sessions from a trough to its recovery",
             PYFOLIO,
-            _daily(p.longest_recovery),
+            _daily(m.longest_recovery),
         ),
-        ("ulcer_index", "Ulcer index", _SHARE, "√mean(drawdown²)", "Martin (1989)", _daily(p.ulcer_index)),
+        ("ulcer_index", "Ulcer index", _SHARE, "√mean(drawdown²)", "Martin (1989)", _daily(m.ulcer_index)),
     ),
     "against the index": (
-        ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^252 − 1", "Jensen (1968); empyrical", _index(r.alpha)),
-        ("beta", "Beta", _RATIO, "cov(r, b)/var(b)", EMPYRICAL, _index(r.beta)),
-        ("correlation", "Correlation", _COUNT, "Pearson's", "numpy.corrcoef", _index(r.correlation)),
+        ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^252 − 1", "Jensen (1968); empyrical", _index(m.alpha)),
+        ("beta", "Beta", _RATIO, "cov(r, b)/var(b)", EMPYRICAL, _index(m.beta)),
+        ("correlation", "Correlation", _COUNT, "Pearson's", "numpy.corrcoef", _index(m.correlation)),
         (
             "information_ratio",
             "Information ratio",
             _RATIO,
             "mean(r − b)/std(r − b)·√252",
             "empyrical `excess_sharpe`, a year",
-            _index(r.information_ratio),
+            _index(m.information_ratio),
         ),
-        ("tracking_error", "Tracking error", _YEAR, "std(r − b)·√252", "Grinold (1999)", _index(r.tracking_error)),
-        ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index(r.up_capture)),
-        ("down_capture", "Down capture", _RATIO, "CAGR over b's, where b < 0", EMPYRICAL, _index(r.down_capture)),
-        ("batting_average", "Days ahead of index", _SHARE, "mean(r > b)", EMPYRICAL, _index(r.batting_average)),
-        ("treynor_ratio", "Treynor ratio", _YEAR, "annual return/β", "Treynor (1965)", _index(r.treynor_ratio)),
+        ("tracking_error", "Tracking error", _YEAR, "std(r − b)·√252", "Grinold (1999)", _index(m.tracking_error)),
+        ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index(m.up_capture)),
+        ("down_capture", "Down capture", _RATIO, "CAGR over b's, where b < 0", EMPYRICAL, _index(m.down_capture)),
+        ("batting_average", "Days ahead of index", _SHARE, "mean(r > b)", EMPYRICAL, _index(m.batting_average)),
+        ("treynor_ratio", "Treynor ratio", _YEAR, "annual return/β", "Treynor (1965)", _index(m.treynor_ratio)),
     ),
     "trading": (
         ("turnover", "Turnover a year", "× equity", "Σ notional/mean(V)·252/S", PYFOLIO, _total_turnover),
@@ -359,10 +345,10 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.of.trades))),
         ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
         ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
-        ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trip_average("profit_usd")),
-        ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trip_average("minutes")),
+        ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trips("profit_usd", _mean)),
+        ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trips("minutes", _mean)),
         ("holding_minutes_median", "Median holding", _MINUTES, "nights included", PYFOLIO, _median_minutes),
-        ("exposure_mean", "Mean exposure", _EQUITY, "mean(Σ|w|)", PYFOLIO, lambda s: _average(s.exposure)),
+        ("exposure_mean", "Mean exposure", _EQUITY, "mean(Σ|w|)", PYFOLIO, lambda s: _mean(s.exposure)),
         ("exposure_max", "Highest exposure", _EQUITY, "max(Σ|w|)", PYFOLIO, lambda s: float(s.exposure.max())),
         (
             "time_in_market",
@@ -376,16 +362,13 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("largest_weight", "Largest weight", _EQUITY, "max |w| at session closes", PYFOLIO, _largest_weight),
     ),
     "from bars": (
-        ("minute_annual_volatility", "Volatility, bars", _YEAR, "std·√(bars a year)", "-", _bars(p.annual_volatility)),
-        ("minute_sharpe", "Sharpe ratio, bars", _RATIO, "mean/std·√(bars a year)", "-", _bars(p.sharpe)),
-        ("minute_sortino", "Sortino ratio, bars", _RATIO, "as daily", "-", _bars(p.sortino)),
-        ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: p.max_drawdown(s.minute)),
+        ("minute_annual_volatility", "Volatility, bars", _YEAR, "std·√(bars a year)", "-", _bars(m.annual_volatility)),
+        ("minute_sharpe", "Sharpe ratio, bars", _RATIO, "mean/std·√(bars a year)", "-", _bars(m.sharpe)),
+        ("minute_sortino", "Sortino ratio, bars", _RATIO, "as daily", "-", _bars(m.sortino)),
+        ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: m.max_drawdown(s.minute)),
     ),
 }
-_OF_POSITIONS = {"break_even_cost_bps", "capacity_usd"}
-
-
-_OF_POSITIONS |= {row[0] for row in _GROUPS["trading"][6:]}
+_OF_POSITIONS = {"break_even_cost_bps", "capacity_usd", *(row[0] for row in _GROUPS["trading"][6:])}
 
 
 def _defined(key: str, compute: Compute) -> Compute:

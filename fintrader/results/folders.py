@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fintrader.errors import FintraderError, RunError
+from fintrader.files import records_in
 from fintrader.runs import RunFolder
 
 T = TypeVar("T")
@@ -38,6 +39,10 @@ class NotThereError(RunError):
 
 class DamagedFileError(RunError):
     """A file is there and cannot be what it should be."""
+
+
+class ChangedFileError(RunError):
+    """Files were written anew while they were being read; what was opened before is to be opened again."""
 
 
 Signature = tuple[int, int, int]
@@ -181,9 +186,9 @@ class Folder:
             raise DamagedFileError(f"{'/'.join(parts)} holds {type(value).__name__}, expected an object")
         return value
 
-    def jsonl(self, *parts: str, limit: int = MAX_LOG_BYTES) -> list[dict[str, Any]]:
-        """All whole records of a JSON-lines file, of its last `limit` bytes; torn lines are left out."""
-        return records_in(self.tail(*parts, limit=limit))
+    def jsonl(self, *parts: str) -> list[dict[str, Any]]:
+        """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left out."""
+        return records_in(self.tail(*parts, limit=MAX_LOG_BYTES))
 
     def folders(self, *parts: str) -> list[str]:
         """Names of the folders inside, sorted; links are left out."""
@@ -192,19 +197,6 @@ class Folder:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:
             return []
-
-
-def records_in(data: bytes) -> list[dict[str, Any]]:
-    """The whole records of JSON lines; torn lines are left out."""
-    records = []
-    for line in data.split(b"\n"):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
 
 
 class RunsFolder(Folder):

@@ -1,4 +1,4 @@
-"""How a number is written: the same one in the report, the app, a notebook and the terminal.
+"""How results are written, the same in report, app, notebook and terminal: numbers, tables, strategies in order.
 
 A missing number is a dash, never a zero.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fintrader import progress
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.strategies import in_order
 
 DASH = "–"
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -28,6 +28,11 @@ PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
     ("calmar", "Calmar"),
 )
 """Key and heading of the columns of the paper's Table 2, in its order."""
+BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
+"""Strategies that stand for comparison and were not searched for."""
+REFERENCES = ("oracle",)
+"""Strategies that know more than anybody could: shown, never a result and never a rival."""
+_ORDER = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 
 
 def number(value: Any) -> float | None:
@@ -125,16 +130,7 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
 def duration(seconds: Any) -> str:
     """75 as `1 min 15 s`."""
     found = number(seconds)
-    if found is None or found < 0:
-        return DASH
-    whole = round(found)
-    if whole < 60:
-        return f"{found:.1f} s" if found < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+    return DASH if found is None or found < 0 else progress.duration(found)
 
 
 def moment(value: Any) -> datetime | None:
@@ -158,6 +154,33 @@ def when(value: Any) -> str:
 def window_words(window: str) -> str:
     """`test` as "test window"; a walk-forward already says what it is."""
     return window if window.startswith("walk-forward") else f"{window} window"
+
+
+# --- strategies ------------------------------------------------------------------------------------------------
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a strategy stands beside the results for comparison."""
+    return name in BASELINES
+
+
+def is_result(name: str) -> bool:
+    """Whether a strategy is what somebody searched for."""
+    return name not in BASELINES and name not in REFERENCES
+
+
+def main_strategy(names: Sequence[str]) -> str:
+    """The strategy a report is about: the first result, else the first of all."""
+    return next((name for name in names if is_result(name)), names[0])
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The order of tables: what was searched for, then what anybody could have had, then the rest as given."""
+    rank = {name: place for place, name in enumerate(_ORDER)}
+    return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None) -> Table:

@@ -1,6 +1,6 @@
 """A stored leaderboard, read from its SQLite index: the one place that knows the SQL of a reader.
 
-`tournament/leaderboard_index.py` writes it. Readers may look while it is written, and in folders that nobody may
+`tournament/leaderboard.py` writes it. Readers may look while it is written, and in folders that nobody may
 write to.
 """
 

@@ -135,12 +135,8 @@ def is_held(objects: Objects) -> bool:
     return record is not None and not record["released"] and abs(time.time() - record["time"]) < 2 * LAPSE_SECONDS
 
 
-def forget_after_fork() -> None:
-    """A forked child holds nothing: the lease, and the thread that keeps it, stayed with its parent."""
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=forget_after_fork)
+# a forked child holds nothing: the lease, and the thread that keeps it, stayed with its parent
+os.register_at_fork(after_in_child=lambda: _held.clear())
 
 
 def _take(objects: Objects, above: int) -> int:

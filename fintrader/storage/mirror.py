@@ -24,14 +24,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fintrader.config import check_url
 from fintrader.errors import RunError, StorageDamagedError, StorageError
 from fintrader.files import dump_json, file_sha256, publish, read_json, seal, unseal, write_bytes, write_json
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import StoreLease
 from fintrader.storage.objects import Objects
-from fintrader.storage.urls import check_url
 
 MARKER = ".store.json"
 """In a run's folder: says of which run in a store it is the working copy."""
@@ -46,8 +46,7 @@ _OWN = re.compile(
 """What the index leaves out: files stored under names of their own, of this machine alone, or made again."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One record of the event log or one index."""
 
     token: int
@@ -85,8 +84,6 @@ class Mirror:
         """Whether another holder than that of `token` drives the run now."""
         return leases.newest(self.objects) != token
 
-    # --- content -----------------------------------------------------------------------------------------
-
     def put_bytes(self, data: bytes) -> str:
         """Store data under its hash; returns that."""
         digest = hashlib.sha256(data).hexdigest()
@@ -121,8 +118,6 @@ class Mirror:
         if held is not None and held.listing is not None:
             held.listing -= {f"objects/{digest}"}
 
-    # --- pods --------------------------------------------------------------------------------------------
-
     def create_pod_file(self, pod: str, name: str, text: str, files: Mapping[str, str] | None = None) -> str:
         """Write `spec.json` or `result.json` of a pod, once and for all; returns the text that stands."""
         where = f"{self.prefix}pods/{pod}/{name}"
@@ -140,8 +135,6 @@ class Mirror:
     def remove_pod_file(self, pod: str, name: str) -> None:
         """So that it can be written again: for what was found damaged."""
         self.objects.remove(f"{self.prefix}pods/{pod}/{name}")
-
-    # --- records -----------------------------------------------------------------------------------------
 
     def append_events(self, lines: str, everything: Callable[[], str]) -> None:
         """Store a piece of the event log; now and then, and first of all, one that holds `everything` so far."""
@@ -182,7 +175,7 @@ class Mirror:
             match = _RECORD.fullmatch(last)
             if folder == kind and match:
                 pieces.append(Piece(int(match["token"]), int(match["number"]), bool(match["full"]), name))
-        return sorted(pieces, key=lambda piece: (piece.token, piece.number))
+        return sorted(pieces)
 
     def _current(self, kind: str, names: Iterable[str]) -> list[Piece]:
         """The records that count: from the newest holder's last full one on."""
@@ -197,8 +190,6 @@ class Mirror:
         found = self.objects.gather(lambda piece: self.objects.get_sealed(piece.name), pieces)
         texts = [str(body["text"]) for body in found if body is not None]
         return texts if len(texts) == len(pieces) else None
-
-    # --- the whole run -----------------------------------------------------------------------------------
 
     @property
     def store(self) -> str:
@@ -231,7 +222,7 @@ class Mirror:
         if texts is None:
             return False
         index: dict[str, str] = json.loads(texts[0])
-        missing = {name: digest for name, digest in index.items() if not self._same(self.home / name, digest)}
+        missing = {name: digest for name, digest in index.items() if self._hash(self.home / name) != digest}
 
         def bring(name: str) -> None:
             if _OWN.search(name) or ".." in Path(name).parts or Path(name).is_absolute():
@@ -281,18 +272,15 @@ class Mirror:
         found = self.home.rglob("*")
         return sorted(path for path in found if not _OWN.search(str(path.relative_to(self.home))) and path.is_file())
 
-    def _same(self, path: Path, digest: str) -> bool:
-        return path.is_file() and self._hash(path) == digest
-
     def _hash(self, path: Path) -> str:
+        """SHA-256 of a file, empty where there is none."""
+        if not path.is_file():
+            return ""
         state = path.stat()
         stamp = (state.st_ino, state.st_size, state.st_mtime_ns)
         if self._hashes.get(path, (None, ""))[0] != stamp:
             self._hashes[path] = (stamp, file_sha256(path))
         return self._hashes[path][1]
-
-
-# --- finding it ------------------------------------------------------------------------------------------------
 
 
 def attach(home: Path, url: str) -> Mirror:
@@ -355,3 +343,47 @@ def _marker(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not isinstance(values.get("url"), str):
         raise RunError(f"{path} is damaged; remove the folder, and give the store's URL again")
     return values
+
+
+class Markets:
+    """Built markets of one store, shared by all its runs: `<key>.json` names the hashes of a market's files, sealed.
+
+    A market has two keys: its content hash, which every pod's spec names, and the address of its settings and inputs,
+    which a later build looks for before it builds.
+    """
+
+    def __init__(self, store: str) -> None:
+        self.objects = Objects(f"{store.rstrip('/')}/.markets")
+
+    def keep(self, keys: Sequence[str], files: Mapping[str, Path]) -> None:
+        """Store a market's files under all `keys`, unless they are there. The record comes last."""
+        missing = [key for key in keys if not self.objects.exists(f"{key}.json")]
+        if not missing:
+            return
+        hashes = {name: file_sha256(path) for name, path in files.items()}
+        for name, path in files.items():
+            if not self.objects.exists(f"objects/{hashes[name]}"):
+                self.objects.put_file(f"objects/{hashes[name]}", path)
+        for key in missing:
+            self.objects.put(f"{key}.json", seal(hashes))
+
+    def fetch(self, key: str, folder: Path) -> bool:
+        """Bring a market's files into `folder`, the market itself last; False when the store has none of that key.
+
+        A damaged or missing file takes the record with it, so that whoever has the bars stores the market anew.
+        """
+        files = self.objects.get_sealed(f"{key}.json")
+        if files is None:
+            return False
+        for name in sorted(files, key=lambda name: (name.startswith("market"), name)):
+            if name != Path(name).name or name.startswith("."):
+                raise StorageDamagedError(f"{self.objects}/{key}.json names {name!r}, which is no file of a market")
+            try:
+                there = self.objects.get_file(f"objects/{files[name]}", folder / name, files[name])
+            except StorageDamagedError:
+                self.objects.remove(f"objects/{files[name]}")
+                there = False
+            if not there:
+                self.objects.remove(f"{key}.json")
+                return False
+        return True

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
+from fintrader.config import check_no_secret, is_url
 from fintrader.errors import (
     DataError,
     FintraderError,
@@ -33,7 +34,6 @@ from fintrader.errors import (
     StorageOfflineError,
 )
 from fintrader.files import atomic_file, publish, unseal, write_bytes
-from fintrader.storage.urls import check_no_secret, file_system, is_url
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,12 +56,13 @@ class Objects:
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
         self.protocol = self.url.partition("://")[0] if is_url(self.url) else "file"
+        self.exclusive = self.protocol in EXCLUSIVE
+        """Whether `create` lets exactly one of several writers win."""
+        self.private = self.protocol == "memory"
+        """Whether only this process sees the objects."""
         self.local: Path | None = None
         self._fs: Any = None
         self._root = ""
-        self.requests: dict[str, int] = {}
-        """Requests by kind, for the figures of benchmarks."""
-        self.bytes = {"put": 0, "get": 0}
         if self.protocol == "file":
             self.local = Path(urlsplit(self.url).path if is_url(self.url) else self.url)
         else:
@@ -71,21 +72,9 @@ class Objects:
     def __str__(self) -> str:
         return self.url
 
-    @property
-    def exclusive(self) -> bool:
-        """Whether `create` lets exactly one of several writers win."""
-        return self.protocol in EXCLUSIVE
-
-    @property
-    def private(self) -> bool:
-        """Whether only this process sees the objects."""
-        return self.protocol == "memory"
-
     def below(self, name: str) -> Objects:
         """The objects below a folder of this one."""
         return Objects(f"{self.url}/{name}", patience=self.patience)
-
-    # --- single objects ----------------------------------------------------------------------------------
 
     def get(self, name: str) -> bytes | None:
         """An object's bytes, None when there is none; `""` is the object that the URL itself names.
@@ -101,9 +90,7 @@ class Objects:
             data: bytes = self._fs.cat_file(self._path(name), **more)
             return data
 
-        data = self._absent(lambda: self._call("get", name, read))
-        self.bytes["get"] += len(data or b"")
-        return data
+        return self._find(name, read)
 
     def get_sealed(self, name: str) -> dict[str, Any] | None:
         """What `files.seal` was given, None when there is no such object. Raises StorageDamagedError, StorageError."""
@@ -126,8 +113,7 @@ class Objects:
             else:
                 self._fs.pipe_file(self._target(name), data)
 
-        self._call("put", name, write)
-        self.bytes["put"] += len(data)
+        self._call(name, write)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object where none stands; True if it now holds `data`, False if something else stood there.
@@ -154,11 +140,7 @@ class Objects:
                 return False
             return True
 
-        created = self._call("put", name, write)
-        if created:
-            self.bytes["put"] += len(data)
-            return True
-        return self.get(name) == data
+        return self._call(name, write) or self.get(name) == data
 
     def exists(self, name: str) -> bool:
         """Whether the object is there."""
@@ -169,7 +151,7 @@ class Objects:
             self._fs.invalidate_cache()
             return bool(self._fs.info(self._path(name))["type"] == "file")
 
-        return self._absent(lambda: self._call("head", name, look)) or False
+        return self._find(name, look) or False
 
     def remove(self, *names: str) -> None:
         """Remove objects; those that are not there count as removed."""
@@ -182,7 +164,7 @@ class Objects:
                     self._fs.rm_file(self._path(name))
 
         for name in names:
-            self._call("remove", name, lambda name=name: unlink(name))  # type: ignore[misc]
+            self._call(name, lambda name=name: unlink(name))  # type: ignore[misc]
 
     def clear(self) -> None:
         """Remove all objects, and a local folder with them."""
@@ -190,8 +172,6 @@ class Objects:
             shutil.rmtree(self.local, ignore_errors=True)
         else:
             self.remove(*self.names())
-
-    # --- files -------------------------------------------------------------------------------------------
 
     def put_file(self, name: str, path: Path) -> None:
         """Write a file of any size as an object. Raises StorageError."""
@@ -203,8 +183,7 @@ class Objects:
             with path.open("rb") as source, atomic_file(self.local / name) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
 
-        self._call("put", name, copy)
-        self.bytes["put"] += path.stat().st_size
+        self._call(name, copy)
 
     def get_file(self, name: str, path: Path, sha256: str) -> bool:
         """Write an object of any size to `path`, atomically and only if its content is what `sha256` says.
@@ -224,9 +203,8 @@ class Objects:
                     self._fs.get_file(self._path(name), str(temporary))
                 return True
 
-            if self._absent(lambda: self._call("get", name, copy)) is None:
+            if self._find(name, copy) is None:
                 return False
-            self.bytes["get"] += temporary.stat().st_size
             with temporary.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != sha256:
@@ -240,8 +218,6 @@ class Objects:
         finally:
             temporary.unlink(missing_ok=True)
 
-    # --- lists -------------------------------------------------------------------------------------------
-
     def names(self, below: str = "") -> list[str]:
         """Names of all objects whose path begins with the folder `below`, sorted."""
 
@@ -254,7 +230,7 @@ class Objects:
             self._fs.invalidate_cache()
             return [str(file)[len(self._root) :].lstrip("/") for file in self._fs.find(top)]
 
-        found = self._absent(lambda: self._call("list", below, find)) or []
+        found = self._find(below, find) or []
         return sorted(name for name in found if name and not PurePosixPath(name).name.startswith("."))
 
     def folders(self) -> list[str]:
@@ -267,7 +243,7 @@ class Objects:
             found = self._fs.ls(self._root, detail=True)
             return [PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"]
 
-        return sorted(self._absent(lambda: self._call("list", "", look)) or [])
+        return sorted(self._find("", look) or [])
 
     def gather(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`call` of every item, several at once; the first error is raised."""
@@ -279,22 +255,15 @@ class Objects:
 
     def reach(self) -> None:
         """Make sure that there is something to talk to. Raises StorageError: no bucket, no right, no answer."""
-        self._call("list", "", self._reach)
 
-    def _reach(self) -> None:
-        if self.local is not None:
-            self.local.mkdir(parents=True, exist_ok=True)
-        elif not self.private:
-            with contextlib.suppress(_Empty):
-                try:
-                    self._fs.invalidate_cache()
-                    self._fs.ls(self._root)
-                except FileNotFoundError as error:
-                    if not _is_missing_bucket(error):
-                        raise _Empty from None  # an empty folder of a bucket is as good as none
-                    raise
+        def look() -> None:
+            if self.local is not None:
+                self.local.mkdir(parents=True, exist_ok=True)
+            elif not self.private:
+                self._fs.invalidate_cache()
+                self._fs.ls(self._root)
 
-    # --- several processes -------------------------------------------------------------------------------
+        self._find("", look)  # an empty folder of a bucket is as good as none
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -308,7 +277,7 @@ class Objects:
             home.mkdir(parents=True, exist_ok=True)
             return (home / ".lock").open("a")
 
-        with self._call("lock", "", open_lock) as file:
+        with self._call("", open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -317,8 +286,6 @@ class Objects:
         if self.local is not None:
             for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
-
-    # --- errors ------------------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -330,16 +297,15 @@ class Objects:
             self._fs.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
         return path
 
-    @staticmethod
-    def _absent(call: Callable[[], R]) -> R | None:
+    def _find(self, name: str, call: Callable[[], R]) -> R | None:
+        """Do it; None where there is no such object."""
         try:
-            return call()
+            return self._call(name, call)
         except FileNotFoundError:
             return None
 
-    def _call(self, kind: str, name: str, call: Callable[[], R]) -> R:
+    def _call(self, name: str, call: Callable[[], R]) -> R:
         """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes through."""
-        self.requests[kind] = self.requests.get(kind, 0) + 1
         deadline, pause = time.monotonic() + self.patience, 0.1
         while True:
             try:
@@ -370,18 +336,13 @@ class Objects:
                 f"{where}: no credentials ({kind}); set them in the environment "
                 "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
             )
+        offline = isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO
         words = f"{kind} {error}".lower()
-        if isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO:
-            return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
-        if self.local is None and any(word in words for word in _OFFLINE_WORDS):
+        if offline or (self.local is None and any(word in words for word in _OFFLINE_WORDS)):
             return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
         if isinstance(error, OSError) and self.local is not None:
             return StorageAccessError(f"{where}: {error.strerror or kind}; check the path and its rights")
         return StorageError(f"{where}: {kind} from the storage; check the URL, the network and the credentials")
-
-
-class _Empty(Exception):
-    """Nothing is there yet."""
 
 
 def _is_missing_bucket(error: Exception) -> bool:
@@ -389,7 +350,24 @@ def _is_missing_bucket(error: Exception) -> bool:
     return answer.get("Error", {}).get("Code") == "NoSuchBucket" or "bucket does not exist" in str(error).lower()
 
 
-# --- small files that settings name ----------------------------------------------------------------------------
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL and the path within it. Raises StorageError saying what to install or set."""
+    import fsspec  # type: ignore[import-untyped]
+
+    protocol = url.partition("://")[0]
+    try:
+        options = {} if protocol == "memory" else {"use_listings_cache": False}
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        if protocol in _EXTRAS:
+            raise StorageError(f"{url}: install the extra: pip install 'fintrader[{_EXTRAS[protocol]}]'") from None
+        raise StorageError(f"{url}: {error}; install the package it names") from None
+    except ValueError as error:
+        raise StorageError(f"{url}: {error}") from None
+    return fs, str(path)
 
 
 def read_whole(path: str, setting: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -57,8 +56,7 @@ def build_ensemble(run: RunFolder, leaderboard: Leaderboard, settings: Tournamen
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     mode = _mode(settings)
     names = [member.spec.pod for member in members]
-    trials = sum(1 for entry in leaderboard.applied if entry.result.score is not None)
-    meta = {"members": names, "weights": weights, "trials": trials}
+    meta = {"members": names, "weights": weights, "trials": leaderboard.trials}
     market = policies[0].meta.get("market")
     save_policy(
         run.ensemble / "policy.safetensors",
@@ -83,17 +81,16 @@ def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
 
 def correlations(members: Sequence[Entry]) -> list[list[float | None]]:
     """`[K, K]` correlation of the members' daily validation returns; None where one of them is constant."""
-    return [[None if math.isnan(value := _correlation(a, b)) else value for b in members] for a in members]
+    return [[_correlation(a, b) for b in members] for a in members]
 
 
 def _mean_correlation(row: Entry, chosen: Sequence[Entry]) -> float:
-    values = [_correlation(row, other) for other in chosen]
-    known = [value for value in values if math.isfinite(value)]
+    known = [value for other in chosen if (value := _correlation(row, other)) is not None]
     return sum(known) / len(known) if known else 0.0
 
 
-def _correlation(a: Entry, b: Entry) -> float:
+def _correlation(a: Entry, b: Entry) -> float | None:
     x, y = np.asarray(a.result.returns), np.asarray(b.result.returns)
     if x.size != y.size or x.size < 2 or x.std() == 0 or y.std() == 0:
-        return math.nan
+        return None
     return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))

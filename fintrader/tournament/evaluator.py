@@ -9,7 +9,6 @@ The window's daily returns are cut into equal parts; the score is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,10 @@ def evaluate(
     returns = np.asarray(result.daily_returns, dtype=np.float64)
     check_windows(len(returns), metric, windows)
     scores = tuple(score(part, metric) for part in np.array_split(returns, windows))
-    return Evaluation(combine(scores, spread_penalty), scores, dict(result.metrics), tuple(returns.tolist()))
+    known = [value for value in scores if value is not None]
+    whole = len(known) == windows  # a part without a score leaves none for the whole
+    combined = float(np.mean(known) - spread_penalty * np.std(known)) if whole else None
+    return Evaluation(combined, scores, dict(result.metrics), tuple(returns.tolist()))
 
 
 def check_windows(sessions: int, metric: str, windows: int) -> None:
@@ -83,16 +85,3 @@ def score(returns: Array, metric: str) -> float | None:
     if metric == "utility":
         return float(m.TRADING_DAYS * (returns.mean() - 0.5 * returns.var(ddof=1)))
     raise ConfigError(f"tournament.metric: unknown metric {metric!r}; choose sharpe, return, calmar or utility")
-
-
-def combine(scores: tuple[float | None, ...], spread_penalty: float) -> float | None:
-    """Mean less penalty x (population) standard deviation; None if any part is undefined."""
-    known: list[float] = [value for value in scores if value is not None]
-    if len(known) < len(scores):
-        return None
-    return float(np.mean(known) - spread_penalty * np.std(known))
-
-
-def settings_of(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """`evaluate`'s keyword arguments from a spec's `evaluation`."""
-    return {name: evaluation[name] for name in ("metric", "windows", "spread_penalty") if name in evaluation}

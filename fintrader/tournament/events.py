@@ -24,12 +24,9 @@ class EventLog:
         self.path, self._keep = path, keep
         self.records = read_jsonl(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._mend()
-
-    def _mend(self) -> None:
-        if not self.path.exists():
+        if not path.exists():
             return
-        with self.path.open("rb+") as file:
+        with path.open("rb+") as file:  # mend it
             data = file.read()
             if data and not data.endswith(b"\n"):
                 file.truncate(data.rfind(b"\n") + 1)

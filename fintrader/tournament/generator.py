@@ -8,7 +8,6 @@ hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +40,6 @@ class Generator:
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
 
-    # --- the two ways to make a pod --------------------------------------------------------------------
-
     def fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
         base = self.agents[index % len(self.agents)]
@@ -59,7 +56,8 @@ class Generator:
     ) -> PodSpec:
         """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if `explore`."""
         values = copy.deepcopy(parent.spec.agent)
-        base = self.base_of(values)
+        algo = values.get("algo")
+        base = next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
         if explore:
             random = numpy_generator(self.seed, "explore", index)
             for name, space in self.settings.search.items():
@@ -77,13 +75,6 @@ class Generator:
             return self.fresh(index, leaderboard)
         parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
         return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1)
-
-    # --- parts -----------------------------------------------------------------------------------------
-
-    def base_of(self, values: Mapping[str, Any]) -> Settings:
-        """The algorithm's settings that `values` are a variation of."""
-        algo = values.get("algo")
-        return next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
 
     def _explored(self, space: Range, value: Any, random: Random) -> Any:
         """Draw anew with probability `resample`, else one step up or down inside the range; back where that is shut."""
@@ -115,8 +106,6 @@ class Generator:
             problem = first_problem(type(base), error)
             raise ConfigError(f"tournament.search leads to settings no agent can have: {problem}") from None
         settings = self.settings
-        evaluation = {"metric": settings.metric, "windows": settings.validation_windows}
-        always: dict[str, Any] = {"env": self.env, "data_hash": self.data_hash, "fusions": settings.fusions}
         return PodSpec(
             pod=f"p{index:04d}",
             index=index,
@@ -129,11 +118,17 @@ class Generator:
             agent=agent,
             hyper={name: get(agent, name) for name in settings.search if has(agent, name)},
             budget=settings.budget.model_dump(mode="json"),
-            evaluation=evaluation | {"spread_penalty": settings.spread_penalty},
+            evaluation={
+                "metric": settings.metric,
+                "windows": settings.validation_windows,
+                "spread_penalty": settings.spread_penalty,
+            },
             rungs=settings.halving_rungs if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             replicas=settings.learners,
-            **always,
+            fusions=settings.fusions,
+            env=self.env,
+            data_hash=self.data_hash,
         )
 
 

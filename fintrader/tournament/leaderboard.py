@@ -1,9 +1,20 @@
-"""The leaderboard in memory: entries sorted by score."""
+"""The leaderboard: in memory, as the generator sees it, and as an SQLite index that anyone may read.
+
+One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app, `fintrader status`)
+look meanwhile. Nothing in it is the truth: a damaged or missing database is made again from the store (`fintrader
+tournament rebuild RUN`).
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from fintrader.tournament.spec import PodResult, PodSpec
 
@@ -52,6 +63,134 @@ class Leaderboard:
     """Scores that pods had on their way: (generation, share of the budget) -> one a pod, in order of application."""
 
     @property
+    def trials(self) -> int:
+        """Pods that have a score: the number of tries the winner is chosen from."""
+        return sum(entry.result.score is not None for entry in self.applied)
+
+    @property
     def parents(self) -> list[Entry]:
         """Rows that others can start from, best first."""
         return [entry for entry in self.rows if entry.inheritable]
+
+
+VERSION = 1
+POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT,
+  parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT,
+  agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
+"""Of the table `pods`, what the spec says; its further columns change while the pod is at work."""
+RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, status TEXT NOT NULL,
+  reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
+  snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, updates INTEGER NOT NULL, seconds REAL NOT NULL,
+  started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL"""
+"""Of the table `entries`, the fields of a result that go in as they are."""
+_POD_NAMES, _RESULT_NAMES = (
+    [column.split()[0] for column in columns.split(",")] for columns in (POD_COLUMNS, RESULT_COLUMNS)
+)
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pods ({POD_COLUMNS},
+  state TEXT NOT NULL DEFAULT 'waiting', attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
+  device TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS entries ({RESULT_COLUMNS},
+  applied INTEGER NOT NULL UNIQUE, lineage_env_steps INTEGER NOT NULL, PRIMARY KEY (pod, epoch));
+CREATE INDEX IF NOT EXISTS entries_by_score ON entries (score DESC);
+CREATE VIEW IF NOT EXISTS leaderboard AS
+  SELECT row_number() OVER (ORDER BY e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch, e.score, e.window_scores,
+    e.metrics, e.status, p.parent, p.origin, p.generation, p.algo, p.hyper, p.budget, e.env_steps, e.lineage_env_steps,
+    e.snapshot, e.policy, p.seed, p.data_hash, e.applied, e.seconds, e.finished, e.device, e.attempts
+  FROM entries e JOIN pods p ON p.pod = e.pod
+  WHERE e.score IS NOT NULL
+  ORDER BY rank LIMIT (SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'size');
+"""
+
+_SET_STATE = "UPDATE pods SET state = ?, attempts = ?, reason = ?, device = ? WHERE pod = ?"
+PodState = tuple[str, str, int, str]
+"""Pod, state, attempts, and the reason of the last loss."""
+
+
+class LeaderboardIndex:
+    """One writer's connection. Every write method is one transaction: all of it is there after a kill, or none."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        # A power cut may cost the last transactions, never consistency; every start makes the index again from the
+        # store, whose files and log are synced.
+        self.connection.execute("PRAGMA synchronous = NORMAL")
+        with self.connection:
+            self.connection.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def rebuild(self, size: int, specs: Iterable[PodSpec], entries: Sequence[Entry]) -> None:
+        """Make every row again from the store."""
+        with self.connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("DELETE FROM entries")
+            connection.execute("DELETE FROM pods")
+            connection.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("version", str(VERSION)), ("size", str(size))]
+            )
+            self._insert_pods(specs)
+            self._insert_entries(entries, 0)
+
+    def write_turn(
+        self, specs: Sequence[PodSpec], entries: Sequence[Entry], first: int, states: Collection[PodState]
+    ) -> None:
+        """New pods; results as they were applied, the first of them the `first`-th in all; states that changed.
+
+        Pods and results that are known are passed over.
+        """
+        if not (specs or entries or states):
+            return
+        with self.connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            self._insert_pods(specs)
+            connection.executemany(_SET_STATE, ((*state, "", pod) for pod, *state in states))
+            self._insert_entries(entries, first)
+
+    def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
+        for spec in specs:
+            own = {"idx": spec.index, "parent_snapshot": spec.snapshot, "algo": spec.agent.get("algo")}
+            self._insert("pods", {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own})
+
+    def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
+        for applied, entry in enumerate(entries, first):
+            spec, result = entry.spec, entry.result
+            parent = self.connection.execute(
+                "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1", (spec.parent,)
+            ).fetchone()
+            row = {name: getattr(result, name) for name in _RESULT_NAMES}
+            lineage = result.env_steps + (parent[0] if parent else 0)
+            self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
+            state = (result.status, result.attempts, result.reason, result.location or result.device)
+            self.connection.execute(_SET_STATE, (*state, spec.pod))
+
+    def _insert(self, table: str, row: Mapping[str, Any]) -> None:
+        """A new row; one that is there stays as it is. Lists and mappings become JSON."""
+        values = [
+            json.dumps(value, sort_keys=True, allow_nan=False) if isinstance(value, dict | tuple) else value
+            for value in row.values()
+        ]
+        self.connection.execute(
+            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values
+        )
+
+
+def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
+    """The leaderboard at `path`; a damaged one is moved aside first. True if that was necessary."""
+    try:
+        index = LeaderboardIndex(path)
+        if index.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok":
+            return index, False
+        index.close()
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+            raise
+    number = 1 + sum(1 for _ in path.parent.glob(f"{path.name}.damaged-*"))
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    os.replace(path, path.with_name(f"{path.name}.damaged-{number}"))
+    return LeaderboardIndex(path), True

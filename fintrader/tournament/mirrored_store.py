@@ -15,8 +15,7 @@ from pathlib import Path
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
 from fintrader.files import publish
 from fintrader.runs import RunFolder
-from fintrader.storage.markets import Markets
-from fintrader.storage.mirror import Mirror
+from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronised
 from fintrader.tournament.store import RunStore
@@ -39,8 +38,6 @@ class MirroredStore(RunStore):
         self.mirror = mirror
         self._sent: list[Future[None]] = []
         self._pool: ThreadPoolExecutor | None = None
-
-    # --- the run ---------------------------------------------------------------------------------------
 
     def pull(self) -> None:
         if self.mirror.lease.listing is None:
@@ -100,8 +97,6 @@ class MirroredStore(RunStore):
     def keep_training(self, spec: PodSpec, folder: Path, seconds: float) -> AbstractContextManager[None]:
         return synchronised(self.mirror, spec, folder, seconds) if seconds else nullcontext()
 
-    # --- specs and results -----------------------------------------------------------------------------
-
     def write_spec(self, spec: PodSpec) -> None:
         super().write_spec(spec)
         self._pool = self._pool or ThreadPoolExecutor(max_workers=8, thread_name_prefix="specs")
@@ -147,8 +142,6 @@ class MirroredStore(RunStore):
 
     def _forget(self, pod: str, name: str) -> None:
         self.mirror.remove_pod_file(pod, name)
-
-    # --- snapshots and policies ------------------------------------------------------------------------
 
     def put(self, data: bytes) -> str:
         self.mirror.put_bytes(data)

@@ -24,12 +24,11 @@ from fintrader.tournament import terminal
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
-from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.leaderboard_index import open_or_replace
-from fintrader.tournament.scale import ScaleRequest
+from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.status import requested_pods
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import applied_event, submit
 
@@ -81,7 +80,7 @@ class Orchestrator:
         self.clock = clock or Clock()
         self.log = EventLog(store.run.events, store.keep_events)
         self.index, replaced = open_or_replace(store.run.leaderboard)
-        self.scale_request = ScaleRequest(store.run)
+        self.requested: int | None = None
         self.leaderboard = Leaderboard(settings.leaderboard_size)
         self.specs: list[PodSpec] = []
         self.pending = PendingResults(scheduler)
@@ -94,17 +93,15 @@ class Orchestrator:
         self._inbox: queue.SimpleQueue[tuple[str, Future[PodResult]]] = queue.SimpleQueue()
         self._ended: list[tuple[str, Future[PodResult]]] = []
         self._events: list[dict[str, Any]] = []
-        self._states: dict[str, tuple[str, str, int, str, str]] = {}
-        self._new_specs: list[PodSpec] = []
-        self._new_entries: list[Entry] = []
+        self._states: dict[str, PodState] = {}
+        self._indexed = (0, 0)
+        """Specs and applied results that the index has."""
         self._announced: set[str] = set()
         self._idle_since: float | None = None
         self._turn_began = 0.0
         self._more_to_start = False
         if replaced:
             self._events.append({"event": "leaderboard_damaged", "detail": "moved aside and made again"})
-
-    # --- start -----------------------------------------------------------------------------------------
 
     def recover(self) -> None:
         """Derive everything from the store. The database is made again, whatever state it was in."""
@@ -121,12 +118,9 @@ class Orchestrator:
         self.specs, everything = [], self.specs
         self._advance(everything)
         self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.leaderboard.applied)
-        self._new_entries.clear()
-        self._new_specs = self.specs[made:]
-        if made:
-            begun = {"event": "resumed", "results": len(results)}
-        else:
-            begun = {"event": "started", "seed": self.generator.seed}
+        self._indexed = made, len(self.leaderboard.applied)
+        resumed = {"event": "resumed", "results": len(results)}
+        begun = resumed if made else {"event": "started", "seed": self.generator.seed}
         self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
         self._flush()
 
@@ -147,8 +141,6 @@ class Orchestrator:
                 self.store.set_aside(spec.pod)
                 self._events.append({"event": "damaged", "pod": spec.pod, "detail": str(error)})
         return whole
-
-    # --- the loop --------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
@@ -202,8 +194,10 @@ class Orchestrator:
         self.clock.sleep(max(0.0, self._turn_began + PACE_SECONDS - self.clock.now()))
 
     def _rescale(self) -> None:
-        if self.scale_request.changed():
-            self.launcher.resize(self.scale_request.pods or self.settings.workers)
+        requested = requested_pods(self.store.run)
+        if requested != self.requested:
+            self.requested = requested
+            self.launcher.resize(requested or self.settings.workers)
             at_once = self.settings.at_once
             bound = {} if at_once is None else {"at_once": at_once}
             self._events.append({"event": "capacity", "pods": self.launcher.capacity(), **bound})
@@ -257,7 +251,7 @@ class Orchestrator:
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
         bisect.insort(self.waiting, spec, key=lambda one: one.index)
-        self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason, "")
+        self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason)
 
     def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
         """Apply what is due and make the specs that are due, step by step, each seeing exactly what it should."""
@@ -266,11 +260,9 @@ class Orchestrator:
             entry = Entry(self.specs[int(result.pod[1:])], result)
             number = len(self.leaderboard.applied)
             placement = submit(self.leaderboard, entry)
-            if placement.new:
-                self._new_entries.append(entry)
-                if entry.spec.pod not in self._announced:  # a restart applies everything again, but logs it once
-                    self._announced.add(entry.spec.pod)
-                    self._events.append(applied_event(entry, number, placement))
+            if placement.new and entry.spec.pod not in self._announced:  # a restart applies all again, but logs it once
+                self._announced.add(entry.spec.pod)
+                self._events.append(applied_event(entry, number, placement))
             self._make_due(stored)
         for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
             self.specs.append(spec)
@@ -294,7 +286,6 @@ class Orchestrator:
         self.store.write_spec(spec)
         self.specs.append(spec)
         self.waiting.append(spec)
-        self._new_specs.append(spec)
         self._events.append(
             {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
         )
@@ -322,7 +313,7 @@ class Orchestrator:
             self.running[spec.pod] = future
             future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
             self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt})
-            self._states[spec.pod] = (spec.pod, "running", attempt, "", "")
+            self._states[spec.pod] = (spec.pod, "running", attempt, "")
             room -= 1
         self._more_to_start = vacant > LAUNCHES
 
@@ -339,9 +330,11 @@ class Orchestrator:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
         self.store.settle()
         self.log.append(*self._events)
-        first = len(self.leaderboard.applied) - len(self._new_entries)
-        self.index.write_turn(self._new_specs, self._new_entries, first, self._states.values())
-        self._events, self._new_specs, self._new_entries, self._states = [], [], [], {}
+        specs, entries = self._indexed
+        applied = self.leaderboard.applied
+        self.index.write_turn(self.specs[specs:], applied[entries:], entries, self._states.values())
+        self._indexed = len(self.specs), len(applied)
+        self._events, self._states = [], {}
 
     def _check_hopeless(self) -> None:
         """Stop when nothing can come of it."""
@@ -360,8 +353,6 @@ class Orchestrator:
             self.log.append({"event": "no_capacity"})
         elif self.clock.now() - self._idle_since > self.settings.hang_seconds:
             raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
-
-    # --- what can be seen ------------------------------------------------------------------------------
 
     def _report(self, progress: Progress, reported: int) -> int:
         """One line for each result (of a small tournament) and each mishap since `reported`; logs get every event."""

@@ -21,7 +21,7 @@ from fintrader.errors import FintraderError
 from fintrader.files import file_sha256
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.process import location_of
-from fintrader.tournament.spec import BODY, Body, Fenced, PodContext, PodResult, PodSpec, Reason, TrainedPod
+from fintrader.tournament.spec import BODY, Body, Fenced, Message, PodContext, PodResult, PodSpec, Reason, TrainedPod
 from fintrader.tournament.store import RunStore
 
 log = logging.getLogger("fintrader.pod")
@@ -89,7 +89,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
 def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
     """Structured logs, where they are asked for, with the names of run and pod on every line."""
     with (
-        logs.written(logs.from_environment()),
+        logs.written(),
         logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
     ):
         log.info(f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}})
@@ -109,6 +109,12 @@ def _at_work(spec: PodSpec, context: PodContext) -> Iterator[None]:
     with (context.folder / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def failure_message(error: BaseException) -> Message:
+    """What a pod's process sends when the pod came to nothing."""
+    detail = f"{type(error).__name__}: {error}"[:2000]
+    return {"kind": "failed", "reason": failure_reason(error), "detail": detail}
 
 
 def failure_reason(error: BaseException) -> Reason:

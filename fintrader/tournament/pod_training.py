@@ -1,29 +1,34 @@
-"""What a pod does: make the learner, inherit, train, evaluate. What a learner is made of stands in `pod_building`."""
+"""What a pod does: make the learner, inherit, train, evaluate. What a learner is stands in `fusion/learners.py`."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.torch import save
 
-from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state, save_policy, train
+from fintrader.agents import Budget, TrainProgress, TrainResult, save_policy
 from fintrader.agents.policy import ActorPolicy
 from fintrader.data.tensors import Split
-from fintrader.envs import TradingEnv
 from fintrader.files import read_json, write_json
 from fintrader.progress import Progress, Task
-from fintrader.seeding import derive, seed_everything
-from fintrader.tournament.evaluator import Evaluation, evaluate, settings_of
+from fintrader.seeding import seed_everything
+from fintrader.tournament.evaluator import Evaluation, evaluate
 from fintrader.tournament.fusion.coordinator import ProcessFusion
-from fintrader.tournament.fusion.threads import ThreadFusion
+from fintrader.tournament.fusion.learners import (
+    CPU,
+    Single,
+    ThreadFusion,
+    env_settings_of,
+    load_windows,
+    maker,
+    parent_state,
+    read_snapshot,
+)
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod_building import CPU, agent_settings, env_settings_of, load_windows, maker, parent_state
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 
 EVALUATE = "fintrader.tournament.pod_training:evaluate_trained"
@@ -42,7 +47,6 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
 
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
     split = load_windows(context.market)
-    env_settings = env_settings_of(spec)
     evaluations: dict[float, Evaluation] = {}
     stopped = False
 
@@ -53,15 +57,15 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
         learned = learner.advance(Budget.model_validate(spec.budget), share, report)
         if share == 1.0 and context.evaluate_elsewhere:
             return _trained(spec, context, learner, learned, evaluations)
-        known = _stored_rung(context.folder, share)
+        stored = context.folder / f"rung-{share}.json"
+        known = _stored_rung(stored) if share < 1.0 else None
         if known is None:
             policy = learner.agent.policy
-            if policy_device(policy) != CPU:
+            if any(parameter.device != CPU for parameter in policy.parameters()):
                 policy = copy.deepcopy(policy).to(CPU)
-            alive = _EvaluationProgress(context, share, learned.env_steps)
-            known = evaluate(policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation))
+            known = _evaluate(policy, split, spec, context, share, learned.env_steps)
             if share < 1.0:
-                write_json(_rung_file(context.folder, share), vars(known))
+                write_json(stored, vars(known))
         evaluations[share] = known
         thresholds = [rule.score for rule in spec.stops if rule.share == share < 1.0]
         stopped = any(known.score is None or known.score < threshold for threshold in thresholds)
@@ -96,13 +100,18 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
     The score and the stored policy are those that the pod itself would have come to.
     """
     split = load_windows(context.market)
-    env_settings = env_settings_of(spec)
-    env = TradingEnv(split.train, env_settings, device=CPU, seed=derive(spec.seed, "env"))
-    agent = make_agent(agent_settings(spec), env.layout, device=CPU, seed=spec.seed)
-    agent.inherit(load(open_store(context.run, context.mirror).get(str(trained.snapshot))))
-    alive = _EvaluationProgress(context, 1.0, trained.env_steps)
-    final = evaluate(agent.policy, split.validation, env_settings, progress=alive, **settings_of(spec.evaluation))
+    agent, _ = maker(spec, context)(0, 0, CPU)
+    agent.inherit(read_snapshot(context, str(trained.snapshot)))
+    final = _evaluate(agent.policy, split, spec, context, 1.0, trained.env_steps)
     return _scored(spec, context, trained, final, agent.policy, split)
+
+
+def _evaluate(
+    policy: ActorPolicy, split: Split, spec: PodSpec, context: PodContext, share: float, env_steps: int
+) -> Evaluation:
+    """Score a policy, with a sign of life every second or so."""
+    alive = _EvaluationProgress(context, share, env_steps)
+    return evaluate(policy, split.validation, env_settings_of(spec), progress=alive, **spec.evaluation)
 
 
 def _scored(
@@ -114,49 +123,12 @@ def _scored(
     return trained.scored(**vars(final))
 
 
-def _rung_file(folder: Path, share: float) -> Path:
-    return folder / f"rung-{share}.json"
-
-
-def _stored_rung(folder: Path, share: float) -> Evaluation | None:
+def _stored_rung(path: Path) -> Evaluation | None:
     """What a rung came to before the pod was killed: by now it has learned on, and would score differently."""
-    path = _rung_file(folder, share)
-    if share == 1.0 or not path.exists():
+    if not path.exists():
         return None
     stored = read_json(path)
     return Evaluation(stored["score"], tuple(stored["window_scores"]), stored["metrics"], tuple(stored["returns"]))
-
-
-def policy_device(policy: torch.nn.Module) -> torch.device:
-    """Where a policy's parameters lie."""
-    return next((parameter.device for parameter in policy.parameters()), CPU)
-
-
-def share_of_budget(budget: Budget, share: float) -> Budget:
-    """The first `share` of a budget."""
-    if budget.env_steps is not None:
-        return Budget(env_steps=max(1, round(budget.env_steps * share)))
-    return Budget(seconds=float(budget.seconds or 0.0) * share)
-
-
-class Single:
-    """One agent on one device."""
-
-    def __init__(self, agent: Agent, env: TradingEnv, folder: Path) -> None:
-        self.agent, self.env, self.folder = agent, env, folder
-
-    def advance(self, budget: Budget, share: float, report: Callable[[TrainProgress], None]) -> TrainResult:
-        def on_progress(progress: TrainProgress) -> None:
-            report(TrainProgress(**{**vars(progress), "fraction": progress.fraction * share}))
-
-        part = share_of_budget(budget, share)
-        return train(self.agent, self.env, part, folder=self.folder, on_progress=on_progress)
-
-    def state(self) -> dict[str, Tensor]:
-        return read_agent_state(self.folder)
-
-    def close(self) -> None:
-        """It has no processes."""
 
 
 Learner = Single | ThreadFusion
@@ -173,14 +145,11 @@ def _learner(spec: PodSpec, context: PodContext) -> Learner:
         return ProcessFusion(spec, context, devices, make, parent=parent)
     if spec.replicas > 1:
         return ThreadFusion(context.folder, devices, make, replicas=spec.replicas, rounds=spec.fusions, parent=parent)
-    agent, env = make(0, 0, devices[0])
-    if parent is not None:
-        agent.inherit(parent)
-    return Single(agent, env, context.folder)
+    return Single(context.folder, devices[0], make, parent=parent)
 
 
 class _EvaluationProgress(Progress):
-    """A sign of life every second or so: a long validation window must not look like a hung pod."""
+    """Signs of life: a long validation window must not look like a hung pod."""
 
     def __init__(self, context: PodContext, share: float, env_steps: int) -> None:
         self._context, self._share, self._env_steps = context, share, env_steps

@@ -54,14 +54,16 @@ def messages_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-_PR_SET_PDEATHSIG = 1
-
-
 class Channel:
-    """The answering half of the pipe."""
+    """A spawned process's half of the pipe. Whatever else it prints goes to its standard error, hence to its log."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self) -> None:
+        """Take the pipe over; from now on this process dies with the one that spawned it, and not by Ctrl-C."""
+        _die_with(int(sys.argv[1]))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
+        self.inbox: TextIO = os.fdopen(os.dup(0), "r")
+        self._stream = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
         self._lock = threading.Lock()
 
     def send(self, **message: Any) -> None:
@@ -70,8 +72,11 @@ class Channel:
             self._stream.flush()
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the launcher dies (Linux); elsewhere the closed pipe has to do."""
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed pipe has to do."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked

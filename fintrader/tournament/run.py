@@ -2,6 +2,7 @@
 
 `run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the reconcile loop
 (`orchestrator.py`) race the pods, and builds the ensemble. Called again, it resumes, extends, or finds everything done.
+`replay` races a finished one again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, MarketError, TournamentError
-from fintrader.files import file_sha256
+from fintrader.files import file_sha256, read_jsonl
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
@@ -26,13 +28,15 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import Launcher, LauncherFactory, RunAccess, on_this_machine, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator
-from fintrader.tournament.schedulers import Scheduler, scheduler_of
+from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import BODY
+from fintrader.tournament.spec import BODY, PodContext
+from fintrader.tournament.status import require_tournament
+from fintrader.tournament.store import RunStore
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
@@ -104,11 +108,14 @@ def run_tournament(
         store.claim(_identity(settings, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
+        access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
         if launcher is None:
             devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
-            launcher = on_this_machine(lambda: slots_of(devices, settings.pods_per_device), body=body)
-        if callable(launcher):
-            launcher = launcher(settings, RunAccess(folder, Path(market).resolve(), mirror, lease.token))
+            slots = partial(slots_of, devices, settings.pods_per_device)
+            limits = settings.model_dump(include={"workers", "hang_seconds", "store_seconds"})
+            launcher = LocalLauncher(access, body=body, slots=slots, **limits)
+        elif callable(launcher):
+            launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)
         orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
         try:
@@ -117,6 +124,29 @@ def run_tournament(
             launcher.close()
             orchestrator.close()
         return _finish(orchestrator, ensemble, progress or SILENT)
+
+
+def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
+    """Race `source` again, each pod seeing what it saw then. Byte-equal on the CPU with step budgets.
+
+    `how` is what `run_tournament` takes beside the settings (its `folder` is the new one), but for the scheduler.
+
+    Raises TournamentError when the source is unfinished or lost a pod for good (what killed it cannot be replayed),
+    and what `run_tournament` raises. `status.compare` says whether the two agree.
+    """
+    require_tournament(source)
+    store = RunStore(source)
+    specs = list(store.specs().values())
+    results = store.results()
+    events = read_jsonl(source.events)
+    applied = list(dict.fromkeys(int(event["pod"][1:]) for event in events if event.get("event") == "applied"))
+    if sorted(applied) != list(range(len(specs))) or len(results) != len(specs):
+        raise TournamentError(f"{source.root} is not finished; run its own command again first")
+    lost = [pod for pod, result in results.items() if result.status == "failed"]
+    if lost:
+        raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
+    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings))
+    return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
 
 
 def market_hash(market: Path) -> str:
@@ -140,7 +170,7 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Pro
         orchestrator.store.ensure_policy(row.result)
     chosen = ensemble(run, orchestrator.leaderboard, orchestrator.settings)
     best = orchestrator.leaderboard.rows[0].spec.pod
-    trials = sum(1 for entry in orchestrator.leaderboard.applied if entry.result.score is not None)
+    trials = orchestrator.leaderboard.trials
     end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
     if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
         orchestrator.log.append(end)

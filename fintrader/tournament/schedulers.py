@@ -1,11 +1,4 @@
-"""The two schedulers: when the next pod may be made, in which order results count, and who is its parent.
-
-tournament     pods are replaced one by one. By *arrival*, a pod is made of whatever is known when there is room for
-               it; by *submission*, pod k is made once the results of pods <= k - pool_size are known, and of no other.
-generational   pod k waits for the whole generation before its own; the best `survivors` continue and are
-               copied over the rest.
-replay         an earlier run's event log says what each pod had seen.
-"""
+"""The schedulers: when the next pod may be made, in which order results count, and who is its parent."""
 
 from __future__ import annotations
 
@@ -32,7 +25,7 @@ class Scheduler(Protocol):
 
 
 class Asynchronous:
-    """Arrival order: nobody waits for anybody."""
+    """Arrival order: a pod is made of whatever is known when there is room for it, and nobody waits for anybody."""
 
     def needs(self, index: int) -> int | None:
         return None
@@ -58,7 +51,7 @@ class Submission(Asynchronous):
 
 
 class Generational:
-    """Synchronous generations of `population` pods."""
+    """Synchronous generations of `population` pods: each waits for the whole generation before its own."""
 
     def __init__(self, population: int, survivors: int) -> None:
         self.population, self.survivors = population, survivors

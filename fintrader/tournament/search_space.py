@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -97,26 +99,19 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
 
 def has(values: Mapping[str, Any], name: str) -> bool:
     """Whether dotted `name` leads to a value."""
-    at: Any = values
-    for part in name.split("."):
-        if not isinstance(at, Mapping) or part not in at:
-            return False
-        at = at[part]
+    try:
+        get(values, name)
+    except (KeyError, TypeError):
+        return False
     return True
 
 
 def get(values: Mapping[str, Any], name: str) -> Any:
     """The value at dotted `name`."""
-    at: Any = values
-    for part in name.split("."):
-        at = at[part]
-    return at
+    return reduce(getitem, name.split("."), values)
 
 
 def put(values: dict[str, Any], name: str, value: Any) -> None:
     """Set the value at dotted `name`, in place."""
     *path, last = name.split(".")
-    at: Any = values
-    for part in path:
-        at = at[part]
-    at[last] = value
+    reduce(getitem, path, values)[last] = value

@@ -14,7 +14,7 @@ from fintrader.config import Settings
 from fintrader.errors import TournamentError
 from fintrader.files import dump_json
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror
+from fintrader.storage.mirror import Mirror, mirror_at
 
 Message = dict[str, Any]
 """What processes of a pod send each other: one JSON object."""
@@ -183,6 +183,24 @@ class PodContext:
     """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
+
+    def task(self, spec: PodSpec, **more: Any) -> Message:
+        """What another process is sent to work on a pod, as plain JSON; `of_task` reads it."""
+        return {
+            "spec": spec.model_dump(mode="json"),
+            "run": str(self.run.root.resolve()),
+            "market": str(self.market),
+            "mirror": None if self.mirror is None else self.mirror.address,
+            "token": self.token,
+            **more,
+        }
+
+    @classmethod
+    def of_task(cls, task: Message, **more: Any) -> Self:
+        """The context in the process that was sent `task`."""
+        run = Path(task["run"])
+        more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds") if name in task}
+        return cls(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
 
 
 class Fenced(TournamentError):

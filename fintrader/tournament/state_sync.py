@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from fintrader.errors import StorageDamagedError, StorageError
@@ -29,6 +29,8 @@ from fintrader.tournament.spec import PodSpec
 MARKER = ".stored.json"
 """In a pod's folder: the hash of the `state.json` that was written or read here last."""
 STATE, LOG = "state.safetensors", "metrics.jsonl"
+_TURNS = {STATE: 0, LOG: 1}
+"""Files of these names are taken first, in this order; all others rest on them."""
 _LEFT_OUT = re.compile(r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$")
 _ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
 log = logging.getLogger("fintrader.pod")
@@ -66,7 +68,7 @@ class TrainingState:
                 files = {}
             if files:
                 marker.unlink(missing_ok=True)
-                for path in self._here(lambda name: True):
+                for path in self._here():
                     path.unlink()
                 for name in files:
                     (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -121,14 +123,12 @@ class TrainingState:
         """Hold the files of the state still while training goes on: name -> hash."""
         shutil.rmtree(to, ignore_errors=True)
         files = {}
-        kinds: list[Callable[[str], bool]] = [
-            lambda name: name == STATE,
-            lambda name: name == LOG,
-            lambda name: name not in (STATE, LOG),
-        ]
-        done = {int(match[1]) for match in self._rounds() if match[1]}
-        for kind in kinds:  # each listed only when the one before it has been taken
-            for path in self._here(kind):
+        fused = (_ROUND.fullmatch(path.name) for path in self.folder.glob("fused-*.safetensors"))
+        done = {int(match[1]) for match in fused if match}
+        for turn in range(3):  # each listed only when the one before it has been taken
+            for path in self._here():
+                if _TURNS.get(path.name, 2) != turn:
+                    continue
                 name = str(path.relative_to(self.folder))
                 match = _ROUND.fullmatch(name)
                 if match and match[2] and int(match[2]) in done:
@@ -139,18 +139,10 @@ class TrainingState:
                 files[name] = file_sha256(copy)
         return files
 
-    def _rounds(self) -> Iterator[re.Match[str]]:
-        names = (path.name for path in self.folder.glob("fused-*.safetensors"))
-        return (match for name in names if (match := _ROUND.fullmatch(name)))
-
-    def _here(self, chosen: Callable[[str], bool]) -> list[Path]:
-        """The files of the state with such names, sorted."""
+    def _here(self) -> list[Path]:
+        """The files of the state, sorted."""
         found = sorted(self.folder.rglob("*"))
-        return [
-            path
-            for path in found
-            if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and chosen(path.name) and path.is_file()
-        ]
+        return [path for path in found if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and path.is_file()]
 
 
 def _hold(path: Path, copy: Path) -> None:

@@ -1,22 +1,24 @@
-"""What can be asked about a run from outside, while it races or afterwards: status and rebuild."""
+"""What can be asked of a run from outside, while it races or afterwards: status, scale, rebuild, compare."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fintrader.errors import TournamentError
-from fintrader.files import read_json, read_jsonl
-from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.config import validate
+from fintrader.errors import RunError, TournamentError
+from fintrader.files import read_json, read_jsonl, write_json
+from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
-from fintrader.tournament import scale
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.leaderboard_index import open_or_replace
+from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
@@ -37,7 +39,6 @@ def status(run: RunFolder) -> dict[str, Any]:
     losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
     at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
-    request = run.root / scale.FILE
     active, now = leases.is_held(run, mirror_of(run.root)), time.time()
     return {
         "run": run.root.name,
@@ -51,7 +52,7 @@ def status(run: RunFolder) -> dict[str, Any]:
         "trials": sum(1 for pod in pods if pod["score"] is not None),
         "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
         "losses": dict(losses),
-        "requested_pods": read_json(request).get("pods") if request.exists() else None,
+        "requested_pods": requested_pods(run),
         "at_work": at_work,
         "leaderboard": rows,
         "ensemble": finished[-1]["members"] if finished else [],
@@ -94,6 +95,46 @@ def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def requested_pods(run: RunFolder) -> int | None:
+    """How many pods the run was asked to keep at work; None: what its settings say. A damaged request is as none."""
+    try:
+        pods = int(read_json(_scale_file(run))["pods"])
+        return pods if pods >= 1 else None
+    except (RunError, KeyError, TypeError, ValueError):
+        return None
+
+
+def scale(run: RunFolder, pods: int | None) -> None:
+    """Ask a tournament, running or to be resumed, to keep `pods` at work; None: what its settings say.
+
+    Raises TournamentError for fewer than one pod and for a folder without a tournament.
+    """
+    if pods is not None and pods < 1:
+        raise TournamentError(f"cannot keep {pods} pods at work; give at least 1, or stop the process to pause")
+    require_tournament(run)
+    write_json(_scale_file(run), {"pods": pods})
+
+
+def _scale_file(run: RunFolder) -> Path:
+    return run.root / "scale.json"
+
+
+def effect(run: RunFolder, pods: int | None) -> str:
+    """What `scale(run, pods)` will do: a sentence for the terminal."""
+    stored = run.root / "tournament.json"
+    settings = validate(TournamentSettings, read_json(stored)["settings"], str(stored))
+    requested = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
+    bound = settings.at_once
+    if bound is not None and (pods is None or pods > bound):
+        why = f"`population: {bound}`" if settings.scheduler == "generational" else "`order: submission`"
+        requested += f", but at most {bound}: {why} lets no more work at once"
+    if leases.is_held(run, mirror_of(run.root)):
+        return f"at work from the next reconcile on: {requested}"
+    if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
+        return f"finished, so nothing is at work; once it is extended by a higher tournament.pods: {requested}"
+    return f"nothing is at work now; once the run is resumed by its own command: {requested}"
+
+
 def rebuild(run: RunFolder) -> int:
     """Make the leaderboard again from specs, results and the event log; returns the number of results.
 
@@ -116,21 +157,42 @@ def make_index(run: RunFolder) -> int:
     index, _ = open_or_replace(run.leaderboard)
     try:
         index.rebuild(size, specs.values(), leaderboard.applied)
-        index.write_turn([], [], 0, list(_states(log, results)))
+        index.write_turn([], [], 0, _states(log, results))
     finally:
         index.close()
     return len(leaderboard.applied)
 
 
-def _states(log: EventLog, results: Mapping[str, Any]) -> Iterable[tuple[str, str, int, str, str]]:
-    """(pod, state, attempts, reason, device) of pods without a result, as the log has them."""
-    at: dict[str, tuple[str, str, int, str, str]] = {}
+def _states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
+    """The states of pods without a result, as the log has them."""
+    at: dict[str, PodState] = {}
     for event in log.of("launched", "lost", "drained"):
         pod = str(event["pod"])
         state = "running" if event["event"] == "launched" else "waiting"
         attempt = int(event.get("attempt", at[pod][2] if pod in at else 0))
-        at[pod] = (pod, state, attempt, str(event.get("reason", "")), "")
+        at[pod] = (pod, state, attempt, str(event.get("reason", "")))
     return [state for pod, state in at.items() if pod not in results]
+
+
+def compare(one: RunFolder, other: RunFolder) -> list[str]:
+    """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty if in nothing."""
+    stores = RunStore(one), RunStore(other)
+    specs_a, specs_b = (store.specs() for store in stores)
+    results_a, results_b = (store.results() for store in stores)
+    differences = []
+    if set(specs_a) != set(specs_b):
+        differences.append(f"pods: {sorted(set(specs_a) ^ set(specs_b))} are in one only")
+    for pod in sorted(set(specs_a) & set(specs_b)):
+        a, b = specs_a[pod], specs_b[pod]
+        if a != b:
+            fields = [name for name in PodSpec.model_fields if getattr(a, name) != getattr(b, name)]
+            differences.append(f"{pod}: spec ({', '.join(fields)})")
+        left, right = results_a.get(pod), results_b.get(pod)
+        if (left and left.reproducible()) != (right and right.reproducible()):
+            differences.append(f"{pod}: result")
+    if canonical(one.leaderboard) != canonical(other.leaderboard):
+        differences.append("leaderboard")
+    return differences
 
 
 def require_tournament(run: RunFolder) -> None:

@@ -14,9 +14,7 @@ A run may be a working copy of one in an object store. Then `MirroredStore` (`mi
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -87,16 +85,16 @@ class RunStore:
     # --- identity --------------------------------------------------------------------------------------
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Note what this tournament is made of. Raises TournamentError when the folder holds another one."""
+        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds another one."""
         if not self.identity_path.exists():
             if any(self.run.pods.glob("*/spec.json")):
                 raise TournamentError(f"{self.run.root} holds pods but no tournament.json; use another run name")
             write_json(self.identity_path, identity)
             return
-        known, ours = read_json(self.identity_path), _plain(identity)
-        changed = sorted(name for name in {*known, *ours} if known.get(name) != ours.get(name))
+        known = read_json(self.identity_path)
+        changed = sorted(name for name in {*known, *identity} if known.get(name) != identity.get(name))
         if changed:
-            named = [f"{name}{_differing(known.get(name), ours.get(name))}" for name in changed]
+            named = [f"{name}{_differing(known.get(name), identity.get(name))}" for name in changed]
             raise TournamentError(
                 f"{self.run.root} holds a tournament with other {', '.join(named)}; "
                 "use another run name, or the settings it was started with"
@@ -231,20 +229,11 @@ class RunStore:
         """Whether content is where it counts."""
         return self._whole(path, digest)
 
-    def sweep(self) -> int:
-        """Remove temporaries that killed writers left behind; returns how many."""
-        swept = 0
+    def sweep(self) -> None:
+        """Remove temporaries that killed writers left behind."""
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             for path in folder.glob(".*.tmp"):
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
-                    swept += 1
-        return swept
-
-
-def _plain(value: Any) -> Any:
-    """`value` as it comes back from JSON (tuples as lists)."""
-    return json.loads(json.dumps(value))
+                path.unlink(missing_ok=True)
 
 
 def _differing(there: Any, here: Any) -> str:

@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from fintrader.tournament.store import RunStore
 MARK = ".fintrader-export"
 """A file that says that a folder is one of ours, hence may be replaced."""
 COUNTERS = ("update", "env_steps", "seconds")
+Scalar = tuple[str, float, int, float | None]
+"""Name, value, step, Unix time."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,13 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
         written = 0
         for name, spec in specs.items():
             with SummaryWriter(str(new / name)) as writer:
-                written += _pod(writer, spec, results.get(name), read_jsonl(run.pod(name) / "metrics.jsonl"))
+                result = results.get(name)
+                written += _write(writer, _pod(spec, result, read_jsonl(run.pod(name) / "metrics.jsonl")))
+                if result is not None and result.score is not None:
+                    writer.add_hparams(_hyper(spec), {"hparam/score": result.score}, run_name=".")
+                    written += 1
         with SummaryWriter(str(new / "tournament")) as writer:
-            written += _race(writer, read_jsonl(run.events), results)
+            written += _write(writer, _race(read_jsonl(run.events), results))
         new.chmod(0o755)
         old = new.with_name(new.name + ".old")
         if out.exists():
@@ -74,57 +81,55 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     return Exported(out, len(specs), written)
 
 
-def _pod(writer: Any, spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]) -> int:
-    """One pod's curves over its own env-steps; wall clock from when it started, where that is known."""
+def _write(writer: Any, scalars: Iterable[Scalar]) -> int:
+    """Returns how many there were."""
     written = 0
+    for name, value, step, wall in scalars:
+        writer.add_scalar(name, value, step, walltime=wall)
+        written += 1
+    return written
+
+
+def _pod(spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]) -> Iterator[Scalar]:
+    """One pod's curves over its own env-steps; wall clock from when it started, where that is known."""
     began = result.started if result is not None and result.started else None
     for record in records:
         wall = None if began is None else began + float(record.get("seconds", 0.0))
         for name, value in record.items():
             if name not in COUNTERS and isinstance(value, int | float):
-                writer.add_scalar(f"training/{name}", value, int(record.get("env_steps", 0)), walltime=wall)
-                written += 1
+                yield f"training/{name}", value, int(record.get("env_steps", 0)), wall
     if result is None:
-        return written
+        return
     budget = float(spec.budget.get("env_steps") or result.env_steps)
     for share, score in sorted(result.rung_scores.items()):
         if score is not None:
-            writer.add_scalar("validation/score", score, int(budget * float(share)), walltime=result.finished)
-            written += 1
+            yield "validation/score", score, int(budget * float(share)), result.finished
     final = {"validation/score": result.score, **{f"validation/{k}": v for k, v in result.metrics.items()}}
     for name, metric in final.items():
         if metric is not None and math.isfinite(metric):
-            writer.add_scalar(name, metric, result.env_steps, walltime=result.finished)
-            written += 1
-    if result.score is not None:
-        hyper = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in _flat(spec)}
-        writer.add_hparams(hyper, {"hparam/score": result.score}, run_name=".")
-        written += 1
-    return written
+            yield name, metric, result.env_steps, result.finished
 
 
-def _flat(spec: PodSpec) -> list[tuple[str, Any]]:
-    return [("algo", str(spec.agent.get("algo", ""))), ("origin", spec.origin), *spec.hyper.items()]
+def _hyper(spec: PodSpec) -> dict[str, Any]:
+    """The searched settings and where the pod came from, as the HParams page can show them."""
+    values = {"algo": str(spec.agent.get("algo", "")), "origin": spec.origin, **spec.hyper}
+    return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()}
 
 
-def _race(writer: Any, events: list[dict[str, Any]], results: dict[str, PodResult]) -> int:
+def _race(events: list[dict[str, Any]], results: dict[str, PodResult]) -> Iterator[Scalar]:
     """The race over the number of results: each score, the best so far, the env-steps and losses until then."""
-    best, steps, lost, count, written = -math.inf, 0, 0, 0, 0
+    best, steps, lost = -math.inf, 0, 0
     counted: set[str] = set()
     for event in events:
         lost += event.get("event") == "lost"
         if event.get("event") != "applied" or event["pod"] in counted:
             continue
         counted.add(event["pod"])
-        count += 1
-        score = event.get("score")
         result = results.get(event["pod"])
         steps += result.env_steps if result is not None else 0
         values: dict[str, float] = {"tournament/env_steps": steps, "tournament/lost_attempts": lost}
-        if score is not None:
+        if (score := event.get("score")) is not None:
             best = max(best, score)
             values |= {"tournament/score": score, "tournament/best_score": best}
         for name, value in values.items():
-            writer.add_scalar(name, value, count, walltime=event.get("time"))
-            written += 1
-    return written
+            yield name, value, len(counted), event.get("time")

@@ -1,4 +1,4 @@
-"""Kelly's weights, which the benchmarks judge by, are the optimum of their market."""
+"""What the benchmarks judge by is the optimum of its market."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 
 from benchmarks import time_to_return
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
+from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evaluate, optimal_policy
+from fintrader.agents import Budget, make_agent, train
 from fintrader.backtesting.account import make_account
+from tests.engines.tiny import agent_settings
 
 
 def test_the_growth_of_kellys_weights_is_that_of_the_closed_form() -> None:
@@ -48,3 +51,29 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
     assert held.tolist() == [100.0] + [0.0] * (count - 1)
     assert second[3 + 2 * count : 3 + 3 * count].tolist() == [0.0] + [1.0] * (count - 1)
     assert second[0] == pytest.approx((1e6 - 100 * float(window.close[1, 0]) * 1.001) * 2**-12, rel=1e-5)
+
+
+def test_nothing_near_the_closed_form_is_better() -> None:
+    best, slope = evaluate(optimal_policy, steps=300)
+    assert slope == pytest.approx(TRUE_RATE, rel=1e-4)
+    for factor in (0.7, 1.4):
+        assert evaluate(lambda obs, f=factor: optimal_policy(obs, TRUE_RATE * f), steps=300)[0] < best
+    for tilt in (0.8, 1.2):
+
+        def tilted(obs: torch.Tensor, tilt: float = tilt) -> torch.Tensor:
+            held, factor, ones = obs.chunk(3, dim=1)
+            return optimal_policy(torch.cat([held, tilt * factor, ones], dim=1))
+
+        assert evaluate(tilted, steps=300)[0] < best
+    half = evaluate(lambda obs: optimal_policy(obs, TRUE_RATE / 2), steps=300)[0]
+    assert half / best == pytest.approx(0.964, abs=0.01)
+
+
+def test_analytic_gradients_come_near_the_optimum() -> None:
+    env = QuadraticMarket(256, realised=True, seed=0)
+    settings = agent_settings("apg", SETTINGS["apg"])
+    agent = make_agent(settings, env.layout, seed=0)
+    best, _ = evaluate(optimal_policy)
+    assert evaluate(agent.policy)[0] < 0.2 * best
+    train(agent, env, Budget(env_steps=256 * settings.num_steps * 25))
+    assert evaluate(agent.policy)[0] > 0.9 * best

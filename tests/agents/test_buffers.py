@@ -1,5 +1,3 @@
-"""The replay buffer, with values that tell where they come from."""
-
 from __future__ import annotations
 
 import pytest
@@ -50,6 +48,8 @@ def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: in
 @pytest.mark.parametrize("steps", [3, 13])
 def test_a_stored_buffer_samples_and_continues_alike(steps: int) -> None:
     buffer, copy = buffer_after(steps), buffer_after(0)
+    for name in ("obs", "next_obs", "latent"):  # what is large is stored from where it lies
+        assert buffer.state_dict()[name].data_ptr() == getattr(buffer, name).data_ptr()
     copy.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
     for t in range(steps, steps + 4):
         for each in (buffer, copy):

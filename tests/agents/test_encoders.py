@@ -1,5 +1,3 @@
-"""Observations of several bars, and what sums them up: nothing from the future, nothing older than the window."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -8,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fintrader.agents import (
     PPO,
-    AgentSettings,
     Budget,
     EnsemblePolicy,
     FlatLayout,
@@ -23,13 +19,13 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.layers import GruEncoder
-from fintrader.agents.networks import Actor, Critic
+from fintrader.agents.networks import Actor, Critic, GruEncoder
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import split_columns, window_of
 from fintrader.errors import ConfigError
+from tests.engines.tiny import agent_settings
 from tests.factories import joined, make_market
 
 LAYOUT = ObservationLayout(5, 3, 2, lookback=4)
@@ -134,9 +130,9 @@ def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str,
     market = make_market(60, 4)
     settings = EnvSettings(num_envs=4, episode_bars=20, lookback=BARS)
     small = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {"learning_starts": 8, "batch_size": 8}
-    values = {"algo": algo, "network": network(encoder).model_dump(), **small}
+    given = agent_settings(algo, {"network": network(encoder).model_dump(), **small})
     env = TradingEnv(market, settings, seed=1)
-    agent = make_agent(TypeAdapter(AgentSettings).validate_python(values), env.layout, seed=1)
+    agent = make_agent(given, env.layout, seed=1)
     before = {name: tensor.clone() for name, tensor in agent.policy.state_dict().items()}
     train(agent, env, Budget(env_steps=200))
     learned = [name for name, tensor in agent.policy.state_dict().items() if not torch.equal(tensor, before[name])]

@@ -15,15 +15,9 @@ from fintrader.agents import PPO, Budget, train
 from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.ppo import PPOAgent
 from fintrader.envs import EnvSettings, TradingEnv
+from tests.engines.tiny import DEVICES
 from tests.factories import make_market
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
-    ),
-]
 UPDATES, STEPS, ACCOUNTS = 4, 5, 32
 
 

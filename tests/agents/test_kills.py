@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fintrader.cli import main
-from tests.engines.killing import killed_at, writes_of
-from tests.engines.resume import assert_same_training
+from fintrader.files import read_json
+from tests.engines.killing import assert_same_training, killed_at, writes_of
+from tests.engines.runs import write_config
 
 AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {"algo": "ppo", "num_steps": 8},
@@ -23,26 +23,12 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def configuration(folder: Path, algo: str, updates: int) -> Path:
-    """A training that stores its state after every update."""
-    steps = updates * 16 * (4 if algo == "sac" else 8)
-    values = {
-        "runs_dir": str(folder / "runs"),
-        "cache": str(folder / "cache"),
-        "device": "cpu",
-        "checkpoint_seconds": 0,
-        "data": {"source": {"kind": "synthetic", "num_symbols": 3, "num_sessions": 12}},
-        "env": {"num_envs": 16, "episode_bars": 100, "decision_interval": 5},
-        "agent": AGENTS[algo],
-        "tournament": {"budget": {"env_steps": steps}},
-    }
-    path = folder / f"{algo}.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
-
-
 def kill_and_compare(folder: Path, algo: str, kills: int, updates: int) -> None:
-    config = configuration(folder, algo, updates)
+    # A training that stores its state after every update.
+    budget = {"env_steps": updates * 16 * (4 if algo == "sac" else 8)}
+    env = {"num_envs": 16, "episode_bars": 100, "decision_interval": 5}
+    how = {"agent": AGENTS[algo], "env": env, "checkpoint_seconds": 0, "tournament": {"budget": budget}}
+    config = write_config(folder, **how)
     whole, killed = (partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed"))
     writes = writes_of(whole)
     assert writes > updates
@@ -55,6 +41,8 @@ def kill_and_compare(folder: Path, algo: str, kills: int, updates: int) -> None:
     assert_same_training(one, other)
     for name in ("policy.safetensors", "validation.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
+    judged = read_json(one / "validation.json")["metrics"]
+    assert set(judged) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}
 
 
 def test_a_killed_process_leaves_no_trace_in_the_result(tmp_path: Path) -> None:

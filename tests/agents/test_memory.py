@@ -1,5 +1,3 @@
-"""Experience that does not fit is refused before it is taken, on machines and in containers."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from fintrader.agents import AgentSettings, Budget, buffers, make_agent, train
+from fintrader.agents import Budget, buffers, make_agent, train
 from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, available_memory
 from fintrader.errors import ConfigError
-from tests.engines.tiny import Identity, IdentityMarket
+from tests.engines.tiny import Identity, IdentityMarket, agent_settings
 
 MIB = 2**20
 
@@ -69,8 +66,7 @@ def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "apg"])
 def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
     env: Any = IdentityMarket() if algo == "apg" else Identity()
-    values = {"algo": algo, "num_steps": 10**9, "network": {"hidden": [8]}}
-    agent = make_agent(TypeAdapter(AgentSettings).validate_python(values), env.layout)
+    agent = make_agent(agent_settings(algo, {"num_steps": 10**9, "network": {"hidden": [8]}}), env.layout)
     with pytest.raises(ConfigError, match=r"1,000,000,000 steps of 16 accounts needs .*GiB.*lower agent\.num_steps"):
         train(agent, env, Budget(env_steps=64))
 

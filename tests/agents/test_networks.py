@@ -1,5 +1,3 @@
-"""Shapes, symmetry and the head's arithmetic."""
-
 from __future__ import annotations
 
 import math
@@ -8,8 +6,7 @@ import pytest
 import torch
 
 from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings, make_agent
-from fintrader.agents.action_head import ActionHead
-from fintrader.agents.networks import Critic
+from fintrader.agents.networks import ActionHead, Critic
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.envs.observation import ObservationLayout, statistic_groups
 

@@ -1,5 +1,3 @@
-"""The compiled forward pass against the networks themselves."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -8,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout

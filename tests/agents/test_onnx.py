@@ -1,5 +1,3 @@
-"""ONNX files act like the policies they came from."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,7 +8,7 @@ import pytest
 import torch
 
 from fintrader.agents import PPO, EnsemblePolicy, NetworkSettings, PolicyModule, make_agent
-from fintrader.agents.onnx import export_onnx
+from fintrader.agents.policy import export_onnx
 from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError
 from tests.agents.test_policy import policy

@@ -1,5 +1,3 @@
-"""Policies as files, ensembles, and the damage a file can take."""
-
 from __future__ import annotations
 
 import json
@@ -8,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save
 
 from fintrader.agents import (
     PPO,
@@ -22,6 +20,7 @@ from fintrader.agents import (
     save_policy,
     train,
 )
+from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPOAgent
@@ -122,43 +121,36 @@ def test_ensembles(tmp_path: Path) -> None:
 def test_ensembles_that_make_no_sense() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         EnsemblePolicy([])
-    with pytest.raises(ConfigError, match="weights"):
-        EnsemblePolicy([policy(1)], [-1.0], "weighted")
-    with pytest.raises(ConfigError, match="weights"):
-        EnsemblePolicy([policy(1)], [float("nan")], "weighted")
-    with pytest.raises(ConfigError, match="mode"):
-        EnsemblePolicy([policy(1)], None, "loudest")  # type: ignore[arg-type]
+    for weights, mode, message in (
+        ([-1.0], "weighted", "weights"),
+        ([float("nan")], "weighted", "weights"),
+        (None, "loudest", "mode"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EnsemblePolicy([policy(1)], weights, mode)  # type: ignore[arg-type]
     other = TradingEnv(planted_market(80, 5), EnvSettings(num_envs=2))
     with pytest.raises(CheckpointError, match="layout"):
         EnsemblePolicy([policy(1), make_agent(PPO(), other.layout).policy])
 
 
-def test_a_truncated_file(tmp_path: Path) -> None:
-    path = tmp_path / "p"
-    save_policy(path, policy(1))
-    whole = path.read_bytes()
-    for size in (0, 7, 100, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match="truncated or damaged"):
-            load_policy(path)
-    with pytest.raises(CheckpointError, match="does not exist"):
-        load_policy(tmp_path / "nothing")
-
-
-def test_a_tampered_file(tmp_path: Path) -> None:
+def test_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "p"
     save_policy(path, policy(1), {"score": 1.0})
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="changed after it was written"):
-        load_policy(path)
-    path.write_bytes(whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0'))
-    assert path.read_bytes() != whole
-    with pytest.raises(CheckpointError, match="changed after it was written"):
-        load_policy(path)
-    path.write_bytes(save(load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}))
-    with pytest.raises(CheckpointError, match="other"):
-        load_policy(path)
+    told = whole.replace(b'score\\\\\\": 1.0', b'score\\\\\\": 9.0')
+    assert told != whole
+    damages = [
+        *((whole[:size], "truncated or damaged") for size in (0, 7, 100, len(whole) - 1)),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), "changed after it was written"),
+        (told, "changed after it was written"),
+        (save(load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}), "other"),
+    ]
+    for damaged, message in damages:
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=message):
+            load_policy(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_policy(tmp_path / "nothing")
 
 
 def test_another_market_is_refused(tmp_path: Path) -> None:
@@ -172,3 +164,20 @@ def test_another_market_is_refused(tmp_path: Path) -> None:
     save_policy(path, policy(1))
     with pytest.raises(CheckpointError, match="4 assets"):
         load_policy(path, market=planted_market(50, 5))
+
+
+KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+def test_files_are_what_the_library_reads(tmp_path: Path) -> None:
+    tensors = {str(kind): torch.arange(7).to(kind) for kind in KINDS}
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4), "turned": torch.arange(6.0).view(2, 3).T}
+    write_tensors(tmp_path / "file", tensors, {"format": "test", "é": 1})
+    mine, header = read_tensors(tmp_path / "file", "test")
+    theirs = load_file(tmp_path / "file")
+    assert header == {"format": "test", "é": 1}
+    assert mine.keys() == theirs.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(mine[name], tensor), name
+        assert torch.equal(theirs[name], tensor), name
+        assert mine[name].dtype == tensor.dtype

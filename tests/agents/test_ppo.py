@@ -1,5 +1,3 @@
-"""PPO against known answers: its objective by hand, its passes over a rollout, constant rewards, a planted drift."""
-
 from __future__ import annotations
 
 from itertools import chain
@@ -8,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, NetworkSettings, make_agent, train
+from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, train
 from fintrader.agents.on_policy import Rollout
 from fintrader.agents.ppo import PPOAgent, ppo_objective
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
-from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, TinyEnv
+from tests.engines.tiny import Identity
 from tests.factories import planted_market
 
 
@@ -52,32 +50,6 @@ def test_every_pass_visits_every_transition_once(steps: int, accounts: int, mini
     assert passes[0] != passes[1]
     sizes = {len(batch) for batch in visited}
     assert max(sizes) - min(sizes) <= 1
-
-
-def learned_value(env: TinyEnv) -> float:
-    settings = PPO(
-        gamma=0.9,
-        update_epochs=4,
-        num_minibatches=4,
-        learning_rate=0.01,
-        normalise_rewards=False,
-        network=NetworkSettings(hidden=(8,)),
-    )
-    agent = make_agent(settings, env.layout, seed=1)
-    train(agent, env, Budget(env_steps=24_000))
-    assert isinstance(agent, PPOAgent)
-    with torch.no_grad():
-        return float(agent.critic(agent.normaliser(torch.zeros(1, env.width))))
-
-
-def test_a_time_limit_is_no_end() -> None:
-    # reward 1 for ever, γ = 0.9: V = 1 / (1 − 0.9) = 10, whatever clock cuts the episodes
-    assert learned_value(ConstantReward()) == pytest.approx(10.0, rel=0.05)
-
-
-def test_a_time_limit_taken_for_an_end_gives_another_value() -> None:
-    # eight steps, seen at a random one of them: mean over k of (1 − 0.9^k) / 0.1 = 3.6
-    assert learned_value(ConstantRewardEnding()) == pytest.approx(3.6, rel=0.15)
 
 
 def test_initial_weights_leave_the_global_random_stream_alone() -> None:

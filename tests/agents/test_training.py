@@ -1,30 +1,21 @@
-"""The training loop: budgets, what it writes, what it refuses, and where it goes on."""
-
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
-from pydantic import TypeAdapter, ValidationError
 
-from fintrader.agents import (
-    PPO,
-    AgentSettings,
-    Budget,
-    NetworkSettings,
-    TrainProgress,
-    make_agent,
-    train,
-)
+from fintrader.agents import PPO, Budget, NetworkSettings, TrainProgress, make_agent, train, training
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
-from tests.engines.tiny import ConstantReward, Identity
+from tests.engines.tiny import Identity, agent_settings
 from tests.factories import planted_market
 
 SMALL = PPO(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
@@ -33,16 +24,6 @@ MARKET = planted_market(300, 3)
 
 def market_env(seed: int = 3) -> TradingEnv:
     return TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), seed=seed)
-
-
-def test_resuming_continues_the_environment_too(tmp_path: Path) -> None:
-    env = market_env()
-    agent = make_agent(SMALL, env.layout, seed=5)
-    train(agent, env, Budget(env_steps=64), folder=tmp_path)
-    again = market_env(seed=99)  # another seed: the stored random stream must win
-    train(make_agent(SMALL, env.layout, seed=5), again, Budget(env_steps=64), folder=tmp_path)
-    for name, tensor in env.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
 
 
 def test_an_ended_training_returns_at_once(tmp_path: Path) -> None:
@@ -64,8 +45,28 @@ def test_a_budget_in_seconds_ends() -> None:
 
 @pytest.mark.parametrize("values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}])
 def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError, match=r"^Budget: (set exactly one|env_steps: |seconds: )"):
         Budget(**values)
+
+
+def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's own, an update takes 10 ms and a save 200 ms: two seconds lie between two saves."""
+    now, saves = [0.0], []
+
+    def save(self: Any, name: str = "") -> None:
+        saves.append(self.updates)
+        now[0] += 0.2
+
+    monkeypatch.setattr(training._Training, "save", save)
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def tick(_: TrainProgress) -> None:
+        now[0] += 0.01
+
+    env = Identity()
+    train(make_agent(SMALL, env.layout), env, Budget(env_steps=600 * 128), on_progress=tick, checkpoint_seconds=0.1)
+    assert len(saves) == 1 + 3, saves
+    assert [after - before for before, after in pairwise(saves[:-1])] == pytest.approx([200, 200], abs=2)
 
 
 def test_progress_and_metrics(tmp_path: Path) -> None:
@@ -81,29 +82,12 @@ def test_progress_and_metrics(tmp_path: Path) -> None:
     assert record["memory_mib"] > 1
 
 
-class BrokenReward(ConstantReward):
-    """Gives NaN from the third step on."""
-
-    def reward(self, action: torch.Tensor) -> torch.Tensor:
-        self.steps = getattr(self, "steps", 0) + 1
-        return torch.full((self.num_envs,), float("nan") if self.steps > 12 else 1.0)
-
-
-def test_a_loss_that_is_no_number_stops_with_the_state_saved(tmp_path: Path) -> None:
-    env = BrokenReward()
-    with pytest.raises(TrainingError, match=r"update 2: .*learning_rate.*failed\.safetensors"):
-        train(make_agent(SMALL, env.layout), env, Budget(env_steps=10_000), folder=tmp_path, checkpoint_seconds=0)
-    read_tensors(tmp_path / "failed.safetensors", "fintrader-training-1")
-    _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
-    assert header["updates"] == 1  # the last good state stays
-
-
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg"])
 def test_weights_that_run_away_stop_every_algorithm_early(algo: str, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"algo": algo, "learning_rate": 1e38, "network": {"hidden": [8]}}
+    values: dict[str, Any] = {"learning_rate": 1e38, "network": {"hidden": [8]}}
     if algo not in ("ppo", "a2c", "apg"):  # their metrics come far apart: it is the actions that tell first
         values |= {"learning_starts": 32, "batch_size": 16, "report_every": 10_000}
-    agent = make_agent(TypeAdapter(AgentSettings).validate_python(values), market_env().layout, seed=5)
+    agent = make_agent(agent_settings(algo, values), market_env().layout, seed=5)
     with pytest.raises(TrainingError, match=r"no longer finite: .*learning_rate.*failed\.safetensors"):
         train(agent, market_env(), Budget(env_steps=4000), folder=tmp_path)
     _, header = read_tensors(tmp_path / "failed.safetensors", "fintrader-training-1")
@@ -178,22 +162,24 @@ def test_factored_observations_are_refused() -> None:
 def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
     settings = EnvSettings(num_envs=8, episode_bars=20)
 
-    def go_on(market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL) -> None:
+    def go_on(market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL, seed: int = 0) -> None:
         env = TradingEnv(market, settings)
-        train(make_agent(agent, env.layout), env, Budget(env_steps=steps), folder=tmp_path)
+        train(make_agent(agent, env.layout, seed=seed), env, Budget(env_steps=steps), folder=tmp_path)
 
     go_on(MARKET, settings)
     for column in ("close", "features", "benchmark"):  # of the same shape, with one other number in it
         changed = getattr(MARKET, column).clone()
         changed[250] *= 1.001
-        with pytest.raises(CheckpointError, match=r"market\.content_hash differs"):
+        with pytest.raises(CheckpointError, match=r"training \(market\.content_hash: \w{40} there, \w{40} here\)"):
             go_on(replace(MARKET, **{column: changed}), settings)
-    with pytest.raises(CheckpointError, match=r"agent\.learning_rate differs"):
+    with pytest.raises(CheckpointError, match=r"\(agent\.learning_rate: 0\.003 there, 0\.1 here\); .*another folder"):
         go_on(MARKET, settings, agent=SMALL.model_copy(update={"learning_rate": 0.1}))
-    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps differs\)"):
+    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps: \S+ there, 5\.0 here\)"):
         go_on(MARKET, settings.model_copy(update={"cost_bps": 5.0}))
-    with pytest.raises(CheckpointError, match=r"env\.cost_bps, env\.reward, num_envs differ"):
+    with pytest.raises(CheckpointError, match=r"env\.cost_bps: .*env\.reward: .*num_envs: 8 there, 4 here"):
         go_on(MARKET, EnvSettings(num_envs=4, episode_bars=20, cost_bps=5, reward="profit"))
+    with pytest.raises(CheckpointError, match=r"\(seed: 0 there, 1 here\); go on with its seed"):
+        go_on(MARKET, settings, seed=1)
     go_on(replace(MARKET), settings, steps=128)  # equal content in another object
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
     assert header["env_steps"] == 128
@@ -219,30 +205,18 @@ def test_an_agent_of_another_layout_is_refused() -> None:
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])
 def test_step_sizes_fall_to_zero_over_the_budget(algo: str, tmp_path: Path) -> None:
-    given = {"algo": algo, "anneal": True, "network": {"hidden": [8]}}
-    settings = TypeAdapter(AgentSettings).validate_python(given | ({"report_every": 8} if algo == "sac" else {}))
-    seen: list[float] = []
+    given = {"anneal": True, "network": {"hidden": [8]}, **({"report_every": 8} if algo == "sac" else {})}
 
-    def agent() -> Any:
-        return make_agent(settings, market_env().layout, seed=5)
+    def rate() -> float:
+        return float(next(iter(agent.optimisers.values())).param_groups[0]["lr"])
 
-    def rate(trained: Any) -> float:
-        return float(next(iter(trained.optimisers.values())).param_groups[0]["lr"])
+    for steps in (8 * 16 * 4, 8 * 16 * 8):  # the longer budget goes on where its own line stands
+        agent: Any = make_agent(agent_settings(algo, given), market_env().layout, seed=5)
+        first, seen = rate(), []
 
-    trained = agent()
-    first, steps = rate(trained), 8 * 16 * 4
-    train(
-        trained,
-        market_env(),
-        Budget(env_steps=steps),
-        folder=tmp_path,
-        on_progress=lambda progress: seen.append(
-            rate(trained) / (1 - progress.fraction) if progress.fraction < 1 else 0
-        ),
-    )
-    assert seen[:-1] == pytest.approx([first] * (len(seen) - 1))
-    assert rate(trained) == 0
-    # a longer budget goes on where its own line stands, whatever the stored training had come to
-    resumed = agent()
-    train(resumed, market_env(), Budget(env_steps=2 * steps), folder=tmp_path)
-    assert rate(resumed) == 0
+        def look(progress: TrainProgress, seen: list[Any] = seen) -> None:
+            seen.append((rate(), 1 - progress.fraction))
+
+        train(agent, market_env(), Budget(env_steps=steps), folder=tmp_path, on_progress=look)
+        assert [found for found, _ in seen] == pytest.approx([first * left for _, left in seen])
+        assert rate() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,11 @@ def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
         return test
 
     return opened
+
+
+def box(test: AppTest, label: str) -> Any:
+    """The select box of that label."""
+    return next(one for one in test.selectbox if one.label == label)
 
 
 def said(test: AppTest) -> str:

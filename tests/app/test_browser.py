@@ -7,9 +7,7 @@ python -m pytest tests/app/test_browser.py
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ import pytest
 from fintrader.runs import RunFolder
 from fintrader_app import launch
 from fintrader_app.shell import PAGES
-from tests.engines.waiting import PATIENCE_SECONDS, until
+from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -42,12 +40,6 @@ PARTS = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def served(site: Path) -> Iterator[str]:
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
@@ -57,14 +49,8 @@ def served(site: Path) -> Iterator[str]:
     try:
         address = f"http://127.0.0.1:{port}"
 
-        def answers() -> bool:
-            assert server.poll() is None
-            try:
-                return bool(urllib.request.urlopen(f"{address}/_stcore/health", timeout=PATIENCE_SECONDS).read())
-            except OSError:
-                return False
-
-        until(answers, "the server to answer")
+        until(lambda: server.poll() is not None or answers(f"{address}/_stcore/health"), "the server to answer")
+        assert server.poll() is None
         yield address
     finally:
         server.terminate()
@@ -131,7 +117,7 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     page.on("pageerror", lambda error: trouble.append(f"{name}: script: {error}"))
 
     def seen(request: Any) -> None:
-        if not request.url.startswith((*addresses.values(), "data:", "blob:", *(ws(a) for a in addresses.values()))):
+        if not request.url.replace("ws://", "http://").startswith((*addresses.values(), "data:", "blob:")):
             trouble.append(f"{name}: asks {request.url[:80]}")
 
     page.on("request", seen)
@@ -141,16 +127,11 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
         settled(page)
         text = page.inner_text("body")
         trouble += [f"{name}: says {words!r}" for words in FAULTS if words in text]
-        over = page.evaluate("() => document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth")
-        inner = page.evaluate(
-            "() => { const m = document.querySelector('[data-testid=\"stMain\"]');"
-            " return m ? m.scrollWidth - m.clientWidth : 0; }"
+        over = page.evaluate(
+            "() => Math.max(...[document.scrollingElement, ...document.querySelectorAll('[data-testid=\"stMain\"]')]"
+            ".map(part => part.scrollWidth - part.clientWidth))"
         )
-        if over > 0 or inner > 0:
-            trouble.append(f"{name}: {max(over, inner)} px too wide")
+        if over > 0:
+            trouble.append(f"{name}: {over} px too wide")
     context.close()
     assert not trouble, "\n".join(trouble)
-
-
-def ws(address: str) -> str:
-    return address.replace("http://", "ws://")

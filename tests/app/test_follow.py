@@ -1,5 +1,3 @@
-"""The app over runs that lie in a store: it shows copies, and a process beside it keeps them up to date."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach
 from fintrader.storage.objects import Objects
-from fintrader_app import follow, launch
+from fintrader_app import launch
 from tests.engines.chaos import race
 
 
@@ -43,7 +41,7 @@ def test_the_server_is_told_of_copies(tmp_path: Path, store: str, monkeypatch: p
     runs = RunsFolder.at(home)
     assert runs.names() == ["one"]
     assert runs.run("one").exists("leaderboard.sqlite")
-    assert started == [[sys.executable, "-P", "-m", "fintrader_app.follow", store, str(os.getpid())]]
+    assert started == [[sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", store, str(os.getpid())]]
 
 
 def test_copies_follow_until_the_app_has_gone(
@@ -62,10 +60,10 @@ def test_copies_follow_until_the_app_has_gone(
     def sleep(_: float) -> None:
         turns.pop(0)()
 
-    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(launch, "time", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(os, "getppid", lambda: 77 if turns else 1)
-    monkeypatch.setattr(sys, "argv", ["follow", store, "77"])
-    follow.main()
+    monkeypatch.setattr(sys, "argv", ["launch", "--follow", store, "77"])
+    launch.main()
     assert len(list((home / "one" / "pods").glob("*/result.json"))) == 3
     assert capsys.readouterr().err.count("no answer") == 1
 

@@ -1,5 +1,3 @@
-"""The form is made from the models, and what it makes is judged by them."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +9,7 @@ import yaml
 from fintrader.config import models_in, validate
 from fintrader.pipeline import RunConfig
 from fintrader_app import forms, launch
-from tests.app.conftest import Open, healthy, said
+from tests.app.conftest import Open, box, healthy, said
 
 
 def test_defaults_are_valid_for_every_model_of_a_run() -> None:
@@ -23,7 +21,7 @@ def test_defaults_are_valid_for_every_model_of_a_run() -> None:
                         expected: Any = below()
                     except ValueError:  # a model whose defaults need a companion
                         continue
-                    assert validate(below, forms.defaults(below), "defaults") == expected
+                    assert validate(below, forms.defaults(forms.schema_of(below)), "defaults") == expected
                 walk(below)
 
     walk(RunConfig)
@@ -97,7 +95,6 @@ def test_a_broken_configuration_is_a_message(open_page: Open, tmp_path: Path, mo
     monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(configs))
     for name in ("a", "b", "c"):
         test.run()
-        source = next(one for one in test.selectbox if one.label == "Start from")
-        source.set_value(f"configs/{name}.yaml").run()
+        box(test, "Start from").set_value(f"configs/{name}.yaml").run()
         healthy(test)
         assert test.error or test.info

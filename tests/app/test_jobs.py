@@ -1,25 +1,21 @@
-"""Runs started from the app: they outlive it, can be found again, and end when asked."""
-
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import jobs
 from fintrader_app.artifacts import summary
-from tests.engines.waiting import until
+from tests.engines.runs import write_config
+from tests.engines.waiting import answers, free_port, until
 
 SLEEPER = """
 import sys, time, signal, fintrader.cli
@@ -31,9 +27,9 @@ def run(arguments):
         print("stored what there is", flush=True)
         sys.exit(130)
 fintrader.cli.main = run
-from fintrader_app import worker
+from fintrader_app import jobs
 sys.argv = sys.argv[:1] + sys.argv[2:]
-worker.main()
+jobs.main()
 """
 
 
@@ -45,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     real = subprocess.Popen
 
     def popen(arguments: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
-        assert arguments[:3] == [sys.executable, "-m", "fintrader_app.worker"]
+        assert arguments[:3] == [sys.executable, "-m", "fintrader_app.jobs"]
         return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)
@@ -88,36 +84,22 @@ os.execve(served[0], served, launch.environment(runs.root))
 @pytest.mark.slow
 def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
     """The very process that started a run becomes the server; both its group and it are told to end at once."""
-    root = Path(__file__).parents[2]
-    values = yaml.safe_load((root / "configs" / "quickstart.yaml").read_text())
-    values |= {"name": "tiny", "runs_dir": str(tmp_path / "runs"), "cache": str(tmp_path / "cache"), "device": "cpu"}
-    values["data"]["source"] |= {"num_sessions": 25}
-    values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
-    values["tournament"] |= {"pods": 2, "workers": 1, "budget": {"env_steps": 1000}, "ensemble_size": 2}
-    values["backtest"] = {**values.get("backtest", {}), "null_model": False}
-    config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump(values))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    config = write_config(tmp_path)
+    port = free_port()
+    health = f"http://127.0.0.1:{port}/_stcore/health"
     arguments = [sys.executable, "-c", STARTS_AND_SERVES, str(tmp_path / "runs"), str(config), str(port)]
-    server = subprocess.Popen(arguments, cwd=root, start_new_session=True, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        arguments, cwd=Path(__file__).parents[2], start_new_session=True, stdout=subprocess.DEVNULL
+    )
     runs = RunsFolder.at(tmp_path / "runs")
 
-    def answers() -> bool:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=60).read()
-        except OSError:
-            return False
-        return True
-
     try:
-        until(answers)
+        until(lambda: answers(health))
         job = jobs.job(runs, "tiny")
         assert job.alive
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=300)
-        assert not answers()
+        assert not answers(health)
         assert job.alive, jobs.last_words(runs, "tiny")
         until(lambda: not jobs.job(runs, "tiny").alive)
         assert summary(runs, "tiny").status == "finished", jobs.last_words(runs, "tiny")

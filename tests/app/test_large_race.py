@@ -1,5 +1,3 @@
-"""A race of thousands of pods: every drawn point is one pod, every edge a true pair, every chart light enough."""
-
 from __future__ import annotations
 
 import re
@@ -13,7 +11,7 @@ import pytest
 from fintrader.results.figures.downsample import MAX_CHART_BYTES, figure_bytes
 from fintrader.results.folders import Folder
 from fintrader.runs import RunFolder
-from fintrader_app import artifacts, charts, lineage, race, timeline
+from fintrader_app import artifacts, charts, race
 from tests.engines import fakes
 from tests.results.test_figures import numbers
 
@@ -56,7 +54,7 @@ def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods: pd.DataFrame) ->
 
 
 def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) -> None:
-    figure = lineage.lineage_figure(pods)
+    figure = race.lineage_figure(pods)
     edges, *clouds = dressed(figure)
     by_pod = pods.set_index("pod")
     place: dict[tuple[float, float], str] = {}
@@ -67,13 +65,13 @@ def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) 
         assert x == row["generation"]
         said = re.search(r"score ([-\d.]+)", told)
         if np.isnan(row["score"]):
-            assert (said, colour) == (None, lineage.GREY)
+            assert (said, colour) == (None, race.GREY)
         else:
             assert said is not None
             assert (said[1], colour) == (f"{row['score']:.3f}", row["score"])
         assert (f"child of {row['parent']}" in told) == isinstance(row["parent"], str)
     drawn = set(place.values())
-    assert len(drawn) == sum(len(cloud["customdata"]) for cloud in clouds) <= lineage.MOST_PODS
+    assert len(drawn) == sum(len(cloud["customdata"]) for cloud in clouds) <= race.MOST_PODS
     x, y = numbers(edges["x"]), numbers(edges["y"])
     ends = zip(x[::3], y[::3], x[1::3], y[1::3], strict=True)
     pairs = {place[end[2:]]: place[end[:2]] for end in ends}
@@ -91,9 +89,9 @@ def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods: pd.
         {**lost, "pod": "p0001", "reason": "oom", "time": start + 4, "host": "node-7", "detail": "s3://key:s3cr3t@b/x"},
         {**lost, "pod": "p0002", "reason": "died", "time": start + 9.0},
     ]
-    found, total = timeline.attempts(few, {}, timeline.lost_attempts(log))
+    found, total = race.attempts(few, {}, race.lost_attempts(log))
     assert total == 8 + 2
-    figure = timeline.timeline_figure(found, total)
+    figure = race.timeline_figure(found, total)
     bars = next(trace for trace in figure.data if trace.name == "Lost")
     assert (list(bars.x), list(bars.base)) == ([4.0, 0.0], [0.0, 9.0])
     first, second = bars.customdata

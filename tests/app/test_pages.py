@@ -1,5 +1,3 @@
-"""Every page in every state: data or a clear message, never a traceback, never an invented value."""
-
 from __future__ import annotations
 
 import fcntl
@@ -14,7 +12,7 @@ from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import artifacts, markets
-from tests.app.conftest import PAGES, Open, healthy, said
+from tests.app.conftest import PAGES, Open, box, healthy, said
 from tests.engines import fakes
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
@@ -61,7 +59,7 @@ def test_every_part_of_a_page_is_there(open_page: Open, template: Path) -> None:
     assert "net of 2 bps a trade" in text
     assert "look 2 at this window" in text
     test = open_page(template, "backtest", run="demo", part="trades")
-    days = next(box for box in test.selectbox if box.label == "Session").options
+    days = box(test, "Session").options
     test = open_page(template, "backtest", run="demo", part="trades", day=days[1])
     healthy(test)
     assert test.get("plotly_chart")
@@ -84,11 +82,9 @@ def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page: Open, site
     if page == "runs":
         assert "2 folds" in said(test)
     if page in {"tournament", "pod"}:
-        select = next(box for box in test.selectbox if box.label == "Fold")
-        assert select.value == "01"
+        assert box(test, "Fold").value == "01"
         for fold in ("01", "00"):
-            select = next(box for box in test.selectbox if box.label == "Fold")
-            select.set_value(fold).run()
+            box(test, "Fold").set_value(fold).run()
             shown = next(box for box in test.selectbox if box.label.lower().endswith(("pod", "first")))
             assert len(shown.options) == len(best[fold])
 

@@ -1,5 +1,3 @@
-"""The race's numbers and pictures, by hand."""
-
 from __future__ import annotations
 
 import itertools
@@ -9,8 +7,8 @@ import plotly.graph_objects as go
 import pytest
 
 from fintrader.results.formatting import chance, count, duration, moment, percent, ratio, short_count, usd, when
-from fintrader_app import charts, lineage, race, timeline
-from fintrader_app.wording import human
+from fintrader_app import charts, race
+from fintrader_app.shell import human
 
 
 def table(*rows: dict[str, object]) -> pd.DataFrame:
@@ -52,9 +50,9 @@ def test_pace_before_the_first_result() -> None:
 
 
 def test_lanes_do_not_overlap() -> None:
-    found, total = timeline.attempts(table(*RACE), {"d": 120.0}, [], now=150.0)
+    found, total = race.attempts(table(*RACE), {"d": 120.0}, [], now=150.0)
     assert len(found) == total == 4
-    figure = timeline.timeline_figure(found, total)
+    figure = race.timeline_figure(found, total)
     spans: dict[int, list[tuple[float, float]]] = {}
     for trace in figure.data:
         for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
@@ -66,14 +64,14 @@ def test_lanes_do_not_overlap() -> None:
 
 def test_tree_places_everyone_once_however_deep() -> None:
     pods = table(*RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"})  # a circle no generator makes
-    rows = lineage.tree_rows(pods)
+    rows = race.tree_rows(pods)
     assert set(rows) == set(pods["pod"])
     assert rows["b"] == (rows["d"] + rows["e"]) / 2
     leaves = [rows[name] for name in "acde"]
     assert len(set(leaves)) == 4
-    lineage.lineage_figure(pods)
+    race.lineage_figure(pods)
     chain = [{"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)]
-    assert len(lineage.tree_rows(table(*chain))) == 3000
+    assert len(race.tree_rows(table(*chain))) == 3000
 
 
 def test_at_work() -> None:

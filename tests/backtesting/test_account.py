@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.account import KernelAccount, make_account

@@ -1,5 +1,3 @@
-"""Folds that never overlap where they must not, and windows put together without inventing a dollar."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Controls and verdicts on results whose truth is known."""
-
 from __future__ import annotations
 
 import json
@@ -128,13 +126,8 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None
     share = drawn.share_above(float(np.median(drawn.cumulative_return)), None)
     assert share["cumulative_return"] == pytest.approx(0.5, abs=0.01)
     assert share["sharpe"] is None
-
-
-def test_random_portfolios_of_nothing_is_a_typed_error() -> None:
-    market = make_market(40, 3)
-    nothing = replace(market, member=torch.zeros_like(market.member))
     with pytest.raises(BacktestError, match="no member trades"):
-        random_portfolios(nothing, EnvSettings(), seed=0)
+        random_portfolios(replace(market, member=torch.zeros_like(market.member)), settings, seed=0)
 
 
 def test_the_folds_of_a_walk_forward_are_judged_together() -> None:

@@ -1,9 +1,6 @@
-"""The detector finds planted leaks by name, and finds none in the pipeline as it is."""
-
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +11,8 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from tests.data.tables import REAL_2016
 from tests.factories import joined, make_market
-
-REAL = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def future(cut: int, mode: str) -> MarketTensors:
@@ -94,17 +90,11 @@ def test_no_room_to_cut_is_a_typed_error() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
 def test_real_minutes_do_not_look_ahead() -> None:
-    path = REAL / "minute_n100_20151012_20160401.parquet"
-    if not path.exists():
-        pytest.skip("real bars are not beside the checkout")
-    data = DataSettings.model_validate(
-        {
-            "source": {"kind": "files", "path": str(path), "timezone": "America/New_York"},
-            "universe": {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]},
-            "bar_minutes": 5,
-        }
-    )
+    source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
+    universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
+    data = DataSettings.model_validate({"source": source, "universe": universe, "bar_minutes": 5})
     report = lookahead(data, EnvSettings(decision_interval=6), cuts=2)
     assert report.clean, str(report)
     assert np.all(np.array(report.cuts) > 0)

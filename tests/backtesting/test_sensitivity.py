@@ -1,5 +1,3 @@
-"""One thing changed at a time, each checked against a simulation of its own."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,7 +7,7 @@ import torch
 
 from fintrader.backtesting import simulate
 from fintrader.backtesting.folds import stitch
-from fintrader.backtesting.sensitivity import by_kind, delayed, rolling_sensitivity, sensitivity, without_each
+from fintrader.backtesting.sensitivity import by_kind, delayed, sensitivity, without_each
 from fintrader.envs import EnvSettings
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
@@ -44,8 +42,8 @@ def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
             return action
 
         alone = simulate(masked, market, settings)
-        assert row.setting == market.symbols[n]
-        assert row.cumulative_return == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
+        assert row["setting"] == market.symbols[n]
+        assert row["cumulative_return"] == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
@@ -96,7 +94,7 @@ def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
     market, settings = make_market(20 * 12, 4, session_bars=20), EnvSettings(cost_bps=7)
     windows = [market.window(0, 80), market.window(100, 180)]
     policies = [noisy_policy(4, seed) for seed in (0, 1)]
-    groups = by_kind(rolling_sensitivity(policies, windows, settings))
+    groups = by_kind(sensitivity(policies, windows, settings))
     assert list(groups) == ["cost_bps", "fill", "delay_bars"]
     for row in groups["cost_bps"]:
         changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
@@ -118,7 +116,7 @@ def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
     windows = [market.window(0, 40), market.window(40, 80)]
     settings = EnvSettings(short=True, max_leverage=2)
     sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
-    rows = rolling_sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
+    rows = sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
     assert [(row["kind"], row["setting"]) for row in rows] == [
         *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1"))
     ]

@@ -1,5 +1,3 @@
-"""Sharpe-ratio statistics against published numbers, slow oracles and simulated luck."""
-
 from __future__ import annotations
 
 import math
@@ -78,15 +76,12 @@ def passing(searches: int) -> dict[float, dict[str, float]]:
             variance = sig.sharpe_variance(returns)
             floored = max(variance, sig.sampling_variance(PERIODS))
             effective = sig.effective_trials(TRIALS, sig.mean_correlation(returns))
-            values = {
-                "plain": sig.probabilistic_sharpe(sample),
-                "deflated": sig.deflated_sharpe(sample, TRIALS, variance),
-                "effective": sig.deflated_sharpe(sample, effective, variance),
-                "floored": sig.deflated_sharpe(sample, TRIALS, floored),
-                "floored_effective": sig.deflated_sharpe(sample, effective, floored),
-            }
-            for name, value in values.items():
-                passed.setdefault(name, []).append(value >= 0.95)
+            passed.setdefault("plain", []).append(sig.probabilistic_sharpe(sample) >= 0.95)
+            for name, trials, spread in (
+                *(("deflated", TRIALS, variance), ("effective", effective, variance)),
+                *(("floored", TRIALS, floored), ("floored_effective", effective, floored)),
+            ):
+                passed.setdefault(name, []).append(sig.deflated_sharpe(sample, trials, spread) >= 0.95)
         found[shared] = {name: float(np.mean(outcomes)) for name, outcomes in passed.items()}
     return found
 

@@ -1,5 +1,3 @@
-"""The command line: every mistake is one line that names the field, with exit status 2."""
-
 from __future__ import annotations
 
 import errno
@@ -15,14 +13,12 @@ from tests.engines.runs import fintrader
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
 
 
-def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1, said.err
-    return said.err
+def complaint(*words: str) -> str:
+    """What a command says that ends with a user's mistake: one line."""
+    done = fintrader(*words)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.count("\n") == 1, done.err
+    return done.err
 
 
 @pytest.mark.parametrize(
@@ -47,8 +43,8 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["bench", "nonsense"], "is no benchmark"),
     ],
 )
-def test_mistakes_are_one_readable_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]):
-    assert expected in complaint(arguments, capsys)
+def test_mistakes_are_one_readable_line(arguments: list[str], expected: str):
+    assert expected in complaint(*arguments)
 
 
 def test_options_override_the_file():
@@ -77,11 +73,9 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_full_or_forbidden_disk_is_one_line(
-    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.MonkeyPatch):
     def refuse(_: list[str]) -> None:
         raise OSError(number, os.strerror(number), "somewhere/file")
 
     monkeypatch.setattr("fintrader.cli.dispatch", refuse)
-    assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint(["run"], capsys)
+    assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint("run")

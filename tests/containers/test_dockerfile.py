@@ -1,5 +1,3 @@
-"""The container recipe: no root, no secrets, a minimal context, pinned packages, and source enough to install from."""
-
 from __future__ import annotations
 
 import re

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,17 +64,9 @@ def run(image: Path, *words: str, work: Path, timeout: float = 600) -> subproces
     for stage in parse((ROOT / "Dockerfile").read_text()).chain("cpu"):
         for text in stage.all("ENV"):
             variables |= {k: v.replace("/tmp", str(work)) for k, v in re.findall(r"(\w+)=(\S+)", text) if k != "PATH"}
+    how: dict[str, Any] = {"cwd": work, "env": variables, "capture_output": True, "text": True, "timeout": timeout}
     user = {"user": USER, "group": USER, "extra_groups": []} if others_may_run_python() else {}
-    return subprocess.run(
-        words,
-        cwd=work,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-        **user,  # type: ignore[call-overload]
-    )
+    return subprocess.run(words, check=False, **how, **user)
 
 
 def others_may_run_python() -> bool:
@@ -96,25 +89,17 @@ def work(tmp_path: Path, image: Path) -> Path:
 
 
 def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None:
-    options = [
-        "--tournament.pods=2",
-        "--tournament.workers=1",
-        "--tournament.budget.env-steps=1000",
-        "--env.num-envs=16",
-    ]
-    options += ["--data.source.num-sessions=25", "--env.decision-interval=10", "--env.episode-bars=200"]
-    options += ["--tournament.ensemble-size=2", "--backtest.null_model=False", "--metrics-port=0"]
-    done = run(image, "fintrader", "run", "configs/quickstart.yaml", *options, work=work)
+    options = "tournament.pods=2 tournament.workers=1 tournament.budget.env-steps=1000 tournament.ensemble-size=2"
+    options += " data.source.num-sessions=25 env.num-envs=16 env.decision-interval=10 env.episode-bars=200"
+    words = [f"--{option}" for option in f"{options} backtest.null_model=False metrics-port=0".split()]
+    done = run(image, "fintrader", "run", "configs/quickstart.yaml", *words, work=work)
     assert done.returncode == 0, done.stderr
     assert (work / "runs" / "quickstart" / "backtest" / "metrics.json").is_file()
 
 
 def test_everything_the_manifests_need_is_in_it(image: Path, work: Path) -> None:
-    program = (
-        "import ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard, numba; "
-        "import fintrader_app.launch"
-    )
-    done = run(image, "python", "-c", program, work=work)
+    needed = "ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard, fintrader_app.launch"
+    done = run(image, "python", "-c", f"import {needed}, numba", work=work)
     assert done.returncode == 0, done.stderr
     assert run(image, "ray", "kuberay-autoscaler", "--help", work=work).returncode == 0
     assert run(image, "pip", "check", work=work).returncode == 0

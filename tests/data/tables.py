@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fintrader.config import validate
+from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.settings import DataSettings
 
 REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -42,6 +43,20 @@ def minute_table(symbols: int = 2, sessions: int = 5, *, seed: int = 0, missing:
         keep[0] = True
         parts.append(part[keep])
     return pd.concat(parts, ignore_index=True)
+
+
+def as_bars(table: pd.DataFrame, **extras: str) -> Bars:
+    """The table as bars, with its other columns of those names as extras."""
+    codes, names = pd.factorize(table.ticker, sort=True)
+    columns = {name: table[name].to_numpy(dtype=float) for name in COLUMNS}
+    columns["extras"] = {name: table[column].to_numpy(dtype=float) for name, column in extras.items()}
+    return Bars(ts=stamps_of(table), symbol=codes.astype(np.int32), symbols=tuple(names), **columns)
+
+
+def stamps_of(table: pd.DataFrame) -> np.ndarray:
+    """When each bar begins, in nanoseconds since 1970."""
+    utc = table.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]")
+    return utc.astype("int64").to_numpy()
 
 
 def write_csv(folder: Path, table: pd.DataFrame, name: str = "bars.csv") -> Path:

@@ -1,5 +1,3 @@
-"""From bars to a market: grid, carrying forward, windows, address, causality."""
-
 from __future__ import annotations
 
 import datetime as dt
@@ -15,7 +13,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fintrader.config import dump_yaml, validate
-from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.build import assemble, build_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
@@ -25,7 +22,7 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, DataError, StorageError
-from tests.data.tables import PLAIN, minute_table, no_windows, write_csv
+from tests.data.tables import PLAIN, as_bars, minute_table, no_windows, stamps_of, write_csv
 from tests.data.tables import file_settings as settings
 from tests.factories import examples
 
@@ -135,25 +132,21 @@ def eventful_market(
     folder: Path, table: pd.DataFrame, grid: SessionGrid, cut: int | None, *, standardise: bool, seed: int
 ) -> MarketTensors:
     """The market of the table; with a `cut`, everything that is known only after that bar is another."""
-    random = np.random.default_rng(seed)
-    stamps = table.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64").to_numpy()
-    codes, names = pd.factorize(table.ticker, sort=True)
-    columns = {column: table[column].to_numpy(dtype=float).copy() for column in COLUMNS}
-    mood = table.mood.to_numpy().copy()
+    random, table = np.random.default_rng(seed), table.astype({"volume": float})
     daily = 20.0 + np.arange(grid.num_sessions)
     if cut is not None:
-        after = stamps > grid.minutes[cut]
+        after = stamps_of(table) > grid.minutes[cut]
         noise = np.exp(random.normal(0, 0.1, after.sum()))
-        for column in ("open", "high", "low", "close"):
-            columns[column][after] *= noise
-        columns["volume"][after] = columns["volume"][after] * 7 + 1
-        mood[after] += 3
+        prices = ["open", "high", "low", "close"]
+        table.loc[after, prices] = table.loc[after, prices].to_numpy() * noise[:, None]
+        table.loc[after, "volume"] = table.loc[after, "volume"] * 7 + 1
+        table.loc[after, "mood"] += 3
         gone = after & (random.random(len(after)) < 0.1)
-        gone[np.flatnonzero(codes == 0)[-1]] = False  # the data still reach as far
+        gone[np.flatnonzero(table.ticker == "AAA")[-1]] = False  # the data still reach as far
+        table = table[~gone]
         over = grid.minutes[grid.first_bar[1:] - 1] > grid.minutes[cut]  # days whose close is not yet known
         daily[over] *= 2
-    bars = Bars(ts=stamps, symbol=codes.astype(np.int32), symbols=tuple(names), extras={"mood": mood}, **columns)
-    bars = bars if cut is None else bars.take(~gone)
+    bars = as_bars(table, mood="mood")
     folder.mkdir()
     dates = [str(day) for day in grid.dates]
     pd.DataFrame({"date": ["2016-01-01", *dates], "close": [20.0, *daily]}).to_csv(folder / "vix.csv", index=False)

@@ -1,5 +1,3 @@
-"""The exchange's minutes: golden counts, half days, daylight saving, lunch breaks."""
-
 from __future__ import annotations
 
 import datetime as dt

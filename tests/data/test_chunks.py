@@ -1,5 +1,3 @@
-"""Chunks of bars: reuse, growth by a month, damage, killed builds, other file systems."""
-
 from __future__ import annotations
 
 import io
@@ -18,9 +16,8 @@ import pytest
 from fintrader.config import dump_yaml
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
-from fintrader.data.feeds import bar_store
 from fintrader.data.inspect import verify
-from fintrader.data.settings import read_settings
+from fintrader.data.settings import bar_store, read_settings
 from fintrader.data.sources import base as feed_module
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, StorageAccessError, StorageFullError
@@ -173,9 +170,6 @@ def test_a_store_that_is_no_folder_is_told(tmp_path: Path) -> None:
         build_market(wanted, cache=tmp_path / "cache")
 
 
-# --- killed builds ---------------------------------------------------------------------------------------
-
-
 def build(config: Path, cache: Path) -> Path:
     return build_market(read_settings(config), cache=cache)
 
@@ -194,9 +188,6 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: floa
     assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(undisturbed)
     assert verify(read_settings(config), cache=cache) == []
     assert list(cache.rglob("*.tmp")) == []
-
-
-# --- other file systems ----------------------------------------------------------------------------------
 
 
 def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:

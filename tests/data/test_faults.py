@@ -1,62 +1,48 @@
-"""Faults put into clean bars are found, each under its name; clean bars raise no alarm."""
-
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.bars import Bars
 from fintrader.data.calendar import session_grid
 from fintrader.data.faults import KINDS, find_faults
-from fintrader.data.feeds import read_source
-from fintrader.data.quality import examine, quality_page, quality_report, write_quality
+from fintrader.data.inspect import examine, quality_page, quality_report, read_source, write_quality
 from fintrader.data.settings import DataSettings
 from fintrader.files import read_json
-from tests.data.tables import REAL_2016, REAL_2019, minute_table, write_csv
+from tests.data.tables import REAL_2016, REAL_2019, as_bars, minute_table, write_csv
 
 DAY = "2016-01-06"
 NOW = dt.datetime(2016, 3, 1, tzinfo=dt.UTC).timestamp()
+PRICES = ["open", "high", "low", "close"]
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 
 
 def rows_of(table: pd.DataFrame, start: str = "00:00", stop: str = "23:59", symbol: str = "BBB") -> pd.Index:
-    clock = table.ts.dt.strftime("%H:%M")
-    return table.index[
-        (table.ticker == symbol) & (table.ts.dt.strftime("%Y-%m-%d") == DAY) & (clock >= start) & (clock <= stop)
-    ]
+    clock, day = table.ts.dt.strftime("%H:%M"), table.ts.dt.strftime("%Y-%m-%d")
+    return table.index[(table.ticker == symbol) & (day == DAY) & (clock >= start) & (clock <= stop)]
 
 
-def put(
-    column: str, value: float | Callable[[pd.Series], pd.Series], start: str = "11:00", stop: str = "11:00"
-) -> Change:
+def put(columns: str | list[str], value: Any, start: str = "11:00", stop: str = "11:00") -> Change:
+    """Another value in these columns, or what a function makes of the old ones."""
+
     def change(table: pd.DataFrame) -> pd.DataFrame:
         rows = rows_of(table, start, stop)
-        table = table.astype({column: float})
-        table.loc[rows, column] = value(table.loc[rows, column]) if callable(value) else value
+        table = table.astype({"volume": float})
+        table.loc[rows, columns] = value(table.loc[rows, columns]) if callable(value) else value
         return table
 
     return change
 
 
-def scale(factor: float, start: str, stop: str, columns: tuple[str, ...] = ("open", "high", "low", "close")) -> Change:
+def drop(start: str, stop: str, *symbols: str) -> Change:
     def change(table: pd.DataFrame) -> pd.DataFrame:
-        table.loc[rows_of(table, start, stop), list(columns)] *= factor
-        return table
-
-    return change
-
-
-def drop(start: str, stop: str, symbol: str | None = "BBB") -> Change:
-    def change(table: pd.DataFrame) -> pd.DataFrame:
-        for name in table.ticker.unique() if symbol is None else [symbol]:
-            table = table.drop(index=rows_of(table, start, stop, name))
-        return table
+        return table.drop(index=[row for name in symbols or ["BBB"] for row in rows_of(table, start, stop, name)])
 
     return change
 
@@ -72,42 +58,25 @@ def extra(**changes: object) -> Change:
 def spike(table: pd.DataFrame) -> pd.DataFrame:
     row = rows_of(table, "11:00", "11:00")[0]
     table.loc[row, ["high", "close"]] *= 1.12
-    table.loc[row + 1, "open"] = table.loc[row, "close"]
-    table.loc[row + 1, "high"] = table.loc[row, "close"]
+    table.loc[row + 1, ["open", "high"]] = table.loc[row, "close"]
     return table
 
 
 def freeze(table: pd.DataFrame) -> pd.DataFrame:
-    rows = rows_of(table, "11:00", "11:19")
-    table.loc[rows, ["open", "high", "low", "close", "volume"]] = table.loc[
-        rows[0], ["open", "high", "low", "close", "volume"]
-    ].to_numpy()
+    rows, columns = rows_of(table, "11:00", "11:19"), [*PRICES, "volume"]
+    table.loc[rows, columns] = table.loc[rows[0], columns].to_numpy()
     return table
 
 
 def repeat_day(table: pd.DataFrame) -> pd.DataFrame:
     rows = rows_of(table)
-    table.loc[rows, ["open", "high", "low", "close"]] = table.loc[
-        rows - 390, ["open", "high", "low", "close"]
-    ].to_numpy()
+    table.loc[rows, PRICES] = table.loc[rows - 390, PRICES].to_numpy()
     return table
 
 
 def split(table: pd.DataFrame) -> pd.DataFrame:
-    later = table.index[(table.ticker == "BBB") & (table.ts >= DAY)]
-    table.loc[later, ["open", "high", "low", "close"]] /= 4
-    table.loc[later, "volume"] *= 4
-    return table
-
-
-def shift_day(table: pd.DataFrame) -> pd.DataFrame:
-    table.loc[rows_of(table), "ts"] += pd.Timedelta("1h")
-    return table
-
-
-def swap(table: pd.DataFrame) -> pd.DataFrame:
-    row = rows_of(table, "11:00", "11:00")
-    table.loc[row, ["high", "low"]] = table.loc[row, ["low", "high"]].to_numpy()
+    table = moved(table, 1 / 4)
+    table.loc[(table.ticker == "BBB") & (table.ts >= DAY), "volume"] *= 4
     return table
 
 
@@ -118,12 +87,16 @@ def back(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[order]
 
 
-def late(table: pd.DataFrame) -> pd.DataFrame:
-    return table[(table.ticker != "BBB") | (table.ts >= DAY)]
+def listed(start: str, stop: str) -> Change:
+    """BBB has no bars before the one day nor from the other on."""
+    return lambda table: table[(table.ticker != "BBB") | ((table.ts >= start) & (table.ts < stop))]
 
 
-def ended(table: pd.DataFrame) -> pd.DataFrame:
-    return table[(table.ticker != "BBB") | (table.ts < pd.Timestamp(DAY) + pd.Timedelta("1D"))]
+def moved(table: pd.DataFrame, ratio: float, days: int = 100) -> pd.DataFrame:
+    """BBB's prices times `ratio` from DAY on, for so many days."""
+    table, until = table.copy(), pd.Timestamp(DAY) + pd.Timedelta(days=days)
+    table.loc[(table.ticker == "BBB") & (table.ts >= DAY) & (table.ts < until), PRICES] *= ratio
+    return table
 
 
 FAULTS: dict[str, tuple[str, Change, str]] = {
@@ -138,37 +111,34 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "row twice": ("exact_duplicate", extra(), DAY),
     "rows swapped": ("out_of_order", back, DAY),
     "half a minute late": ("off_minute", extra(ts=pd.Timestamp(f"{DAY} 12:00:30")), DAY),
-    "high and low swapped": ("crossed_range", swap, DAY),
+    "high and low swapped": ("crossed_range", put(["high", "low"], lambda old: old[["low", "high"]].to_numpy()), DAY),
     "open above high": ("open_outside_range", put("open", lambda old: old * 1.02), DAY),
     "close below low": ("close_outside_range", put("close", lambda old: old * 0.98), DAY),
     "bar on a Saturday": ("closed_day", extra(ts=pd.Timestamp("2016-01-09 12:00")), "2016-01-09"),
     "bar on a holiday": ("closed_day", extra(ts=pd.Timestamp("2016-01-18 12:00")), "2016-01-18"),
     "bar before the open": ("outside_session", extra(ts=pd.Timestamp(f"{DAY} 08:12")), DAY),
     "bar after the close": ("outside_session", extra(ts=pd.Timestamp(f"{DAY} 16:00")), DAY),
-    "day in another zone": ("shifted_day", shift_day, DAY),
+    "day in another zone": ("shifted_day", put("ts", lambda old: old + pd.Timedelta("1h"), "00:00", "23:59"), DAY),
     "close that jumps and returns": ("price_spike", spike, DAY),
     "high far away": ("wick", put("high", lambda old: old * 1.3), DAY),
     "low far away": ("wick", put("low", lambda old: old * 0.7), DAY),
     "frozen feed": ("stale_run", freeze, DAY),
     "day delivered twice": ("repeated_day", repeat_day, DAY),
     "unadjusted split": ("split", split, DAY),
-    "cents for dollars": ("scale_jump", scale(100.0, "11:00", "11:30"), DAY),
+    "cents for dollars": ("scale_jump", put(PRICES, lambda old: old * 100, "11:00", "11:30"), DAY),
     "moves without volume": ("zero_volume", put("volume", 0.0), DAY),
     "volume in another unit": ("volume_outlier", put("volume", lambda old: old * 1e6), DAY),
     "twenty minutes lost": ("gap", drop("11:00", "11:19"), DAY),
     "two thirds of a day lost": ("thin_day", drop("09:30", "14:00"), DAY),
     "a day lost": ("missing_session", drop("00:00", "23:59"), DAY),
-    "ten minutes lost for all": ("market_hole", drop("11:00", "11:09", None), DAY),
-    "listed late": ("late_listing", late, DAY),
-    "delisted": ("ended", ended, DAY),
+    "ten minutes lost for all": ("market_hole", drop("11:00", "11:09", "AAA", "BBB", "CCC"), DAY),
+    "listed late": ("late_listing", listed(DAY, "2030-01-01"), DAY),
+    "delisted": ("ended", listed("2000-01-01", "2016-01-07"), DAY),
 }
 
 
-def as_bars(table: pd.DataFrame) -> Bars:
-    stamps = table.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64").to_numpy()
-    codes, names = pd.factorize(table.ticker, sort=True)
-    columns = {name: table[name].to_numpy(dtype=float) for name in ("open", "high", "low", "close", "volume")}
-    return Bars(ts=stamps, symbol=codes.astype(np.int32), symbols=tuple(names), **columns)
+def examined(table: pd.DataFrame) -> dict[str, Any]:
+    return examine(as_bars(table), DataSettings(), now=NOW)
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +149,7 @@ def healthy() -> pd.DataFrame:
 @pytest.mark.parametrize("name", FAULTS)
 def test_an_injected_fault_is_found(name: str, healthy: pd.DataFrame) -> None:
     kind, change, day = FAULTS[name]
-    bars = as_bars(change(healthy.copy()))
-    report = examine(bars, DataSettings(), now=NOW)
+    report = examined(change(healthy.copy()))
     found = [fault for fault in report["faults"] if fault["kind"] == kind]
     assert len(found) == 1, report["faults"]
     assert found[0]["day"] == day
@@ -195,7 +164,7 @@ def test_every_kind_is_tested_and_explained() -> None:
 
 
 def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
-    assert examine(as_bars(healthy), DataSettings(), now=NOW)["faults"] == []
+    assert examined(healthy)["faults"] == []
 
 
 def test_false_alarms_stay_below_a_thousandth() -> None:
@@ -210,39 +179,28 @@ def test_false_alarms_stay_below_a_thousandth() -> None:
 
 def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
     for ratio in (1.74, 1.25, 0.83, 0.6, 1.21):
-        assert examine(as_bars(moved(healthy, ratio)), DataSettings(), now=NOW)["kinds"] == {}, ratio
+        assert examined(moved(healthy, ratio))["kinds"] == {}, ratio
     news = moved(healthy, 0.8)  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
     news.loc[rows_of(news), "volume"] *= 8
-    assert examine(as_bars(news), DataSettings(), now=NOW)["kinds"] == {}
-
-
-def moved(table: pd.DataFrame, ratio: float, days: int = 100) -> pd.DataFrame:
-    """BBB's prices times `ratio` from DAY on, for so many days."""
-    table, until = table.copy(), pd.Timestamp(DAY) + pd.Timedelta(days=days)
-    rows = (table.ticker == "BBB") & (table.ts >= DAY) & (table.ts < until)
-    table.loc[rows, ["open", "high", "low", "close"]] *= ratio
-    return table
+    assert examined(news)["kinds"] == {}
 
 
 @pytest.mark.parametrize("ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40])
 def test_the_ratios_that_boards_choose_are_known(healthy: pd.DataFrame, ratio: float) -> None:
-    report = examine(as_bars(moved(healthy, 1 / ratio)), DataSettings(), now=NOW)
+    report = examined(moved(healthy, 1 / ratio))
     assert [(fault["kind"], fault["detail"]) for fault in report["faults"]] == [("split", f"{ratio:g} to 1")]
 
 
 def test_what_returns_the_day_after_was_no_split(healthy: pd.DataFrame) -> None:
     for ratio in (0.25, 4.0):
-        faults = examine(as_bars(moved(healthy, ratio, days=1)), DataSettings(), now=NOW)["faults"]
+        faults = examined(moved(healthy, ratio, days=1))["faults"]
         assert DAY not in {fault["day"] for fault in faults}
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 30])
 @pytest.mark.parametrize("factor", [1.12, 1.5, 3.0, 0.8])
 def test_bad_prices_are_found_however_long_they_last(healthy: pd.DataFrame, length: int, factor: float) -> None:
-    table = healthy.copy()
-    first = rows_of(table, "11:00", "11:00")[0]
-    table.loc[first : first + length - 1, ["open", "high", "low", "close"]] *= factor
-    report = examine(as_bars(table), DataSettings(), now=NOW)
+    report = examined(put(PRICES, lambda old: old * factor, "11:00", f"11:{length - 1:02d}")(healthy))
     assert [(f["kind"], f["symbol"], f["day"], f["count"]) for f in report["faults"]] == [
         ("price_spike", "BBB", DAY, length)
     ]
@@ -253,9 +211,8 @@ def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy: pd.DataFrame)
         table = healthy.copy()
         first = rows_of(table, "11:00", "11:00")[0]
         path = np.linspace(0.88, 1.0, 20) if recovery > 1 else np.full(310, 0.88)
-        for column in ("open", "high", "low", "close"):
-            table.loc[first : first + len(path) - 1, column] *= path
-        assert "price_spike" not in examine(as_bars(table), DataSettings(), now=NOW)["kinds"]
+        table.loc[first : first + len(path) - 1, PRICES] *= path[:, None]
+        assert "price_spike" not in examined(table)["kinds"]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -263,10 +220,9 @@ def test_what_all_of_few_symbols_lack(healthy: pd.DataFrame, number: int) -> Non
     names = ["BBB", "AAA", "CCC"][:number]
     table = healthy[healthy.ticker.isin(names)].reset_index(drop=True)
     lost_day = pd.Timestamp("2016-01-08").date()
-    for name in names:
-        table = table.drop(index=rows_of(table, "11:00", "11:19", name))
+    table = drop("11:00", "11:19", *names)(table)
     table = table[table.ts.dt.date != lost_day]
-    found = [(f["kind"], f["symbol"], f["count"]) for f in examine(as_bars(table), DataSettings(), now=NOW)["faults"]]
+    found = [(f["kind"], f["symbol"], f["count"]) for f in examined(table)["faults"]]
     if number == 1:  # one symbol says nothing of the market
         assert found == [("gap", "BBB", 20), ("missing_session", "BBB", 390)]
     else:
@@ -332,10 +288,5 @@ def test_the_holes_of_the_real_file_of_2019() -> None:
     assert found["late_listing"] == {("UBER", "2019-05-10", 1)}
     assert ("UBER", "2019-05-10", 140) not in found["gap"]
     assert set(found) == {"early_close", "market_halt", "late_listing", "gap"}
-    assert {day for _, day, _ in found["early_close"]} == {
-        "2019-07-03",
-        "2019-11-29",
-        "2019-12-24",
-        "2020-11-27",
-        "2020-12-24",
-    }
+    half_days = ("2019-07-03", "2019-11-29", "2019-12-24", "2020-11-27", "2020-12-24")
+    assert {day for _, day, _ in found["early_close"]} == {*half_days}

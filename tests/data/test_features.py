@@ -1,9 +1,8 @@
-"""Features against stockstats and pandas, and bit-equal on every prefix."""
-
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fintrader.config import validate
+from fintrader.data.bars import COLUMNS
 from fintrader.data.clean import SymbolBars
 from fintrader.data.features import PAPER_FEATURES, FeatureSettings, context_features, symbol_features, turbulence
 from fintrader.errors import ConfigError, DataError
@@ -74,11 +74,16 @@ def test_values_agree_with_stockstats_and_pandas() -> None:
         np.testing.assert_allclose(got[60:, column], np.asarray(values)[60:], rtol=1e-6, atol=1e-7, err_msg=name)
 
 
+def prefix(bars: SymbolBars, length: int) -> SymbolBars:
+    columns = {name: getattr(bars, name)[:length] for name in (*COLUMNS, "tradable", "session")}
+    return replace(bars, **columns, extras={name: values[:length] for name, values in bars.extras.items()})
+
+
 @settings(max_examples=examples(30))
 @given(cut=st.integers(1, 400), seed=st.integers(0, 50))
 def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
     bars = one_symbol(seed=seed)
-    whole, part = symbol_features(bars, ALL), symbol_features(bars.before(cut), ALL)
+    whole, part = symbol_features(bars, ALL), symbol_features(prefix(bars, cut), ALL)
     np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
 
 
@@ -92,13 +97,8 @@ def test_age_counts_the_bars_since_the_last_trade() -> None:
 
 def test_silence_gives_finite_features() -> None:
     bars = one_symbol(200, silent=0.0)
-    flat = SymbolBars(
-        **{
-            **bars.__dict__,
-            **{name: np.full(200, 33.33) for name in ("open", "high", "low", "close")},
-            "volume": np.zeros(200),
-        }
-    )
+    prices = {name: np.full(200, 33.33) for name in ("open", "high", "low", "close")}
+    flat = replace(bars, **prices, volume=np.zeros(200))
     table = symbol_features(flat, PAPER_FEATURES)[100:]
     assert np.isfinite(table).all()
     assert np.abs(table[:, [0, 1, 2, 4, 5]]).max() < 1e-6
@@ -130,6 +130,13 @@ def test_an_unknown_feature_is_refused(name: str) -> None:
         validate(FeatureSettings, {"names": [name]}, "test")
 
 
+def context_of(names: list[str], **given: Any) -> np.ndarray:
+    """Context features of one session, or of what else is given."""
+    session = np.zeros(len(given["benchmark"]), dtype=np.int64)
+    usual = {"session": session, "day_close": np.ones((1, 1)), "turbulence_days": 5}
+    return context_features(names, **usual | given)
+
+
 def test_turbulence_sees_finished_days_only() -> None:
     random = np.random.default_rng(0)
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 4)), axis=0))
@@ -144,28 +151,17 @@ def test_turbulence_sees_finished_days_only() -> None:
     gap = today - past.mean(axis=0)
     assert level[30] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / 4)
     session = np.repeat(np.arange(40), 5)
-    table = context_features(
-        ["turbulence"],
-        bar_of_session=np.tile(np.arange(5), 40),
-        bars_in_session=np.full(200, 5),
-        benchmark=np.ones(200),
-        session=session,
-        day_close=close,
-        turbulence_days=10,
-    )
+    table = context_of(["turbulence"], benchmark=np.ones(200), session=session, day_close=close, turbulence_days=10)
     assert (table[session == 31, 0] == np.log1p(level[30])).all()  # the day after, from its first bar
     assert (table[session == 30, 0] == np.log1p(level[29])).all()
 
 
 def test_time_of_day_runs_from_open_to_close() -> None:
-    table = context_features(
+    table = context_of(
         ["time_of_day", "time_to_close", "index_return_2"],
-        bar_of_session=np.array([0, 1, 2, 3, 0, 1]),
-        bars_in_session=np.array([4, 4, 4, 4, 2, 2]),
         benchmark=np.array([100.0, 101, 102, 103, 104, 105]),
         session=np.array([0, 0, 0, 0, 1, 1]),
         day_close=np.ones((2, 1)),
-        turbulence_days=5,
     )
     assert table[:, 0].tolist() == [-0.75, -0.25, 0.25, 0.75, -0.75, -0.25]
     assert table[:, 1].tolist() == [0.75, 0.25, -0.25, -0.75, -0.25, -0.75]
@@ -174,15 +170,7 @@ def test_time_of_day_runs_from_open_to_close() -> None:
 
 def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns() -> None:
     level = np.array([100.0, 101, 99, 104, 104, 90])
-    table = context_features(
-        ["index_volatility_2", "index_volatility_1"],
-        bar_of_session=np.arange(6),
-        bars_in_session=np.full(6, 6),
-        benchmark=level,
-        session=np.zeros(6, dtype=np.int64),
-        day_close=np.ones((1, 1)),
-        turbulence_days=5,
-    )
+    table = context_of(["index_volatility_2", "index_volatility_1"], benchmark=level)
     steps = [0.0, *(np.log(now / before) for before, now in itertools.pairwise(level))]
     expected = [np.nan, *(np.sqrt((a * a + b * b) / 2) for a, b in itertools.pairwise(steps))]
     np.testing.assert_allclose(table[:, 0], expected, rtol=1e-12)

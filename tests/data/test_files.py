@@ -1,5 +1,3 @@
-"""What a user's files can get wrong: each is a typed error that names the place, or a counted repair."""
-
 from __future__ import annotations
 
 import zipfile
@@ -57,14 +55,6 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(1, 1).drop(columns="close"))
     with pytest.raises(BarError, match=r"no column 'close'; it has ts, ticker, open, high, low, volume.*columns"):
         read(path)
-
-
-def test_columns_can_be_named(tmp_path: Path) -> None:
-    table = minute_table(2, 1)
-    path = write_csv(tmp_path, table.rename(columns={"ts": "when", "ticker": "sym", "close": "last"}))
-    bars = read(path, columns={"ts": "when", "symbol": "sym", "close": "last"})
-    np.testing.assert_array_equal(bars.close, table.close)
-    assert bars.symbols == ("AAA", "BBB")
 
 
 def test_order_and_repetition_are_repaired_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

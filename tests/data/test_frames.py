@@ -1,5 +1,3 @@
-"""Bars in pandas: every form of the same bars is the same market, and what is missing is named."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""The synthetic market, and its best achievable result against brute force and simulation."""
-
 from __future__ import annotations
 
 import itertools
@@ -13,6 +11,7 @@ import torch
 from fintrader.backtesting import simulate
 from fintrader.config import validate
 from fintrader.data.build import make_market
+from fintrader.data.inspect import quality_report
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.sources.synthetic import SyntheticSettings, drift_states
@@ -99,9 +98,41 @@ def test_without_planting_nothing_tells_the_future() -> None:
         oracle_policy(market, ObservationLayout.of(market), 20.0)
 
 
-def test_same_seed_same_market_and_another_differs() -> None:
-    first, _ = make_market(synthetic(num_sessions=10))
-    again, _ = make_market(synthetic(num_sessions=10))
-    other, _ = make_market(synthetic(num_sessions=10, seed=1))
-    assert first.content_hash() == again.content_hash()
-    assert first.content_hash() != other.content_hash()
+def eventful(*, num_symbols: int = 12, **events: Any) -> DataSettings:
+    source = {"kind": "synthetic", "num_symbols": num_symbols, "num_sessions": 24, "seed": 4, "events": events}
+    return validate(DataSettings, {"source": source}, "test")
+
+
+@pytest.mark.parametrize("event", ["splits", "dividends"])
+def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
+    plain, _ = make_market(eventful())
+    market, _ = make_market(eventful(**{event: 3}))
+    returns = [torch.log(one.close[1:] / one.close[:-1]) for one in (plain, market)]
+    torch.testing.assert_close(returns[0], returns[1], rtol=0, atol=2e-6)
+    changed = (market.close[0] / plain.close[0] - 1).abs() > 1e-3
+    assert int(changed.sum()) == 3
+
+
+def test_listings_and_delistings_are_seen() -> None:
+    settings = eventful(delistings=2, late_listings=3)
+    report = quality_report(settings)
+    assert report["kinds"] == {"ended": 2, "late_listing": 3}
+    market, built = make_market(settings)
+    assert built["ended"] == sorted(fault["symbol"] for fault in report["faults"] if fault["kind"] == "ended")
+    nan = torch.isnan(market.close)
+    assert int(nan[0].sum()) == 3
+    assert int(nan[-1].sum()) == 2
+    assert not built["survivorship"]["survivors_only"]
+
+
+def test_halts_silence_everybody() -> None:
+    settings = eventful(halts=2, halt_bars=14)
+    assert quality_report(settings)["kinds"] == {"market_hole": 2}
+    market, _ = make_market(settings)
+    assert int((~market.tradable).all(dim=1).sum()) == 28
+    assert not torch.isnan(market.close).any()
+
+
+def test_more_events_than_stocks_are_refused() -> None:
+    with pytest.raises(DataError, match="need as many stocks"):
+        make_market(eventful(num_symbols=2, splits=3))

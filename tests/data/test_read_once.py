@@ -1,26 +1,20 @@
-"""A build reads every symbol once, whatever the universe asks for, and keeps what a list of the kept would keep."""
-
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.config import validate
 from fintrader.data import build, chunks
 from fintrader.data.build import build_market, make_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
-from tests.data.tables import minute_table, write_csv
+from tests.data.tables import file_settings, minute_table, write_csv
 
-PLAIN = {
-    "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
-    "features": {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]},
-}
 CHOICES: list[dict[str, Any]] = [
     {},
     {"universe": {"min_coverage": 0.5}},
@@ -41,7 +35,8 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(bars: Path, values: dict[str, Any]) -> DataSettings:
-    return validate(DataSettings, {"path": str(bars), **PLAIN, **values}, "test")
+    features = {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]}
+    return file_settings(bars, features=features, **values)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -49,29 +44,17 @@ def test_every_symbol_is_decoded_cleaned_and_gridded_once(
     bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
 ) -> None:
     build_market(settings(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
-    counts: dict[str, Counter[Any]] = {name: Counter() for name in ("decode", "clean", "to_grid")}
-    real = {"decode": chunks.decode, "clean": build.clean, "to_grid": build.to_grid}
-
-    def decode(data: bytes, *rest: Any) -> Any:
-        counts["decode"][data] += 1
-        return real["decode"](data, *rest)
-
-    def clean(bars: Any) -> Any:
-        counts["clean"][bars.symbols] += 1
-        return real["clean"](bars)
-
-    def to_grid(bars: Any, grid: Any) -> Any:
-        counts["to_grid"][bars.symbols] += 1
-        return real["to_grid"](bars, grid)
-
-    monkeypatch.setattr(chunks, "decode", decode)
-    monkeypatch.setattr(build, "clean", clean)
-    monkeypatch.setattr(build, "to_grid", to_grid)
+    spies = {}
+    for module, name in ((chunks, "decode"), (build, "clean"), (build, "to_grid")):
+        spies[name] = Mock(wraps=getattr(module, name))
+        monkeypatch.setattr(module, name, spies[name])
     build_market(settings(bars, choice), cache=tmp_path)
     listed = choice.get("universe", {}).get("symbols", [])
     symbols = {("AAA",), *((name,) for name in listed or ("BBB", "CCC", "DDD", "EEE"))}  # AAA is the source's first
-    assert counts["clean"] == counts["to_grid"] == dict.fromkeys(symbols, 1)
-    assert list(counts["decode"].values()) == [1] * 2 * len(symbols)  # a chunk a month
+    for name in ("clean", "to_grid"):
+        assert Counter(call.args[0].symbols for call in spies[name].call_args_list) == dict.fromkeys(symbols, 1)
+    decoded = [call.args[0] for call in spies["decode"].call_args_list]
+    assert len(decoded) == len(set(decoded)) == 2 * len(symbols)  # a chunk a month
 
 
 @pytest.mark.parametrize("block", [7, 4096])

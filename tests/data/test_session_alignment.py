@@ -1,5 +1,3 @@
-"""A wrong zone or label is refused by the pattern it leaves; odd days and thin symbols are not."""
-
 from __future__ import annotations
 
 from pathlib import Path

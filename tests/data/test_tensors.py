@@ -1,13 +1,13 @@
-"""MarketTensors: validates itself, splits, and is stored so that any damage is noticed."""
-
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.errors import MarketError
@@ -56,25 +56,20 @@ def test_last_bar_is_where_a_symbol_ends():
     assert market.window(0, 40).last_bar.tolist() == [39, 39, 39, 39]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "text", "missing", "foreign"])
+DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
+    "truncated": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "flipped": lambda path, data: path.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]),
+    "text": lambda path, data: path.write_text("hello"),
+    "missing": lambda path, data: path.unlink(),
+    "foreign": lambda path, data: save_file({"x": torch.zeros(2)}, path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
     path = tmp_path / "m.safetensors"
     make_market(60, 4).save(path)
-    data = bytearray(path.read_bytes())
-    match damage:
-        case "truncated":
-            path.write_bytes(data[: len(data) // 2])
-        case "flipped":
-            data[-3] ^= 1
-            path.write_bytes(data)
-        case "text":
-            path.write_text("hello")
-        case "missing":
-            path.unlink()
-        case "foreign":
-            from safetensors.torch import save_file
-
-            save_file({"x": torch.zeros(2)}, path)
+    DAMAGES[damage](path, path.read_bytes())
     with pytest.raises(MarketError):
         MarketTensors.load(path, verify=True)
 

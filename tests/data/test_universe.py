@@ -1,5 +1,3 @@
-"""Membership by date, ticker changes, own lists, survivors."""
-
 from __future__ import annotations
 
 import datetime as dt

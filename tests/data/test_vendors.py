@@ -1,5 +1,3 @@
-"""Yahoo and Alpaca against fake servers on loopback: limits, paging, retries, keys, and what stays stored."""
-
 from __future__ import annotations
 
 import contextlib
@@ -12,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import requests
 
 from fintrader.config import validate
-from fintrader.data import feeds as feeds_module
+from fintrader.data import settings as settings_module
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
-from fintrader.data.inspect import describe, dry_run
-from fintrader.data.quality import quality_report
+from fintrader.data.inspect import describe, dry_run, quality_report
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.vendor import Busy, VendorFeed, with_retries
@@ -27,10 +25,11 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
 from fintrader.storage.objects import Objects
 from tests.data.tables import minute_table, write_csv
-from tests.engines.servers import Fake, alpaca, serve, session_to, yahoo
+from tests.engines.servers import Fake, alpaca, serve, yahoo
 
 TODAY = dt.date(2016, 1, 29)
 KEY, SECRET = "PKTESTKEY123", "very-secret-value-456"
+ENDPOINT = "https://alpaca.test"
 
 
 def forget_answers() -> None:
@@ -39,19 +38,28 @@ def forget_answers() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_yfinance(tmp_path: Path) -> None:
     yfinance = pytest.importorskip("yfinance")
     yfinance.set_tz_cache_location(str(tmp_path / "yfinance"))
     forget_answers()
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     logging.getLogger("yfinance").setLevel(logging.CRITICAL)
 
 
 @pytest.fixture
 def bars() -> pd.DataFrame:
     return minute_table(symbols=2, sessions=15)  # to 2016-01-25
+
+
+@pytest.fixture(params=["yahoo", "alpaca"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def fake(kind: str, request: pytest.FixtureRequest) -> Fake:
+    """The server of each vendor."""
+    found: Fake = request.getfixturevalue(f"fake_{kind}")
+    return found
 
 
 @pytest.fixture
@@ -69,32 +77,23 @@ def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield fake
 
 
-def yahoo_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
-    settings = validate(YahooSettings, {"start": "2016-01-04", "end": "2016-01-22", "retries": 2} | values, "test")
-    vendor = Yahoo(settings, session_to(fake.url))
-    return VendorFeed(vendor, settings, symbols, "XNAS", Objects(store), today=TODAY, sleep=lambda _: None)
-
-
-def alpaca_feed(fake: Fake, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
-    base = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2, "endpoint": fake.url}
-    settings = validate(AlpacaSettings, base | values, "test")
-    return VendorFeed(Alpaca(settings), settings, symbols, "XNAS", Objects(store), today=TODAY, sleep=lambda _: None)
-
-
-FEEDS = {"yahoo": yahoo_feed, "alpaca": alpaca_feed}
+def feed_of(kind: str, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
+    base: dict[str, Any] = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
+    how: dict[str, Any] = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
+    vendor: Any
+    if kind == "yahoo":
+        vendor = Yahoo(validate(YahooSettings, base | values, "test"), requests.Session())
+    else:
+        vendor = Alpaca(validate(AlpacaSettings, base | {"endpoint": ENDPOINT} | values, "test"))
+    return VendorFeed(vendor, vendor.settings, symbols, "XNAS", Objects(store), **how)
 
 
 def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
     return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
 
 
-@pytest.mark.parametrize("kind", ["yahoo", "alpaca"])
-def test_bars_come_as_they_are_and_once(
-    kind: str, tmp_path: Path, bars: pd.DataFrame, request: pytest.FixtureRequest
-) -> None:
-    fake = request.getfixturevalue(f"fake_{kind}")
-    make = FEEDS[kind]
-    feed = make(fake, tmp_path / "store")
+def test_bars_come_as_they_are_and_once(kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame) -> None:
+    feed = feed_of(kind, tmp_path / "store")
     feed.prepare()
     for symbol in ("AAA", "BBB"):
         mine, got = expected(bars, symbol, "2016-01-22"), feed.bars(symbol).sorted()
@@ -104,11 +103,11 @@ def test_bars_come_as_they_are_and_once(
         np.testing.assert_array_equal(got.ts, stamps)
     assert verify_store(Objects(tmp_path / "store")) == []
     asked = len(fake.requests)
-    again = make(fake, tmp_path / "store")
+    again = feed_of(kind, tmp_path / "store")
     again.prepare()
     assert len(fake.requests) == asked
     assert again.inputs == feed.inputs
-    longer = make(fake, tmp_path / "store", end="2016-01-25")
+    longer = feed_of(kind, tmp_path / "store", end="2016-01-25")
     longer.prepare()
     new = fake.requests[asked:]
     assert new
@@ -123,7 +122,7 @@ def test_bars_come_as_they_are_and_once(
 
 
 def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo: Fake, tmp_path: Path) -> None:
-    yahoo_feed(fake_yahoo, tmp_path).prepare()
+    feed_of("yahoo", tmp_path).prepare()
     spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]
     assert max(spans) <= 7 * 86_400
     assert len(spans) == 2 * 3  # two tickers, nineteen days
@@ -131,30 +130,28 @@ def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo: Fake, tmp_path: Path)
 
 def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo: Fake, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)"):
-        yahoo_feed(fake_yahoo, tmp_path, start="2015-12-01").prepare()
+        feed_of("yahoo", tmp_path, start="2015-12-01").prepare()
     assert fake_yahoo.requests == []
 
 
-def test_an_unknown_ticker_is_named(fake_yahoo: Fake, fake_alpaca: Fake, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="yahoo has no bars of NOPE"):
-        yahoo_feed(fake_yahoo, tmp_path / "y", symbols=("AAA", "NOPE")).prepare()
-    with pytest.raises(DataError, match="alpaca has no bars of NOPE"):
-        alpaca_feed(fake_alpaca, tmp_path / "a", symbols=("AAA", "NOPE")).prepare()
+@pytest.mark.usefixtures("fake")
+def test_an_unknown_ticker_is_named(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{kind} has no bars of NOPE"):
+        feed_of(kind, tmp_path, symbols=("AAA", "NOPE")).prepare()
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)])
 def test_passing_faults_are_tried_again_and_lasting_ones_told(
-    kind: str, fault: int, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, fault: int, fake: Fake, tmp_path: Path
 ) -> None:
-    fake = request.getfixturevalue(f"fake_{kind}")
     fake.faults = [fault, fault]
-    feed = FEEDS[kind](fake, tmp_path / "a")
+    feed = feed_of(kind, tmp_path / "a")
     feed.prepare()
     assert len(feed.bars("AAA")) == 14 * 390
     fake.faults = [fault] * 99
     forget_answers()
     with pytest.raises(DataError, match=rf"{kind} does not answer: .*continues from here"):
-        FEEDS[kind](fake, tmp_path / "b").prepare()
+        feed_of(kind, tmp_path / "b").prepare()
 
 
 def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: Path) -> None:
@@ -170,10 +167,10 @@ def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: P
 
     fake_alpaca.rows = once  # type: ignore[method-assign]
     with pytest.raises(DataError, match="does not answer"):
-        alpaca_feed(fake_alpaca, tmp_path, **values).prepare()
+        feed_of("alpaca", tmp_path, **values).prepare()
     fake_alpaca.rows, fake_alpaca.faults = real, []  # type: ignore[method-assign]
     asked = len(fake_alpaca.requests)
-    feed = alpaca_feed(fake_alpaca, tmp_path, **values)
+    feed = feed_of("alpaca", tmp_path, **values)
     feed.prepare()
     assert {item["symbols"] for item in fake_alpaca.requests[asked:]} == {"BBB"}
     assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
@@ -186,36 +183,29 @@ def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataF
     return table[~gone]
 
 
-@pytest.mark.parametrize("kind", ["yahoo", "alpaca"])
 @pytest.mark.parametrize(
     ("first", "last"), [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")]
 )
 def test_an_empty_answer_is_asked_for_again(
-    kind: str,
-    first: str,
-    last: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    caplog: pytest.LogCaptureFixture,
+    kind: str, fake: Fake, first: str, last: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server that gives nothing for a while, at the start, the end or in between: the same call mends it."""
-    fake, make = request.getfixturevalue(f"fake_{kind}"), FEEDS[kind]
     whole = fake.table
     fake.table = without(whole, "BBB", first, last)
     with contextlib.suppress(DataError):  # raised when nothing at all came
-        make(fake, tmp_path).prepare()
+        feed_of(kind, tmp_path).prepare()
     assert f"{kind} has no bars of BBB on" in caplog.text
     fake.table = whole
     forget_answers()
     asked = len(fake.requests)
-    feed = make(fake, tmp_path)
+    feed = feed_of(kind, tmp_path)
     feed.prepare()
     assert {item.get("ticker") or item["symbols"] for item in fake.requests[asked:]} == {"BBB"}
     assert len(feed.bars("BBB")) == len(feed.bars("AAA")) == 14 * 390
     assert feed.bars("BBB").is_sorted()
     assert verify_store(Objects(tmp_path)) == []
     asked = len(fake.requests)
-    make(fake, tmp_path).prepare()
+    feed_of(kind, tmp_path).prepare()
     assert len(fake.requests) == asked
 
 
@@ -224,14 +214,7 @@ def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca: Fake, tmp
 
     def requests_on(day: int) -> int:
         before = len(fake_alpaca.requests)
-        settings = validate(
-            AlpacaSettings,
-            {"start": "2016-01-04", "end": "2016-01-22", "retries": 0, "endpoint": fake_alpaca.url},
-            "test",
-        )
-        feed = VendorFeed(
-            Alpaca(settings), settings, ("AAA", "BBB"), "XNAS", Objects(tmp_path), today=dt.date(2016, 1, day)
-        )
+        feed = feed_of("alpaca", tmp_path, retries=0, today=dt.date(2016, 1, day))
         feed.prepare()
         assert len(feed.bars("BBB")) == 11 * 390
         return len(fake_alpaca.requests) - before
@@ -244,7 +227,7 @@ def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca: Fake, tmp
 
 
 def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_path: Path) -> None:
-    alpaca_feed(fake_alpaca, tmp_path, feed="iex", adjustment="split").prepare()
+    feed_of("alpaca", tmp_path, feed="iex", adjustment="split").prepare()
     assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {("iex", "split")}
     assert len(fake_alpaca.requests) == -(-2 * 14 * 390 // 500)
     assert len([item for item in fake_alpaca.requests if "page_token" in item]) == len(fake_alpaca.requests) - 1
@@ -253,9 +236,8 @@ def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_pa
 
 def test_alpaca_hours_outside_the_session_are_left_out(bars: pd.DataFrame, tmp_path: Path, fake_alpaca: Fake) -> None:
     early = bars[bars.ts.dt.strftime("%H") == "10"].assign(ts=lambda rows: rows.ts - pd.Timedelta("3h"))
-    extra = Fake(pd.concat([bars, early]).sort_values(["ticker", "ts"]))
-    fake_alpaca.table = extra.table
-    feed = alpaca_feed(fake_alpaca, tmp_path)
+    fake_alpaca.table = Fake(pd.concat([bars, early]).sort_values(["ticker", "ts"])).table
+    feed = feed_of("alpaca", tmp_path)
     feed.prepare()
     assert len(feed.bars("AAA")) == 14 * 390
 
@@ -267,11 +249,11 @@ def test_no_key_is_told_or_written_anywhere(
     for faults in ([401], [403], [422], [404], [500] * 9):
         fake_alpaca.faults = list(faults)
         with pytest.raises(DataError) as caught:
-            alpaca_feed(fake_alpaca, tmp_path / "store").prepare()
+            feed_of("alpaca", tmp_path / "store").prepare()
         messages.append(str(caught.value))
     assert "refuses the keys" in messages[0]
     fake_alpaca.faults = []
-    alpaca_feed(fake_alpaca, tmp_path / "store").prepare()
+    feed_of("alpaca", tmp_path / "store").prepare()
     texts = [*messages, caplog.text]
     texts += [file.read_bytes().decode("latin1") for file in tmp_path.rglob("*") if file.is_file()]
     assert len(texts) > 7
@@ -280,14 +262,14 @@ def test_no_key_is_told_or_written_anywhere(
         assert SECRET not in text
     monkeypatch.delenv("APCA_API_SECRET_KEY")
     with pytest.raises(DataError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
-        alpaca_feed(fake_alpaca, tmp_path / "other").prepare()
+        feed_of("alpaca", tmp_path / "other").prepare()
 
 
 def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
     days = pd.bdate_range("2016-01-04", "2016-01-15")
     table = pd.DataFrame({"ts": days, "ticker": "AAA", "open": 1.0, "high": 2.0, "low": 0.5, "close": 1.5, "volume": 9})
-    with serve(Fake(table), yahoo) as fake:
-        feed = yahoo_feed(fake, tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
+    with serve(Fake(table), yahoo):
+        feed = feed_of("yahoo", tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
         feed.prepare()
         stamps = feed.bars("AAA").ts.astype("datetime64[ns]")
     assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == ["2016-01-04T14:30", "2016-01-15T14:30"]
@@ -297,13 +279,13 @@ def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
 def test_a_vendors_market_is_the_files_market(
     fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = feeds_module.VendorFeed
+    real = settings_module.VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
-    monkeypatch.setattr(feeds_module, "VendorFeed", then)
-    source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": fake_alpaca.url}
+    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": ENDPOINT}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(
         DataSettings, {"source": source, "universe": {"symbols": ["AAA", "BBB"]}, "features": features}, "test"

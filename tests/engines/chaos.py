@@ -7,7 +7,6 @@ that is added later is covered without being listed. `benchmarks/chaos.py` runs 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -20,19 +19,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 from fintrader.errors import TournamentError
+from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
-from tests.engines.waiting import until
-
-if TYPE_CHECKING:
-    from tests.engines.apart import Plan
+from tests.engines.waiting import gone, until
 
 WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
 DONE, REFUSED, BROKEN = 0, 7, 9
@@ -63,17 +61,21 @@ class Faults:
 _open, _write, _kill = os.open, os.write, os.kill
 
 
+def _no_space() -> Exception:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
 def install(faults: Faults) -> None:
     """Wrap this process's operations. There is no way back: call it in a process of its own."""
 
     def die() -> None:
         _kill(os.getpid(), signal.SIGKILL)
 
-    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(name: str, call: Callable[..., Any], full: Callable[[], Exception] = _no_space) -> Callable[..., Any]:
         def wrapped(*args: Any, **named: Any) -> Any:
             if faults.strike():
                 if faults.mode == "full":
-                    raise OSError(errno.ENOSPC, "No space left on device")
+                    raise full()
                 if faults.mode == "torn" and name == "write":
                     _write(args[0], args[1][: len(args[1]) // 2])
                 die()
@@ -87,32 +89,19 @@ def install(faults: Faults) -> None:
     for name in WRAPPED:
         setattr(os, name, wrap(name, getattr(os, name)))
 
-    class Connection(sqlite3.Connection):
-        def _point(self, *, before: bool) -> None:
-            if (before or faults.mode != "full") and faults.strike():
-                if faults.mode == "full":
-                    raise sqlite3.OperationalError("database or disk is full")
-                die()
+    def no_room() -> Exception:
+        return sqlite3.OperationalError("database or disk is full")
 
+    class Connection(sqlite3.Connection):
         def execute(self, *args: Any) -> Any:
-            self._point(before=True)
-            result = super().execute(*args)
-            self._point(before=False)
-            return result
+            return wrap("execute", super().execute, no_room)(*args)
 
         def executemany(self, *args: Any) -> Any:
-            self._point(before=True)
-            result = super().executemany(*args)
-            self._point(before=False)
-            return result
+            return wrap("executemany", super().executemany, no_room)(*args)
 
         def __exit__(self, *raised: Any) -> Any:
-            if raised[0] is None:
-                self._point(before=True)
-            result = super().__exit__(*raised)
-            if raised[0] is None:
-                self._point(before=False)
-            return result
+            leave = super().__exit__
+            return (wrap("commit", leave, no_room) if raised[0] is None else leave)(*raised)
 
     connect = sqlite3.connect
     sqlite3.connect = lambda *args, **named: connect(*args, **{"factory": Connection, **named})  # type: ignore[assignment]
@@ -144,45 +133,26 @@ class Outcome:
     """How often the fault truly struck: a run may end before its moment comes."""
 
 
-def race(run: RunFolder, pods: int, *, processes: bool = False, evaluators: Plan | None = None, **how: Any) -> Any:
-    """One tournament of stub pods: threads, processes, or (`evaluators`) threads that are evaluated in processes."""
+def race(
+    run: RunFolder, pods: int, *, processes: bool = False, launching: Callable[[], Any] | None = None, **how: Any
+) -> Any:
+    """One tournament of stub pods: in threads, in processes, or by the launcher that `launching` makes beforehand."""
     from tests.engines.races import settings, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
-    launcher: Any = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
-    if evaluators is not None:
-        from tests.engines.apart import ApartLauncher, Evaluators
-
-        server = Evaluators(evaluators)  # forked before there are threads, and before the lease
-
-        def launcher(_: Any, access: Any) -> ApartLauncher:
-            return ApartLauncher(access.run, access.market, server, workers=2, token=access.token)
-
+    threads = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
+    launcher = launching() if launching else threads
     wanted = settings(pods=pods, workers=2, order="submission", retries=50, fresh=0.2)
     return stub_race(run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how)
 
 
-def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes: bool = False, **how: Any) -> Outcome:
-    """Run a tournament in a fork of this process (its imports are paid for) and wait for its end."""
-    note = run.root.parent / f"{run.root.name}.note"
-    note.unlink(missing_ok=True)
-    begun = time.perf_counter()
+def fork(work: Callable[[], Any]) -> int:
+    """Do `work` in a fork of this process (its imports are paid for); the fork's number."""
     pid = os.fork()
     if pid == 0:
         status = BROKEN
         try:
-            ready: list[float] = []
-            if faults is not None:
-                install(faults)
-            race(
-                run,
-                pods,
-                processes=processes,
-                watch=lambda _: ready or ready.append(time.perf_counter() - begun),
-                **how,
-            )
-            with note.open("w") as file:
-                file.write(json.dumps([ready[0] if ready else None, faults.count if faults else 0]))
+            work()
             status = DONE
         except TournamentError as error:
             print(error, file=sys.stderr)
@@ -192,20 +162,39 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, processes
         finally:
             sys.stderr.flush()
             os._exit(status)
-    _, code = os.waitpid(pid, 0)
+    return pid
+
+
+def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, **how: Any) -> Outcome:
+    """Run a tournament in a fork of this process and wait for its end."""
+    note = run.root.parent / f"{run.root.name}.note"
+    note.unlink(missing_ok=True)
+    begun = time.perf_counter()
+
+    def work() -> None:
+        ready: list[float] = []
+        if faults is not None:
+            install(faults)
+        race(run, pods, watch=lambda _: ready or ready.append(time.perf_counter() - begun), **how)
+        with note.open("w") as file:
+            file.write(json.dumps([ready[0] if ready else None, faults.count if faults else 0]))
+
+    _, code = os.waitpid(fork(work), 0)
     outcome = Outcome(os.waitstatus_to_exitcode(code))
     if note.exists():
         outcome.ready_seconds, outcome.points = json.loads(note.read_text())
-    marks = [plan.mark for plan in (faults, how.get("evaluators")) if plan is not None]
-    outcome.hits = sum(mark.exists() for mark in marks)
+    outcome.hits = int(faults is not None and faults.mark.exists())
     return outcome
 
 
-def killed(run: RunFolder) -> int:
-    """Attempts that the run's own log says were killed."""
-    from fintrader.files import read_jsonl
+def events_of(run: RunFolder, kind: str) -> list[dict[str, Any]]:
+    """What the run's own log says of that kind."""
+    return [event for event in read_jsonl(run.events) if event["event"] == kind]
 
-    return sum(event["event"] == "lost" and event["reason"] == "killed" for event in read_jsonl(run.events))
+
+def killed(run: RunFolder) -> int:
+    """Attempts that were killed."""
+    return sum(event["reason"] == "killed" for event in events_of(run, "lost"))
 
 
 def everything(run: RunFolder) -> Any:
@@ -230,12 +219,10 @@ def acknowledged(run: RunFolder) -> dict[str, bytes]:
 
 def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
     """What is wrong after recovery: nothing, one hopes."""
-    from fintrader.files import read_jsonl
-
     problems = []
     after = acknowledged(run)
     problems += [f"result of {pod} lost or changed" for pod, data in before.items() if after.get(pod) != data]
-    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    applied = [event["pod"] for event in events_of(run, "applied")]
     problems += [f"{pod} applied {applied.count(pod)} times" for pod in set(applied) if applied.count(pod) != 1]
     if set(applied) != set(after):
         problems.append(f"applied {sorted(applied)}, stored {sorted(after)}")
@@ -289,28 +276,17 @@ def count_points(folder: Path, pods: int) -> int:
     return outcome.points
 
 
-def _at_work(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def kill_at_work(run: RunFolder, pods: int, *, target: str) -> Outcome:
-    """Start a tournament of spawned pods and SIGKILL the orchestrator, or a pod, while pod 2 is in the middle."""
+def kill_at_work(run: RunFolder, pods: int) -> Outcome:
+    """Start a tournament of spawned pods and SIGKILL the orchestrator while pod 2 is in the middle."""
     gate = run.root.parent / f"{run.root.name}-gate" / "p0002"
     gate.parent.mkdir()
     gate.touch()
-    os.environ[stubs.GATE_VARIABLE] = str(gate)
-    pid = fork_race(run, pods)
-    del os.environ[stubs.GATE_VARIABLE]
+    with patch.dict(os.environ, {stubs.GATE_VARIABLE: str(gate)}):
+        pid = fork_race(run, pods)
     until(lambda: stubs.waiting(gate) is not None, "the pod that waits")
-    worker = stubs.waiting(gate)
-    assert worker is not None
     children = psutil.Process(pid).children(recursive=True)
-    os.kill(pid if target == "orchestrator" else worker, signal.SIGKILL)
-    if target == "pod":
-        gate.unlink()
-    return ended(pid, run, children, target=target)
+    os.kill(pid, signal.SIGKILL)
+    return ended(pid, run, children, target="orchestrator")
 
 
 def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: str) -> Outcome:
@@ -319,21 +295,10 @@ def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: s
     status = os.waitstatus_to_exitcode(code)
     if target == "pod":
         return Outcome(status, hits=killed(run))
-    until(lambda: not any(_at_work(child) for child in children), "orphans to follow it")
+    until(lambda: all(gone(child.pid) for child in children), "orphans to follow it")
     return Outcome(status, hits=int(status == -signal.SIGKILL))
 
 
 def fork_race(run: RunFolder, pods: int) -> int:
     """A tournament of spawned pods in a fork of this process; its number."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            race(run, pods, processes=True)
-            os._exit(DONE)
-        except TournamentError:
-            os._exit(REFUSED)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(BROKEN)
-    return pid
+    return fork(lambda: race(run, pods, processes=True))

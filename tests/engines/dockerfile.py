@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from docker.utils.build import exclude_paths
 
 
 @dataclass
@@ -66,27 +67,7 @@ def parse(text: str) -> Dockerfile:
 
 
 def copied(root: Path, ignore: str) -> set[str]:
-    """Files below `root` that a build sees, by .dockerignore: the last pattern that matches decides."""
-    rules = [line.strip() for line in ignore.splitlines() if line.strip() and not line.startswith("#")]
-
-    def excluded(path: PurePosixPath) -> bool:
-        verdict = False
-        for rule in rules:
-            pattern = rule.removeprefix("!").rstrip("/")
-            if any(_matches(part, pattern) for part in [path, *path.parents][:-1]):
-                verdict = not rule.startswith("!")
-        return verdict
-
-    found = set()
-    for path in root.rglob("*"):
-        relative = PurePosixPath(path.relative_to(root).as_posix())
-        if relative.parts[0].startswith((".git", ".venv")) or not path.is_file() or excluded(relative):
-            continue
-        found.add(str(relative))
-    return found
-
-
-def _matches(path: PurePosixPath, pattern: str) -> bool:
-    if pattern.startswith("**/"):
-        return fnmatch(path.name, pattern[3:])
-    return len(path.parts) == pattern.count("/") + 1 and fnmatch(str(path), pattern)
+    """Files below `root` that a build sees, by .dockerignore."""
+    patterns = [line for line in ignore.splitlines() if line.strip() and not line.startswith("#")]
+    always = {"Dockerfile", ".dockerignore"}
+    return {name for name in exclude_paths(str(root), patterns) - always if (root / name).is_file()}

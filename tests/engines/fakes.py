@@ -5,33 +5,29 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fintrader.backtesting import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting import simulate, simulate_baselines, write_backtest
+from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.config import Settings, dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
-from fintrader.results.backtest_files import empty_trades
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard_index import Entry, LeaderboardIndex
+from fintrader.tournament.leaderboard import Entry, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines import stubs
 from tests.factories import make_market
 
 START = 1_790_000_000.0
 """Moment at which a fake tournament starts, seconds since 1970."""
-
-
-class _Config(Settings):
-    name: str
-    seed: int = 0
 
 
 def save_market(cache: Path, *, bars: int = 900, assets: int = 5, seed: int = 0) -> Path:
@@ -58,7 +54,7 @@ def make_run(
     `checked`: with everything that tells skill from luck, which is left out where a run did not ask for it.
     """
     folder = RunFolder.named(name, runs)
-    config = dump_yaml(_Config(name=name, seed=seed))
+    config = f"name: {name}\nseed: {seed}\n"
     write_text(folder.config, config)
     manifest = Manifest.create(
         folder.manifest,
@@ -73,13 +69,14 @@ def make_run(
     manifest.update(market=str(market), data_hash=content)
     if stage == "started":
         return folder
+    race = {"pods": pods, "seed": seed, "data_hash": content}
     if stage == "racing":
         manifest.values["stages"]["tournament"] = {"seconds": 0.0, "done": False}
         manifest.update()
-        make_tournament(folder, pods=pods, seed=seed, data_hash=content, racing=True)
+        make_tournament(folder, **race, racing=True)
         return folder
     with manifest.stage("tournament"):
-        make_tournament(folder, pods=pods, seed=seed, data_hash=content)
+        make_tournament(folder, **race)
         manifest.update(trials=pods - 1)
     if stage == "raced":
         return folder
@@ -136,71 +133,45 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
     for index in range(pods):
         parents = [entry for entry in entries if entry.result.score is not None]
         parent = parents[int(rng.integers(len(parents)))] if len(parents) > 2 and index % 4 else None
+        inherited = {"snapshot": parent.result.snapshot} if parent else {}
         rate = float(10 ** rng.uniform(-4, -3))
-        spec = _spec(
-            index,
-            rate,
-            parent.spec if parent else None,
-            snapshot=parent.result.snapshot if parent else None,
-            seen=len(entries),
-            data_hash=data_hash,
-        )
+        spec = _spec(index, rate, parent and parent.spec, seen=len(entries), data_hash=data_hash, **inherited)
         store.write_spec(spec)
         specs.append(spec)
-        log.append(
-            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
-        )
-        state = "waiting" if racing and index == pods - 1 else "running" if racing and index == pods - 2 else "done"
-        if state == "waiting":
+        pod = {"pod": spec.pod}
+        log.append({"event": "proposed", **pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen})
+        if racing and index == pods - 1:
             continue
+        running, failed = racing and index == pods - 2, index == 3
         begin = START + 12.0 * (index // 2)
-        clock = {} if state == "running" else {"time": begin}
-        log.append({"event": "launched", "pod": spec.pod, "attempt": 1, **clock})
-        for update in range(5 if state == "running" else 20):
-            append_jsonl(
-                folder.pod(spec.pod) / "metrics.jsonl",
-                {
-                    "update": update + 1,
-                    "env_steps": (update + 1) * 1000,
-                    "seconds": (update + 1) * 0.5,
-                    "policy_loss": float(rng.normal() / 10),
-                    "value_loss": float(np.exp(-update / 8) + rng.random() / 10),
-                    "entropy": 1.4 - 0.01 * update,
-                    "steps_per_second": 20_000.0 + float(rng.normal() * 500),
-                },
-            )
-        if state == "running":
-            continue
-        failed = index == 3
-        if failed:
-            lost = {"event": "lost", "pod": spec.pod, "attempt": 1, "reason": "nan", "detail": "loss is not finite"}
-            log.append({**lost, "time": begin + 10.0})
-        result = store.write_result(
-            _result(
-                spec,
-                None if failed else float(rng.normal() + index / 10),
-                begin,
-                detail="loss is not finite" if failed else "",
-                window_scores=() if failed else (0.5,),
-                metrics={} if failed else {"sharpe": 0.5, "cumulative_return": 0.01},
-                returns=tuple(rng.normal(0, 0.01, 12).tolist()),
-                snapshot=None if failed else store.put(spec.pod.encode()),
-            )
-        )
-        entries.append(Entry(spec, result))
-        log.append(
-            {
-                "event": "applied",
-                "pod": spec.pod,
-                "epoch": 0,
-                "applied": len(entries) - 1,
-                "status": result.status,
-                "reason": result.reason,
-                "score": result.score,
-                "position": 1,
-                "evicted": None,
+        log.append({"event": "launched", **pod, "attempt": 1, **({} if running else {"time": begin})})
+        for update in range(5 if running else 20):
+            record = {
+                "update": update + 1,
+                "env_steps": (update + 1) * 1000,
+                "seconds": (update + 1) * 0.5,
+                "policy_loss": float(rng.normal() / 10),
+                "value_loss": float(np.exp(-update / 8) + rng.random() / 10),
+                "entropy": 1.4 - 0.01 * update,
+                "steps_per_second": 20_000.0 + float(rng.normal() * 500),
             }
-        )
+            append_jsonl(folder.pod(spec.pod) / "metrics.jsonl", record)
+        if running:
+            continue
+        score = None if failed else float(rng.normal() + index / 10)
+        outcome: dict[str, Any] = {"returns": tuple(rng.normal(0, 0.01, 12).tolist())}
+        if failed:
+            outcome["detail"] = "loss is not finite"
+            lost = {"event": "lost", **pod, "attempt": 1, "reason": "nan", "detail": outcome["detail"]}
+            log.append({**lost, "time": begin + 10.0})
+        else:
+            outcome |= {"window_scores": (0.5,), "metrics": {"sharpe": 0.5, "cumulative_return": 0.01}}
+            outcome["snapshot"] = store.put(spec.pod.encode())
+        result = store.write_result(_result(spec, score, begin, **outcome))
+        applied = {"epoch": 0, "applied": len(entries), "position": 1, "evicted": None}
+        judged = {"status": result.status, "reason": result.reason, "score": score}
+        entries.append(Entry(spec, result))
+        log.append({"event": "applied", **pod, **applied, **judged})
     board.rebuild(16, specs, entries)
     if racing:
         with board.connection as connection:
@@ -210,18 +181,11 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
 
 def _spec(index: int, rate: float, parent: PodSpec | None, **more: Any) -> PodSpec:
     """A pod of that learning rate, with its parent's generation behind it."""
-    return PodSpec(
-        pod=f"p{index:04d}",
-        index=index,
-        seed=index,
-        origin="exploit" if parent else "fresh",
-        parent=parent.pod if parent else None,
-        generation=parent.generation + 1 if parent else 0,
-        agent={"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]},
-        hyper={"learning_rate": rate},
-        budget={"env_steps": 20_000, "seconds": None},
-        **more,
-    )
+    if parent:
+        more |= {"origin": "exploit", "parent": parent.pod, "generation": parent.generation + 1}
+    agent = {"algo": "ppo", "learning_rate": rate, "gamma": 0.99, "hidden": [64, 64]}
+    budget = {"env_steps": 20_000, "seconds": None}
+    return stubs.spec(index, agent=agent, hyper={"learning_rate": rate}, budget=budget, **more)
 
 
 def _result(spec: PodSpec, score: float | None, begin: float, **more: Any) -> PodResult:
@@ -257,29 +221,10 @@ def many_runs(template: RunFolder, runs: Path, count: int) -> None:
 
 def long_backtest(folder: RunFolder, *, bars: int) -> int:
     """Put a backtest of two strategies over `bars` minute bars in the place of the run's; returns its rows."""
-    rng = np.random.default_rng(3)
-    session = np.arange(bars) // 390
-    minutes = np.datetime64("2015-01-02T14:30", "ns").astype(np.int64) + 60_000_000_000 * (
-        session * 1440 + np.arange(bars) % 390
-    )
-    results = {}
-    for name in ("ensemble", "benchmark"):
-        equity = 1e6 * np.exp(np.cumsum(rng.normal(0, 1e-4, bars)))
-        equity[0] = 1e6
-        results[name] = BacktestResult(
-            name=name,
-            symbols=("S",),
-            minutes=minutes,
-            session=session,
-            equity=equity,
-            shares=np.zeros((bars, 1)),
-            mark=np.ones((bars, 1)),
-            costs_usd=np.zeros(bars),
-            turnover_usd=np.zeros(bars),
-            trades=empty_trades(),
-            benchmark=equity,
-            has_positions=name != "benchmark",
-        )
+    settings, results = EnvSettings(), {}
+    for seed, name in enumerate(("ensemble", "benchmark")):
+        market = make_market(bars, 1, seed=seed, gaps=False, session_bars=390, volatility=1e-4)
+        results[name] = replace(benchmark(market, settings), name=name, has_positions=name != "benchmark")
     return len(write_backtest(folder.backtest, results, context={"trials": 7}).equity)
 
 

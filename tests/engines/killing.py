@@ -1,12 +1,20 @@
-"""Processes that SIGKILL ends just before a chosen file takes its place: a moment that no machine's speed moves."""
+"""Kills at moments that no machine's speed moves: of a process before a chosen file, and inside the process itself."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from fintrader.agents import TrainProgress
+from fintrader.agents.checkpoint import read_tensors
+from fintrader.files import read_jsonl
 
 # A fresh process for every kill, which does not import everything again.
 SERVER = multiprocessing.get_context("forkserver")
@@ -47,3 +55,50 @@ def _exit_code(work: Callable[[], Any], kill_at: int | None, writes: Any) -> int
     process.start()
     process.join()
     return process.exitcode
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing below `train` catches it."""
+
+
+def dies_at(number: int, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, but its so-manyeth time is a Ctrl-C."""
+    count = itertools.count(1)
+
+    def dying(*args: Any, **named: Any) -> Any:
+        if next(count) == number:
+            raise KeyboardInterrupt
+        return call(*args, **named)
+
+    return dying
+
+
+def killed_after(updates: int) -> Callable[[TrainProgress], None]:
+    """An `on_progress` that dies after so many updates."""
+
+    def on_progress(progress: TrainProgress) -> None:
+        if progress.updates >= updates:
+            raise Killed
+
+    return on_progress
+
+
+def assert_same_training(one: Path, other: Path) -> None:
+    """Both folders hold the same state to the last bit, and the same log but for the clock's and memory's figures."""
+    mine, header = read_tensors(one / "state.safetensors", "fintrader-training-1")
+    theirs, other_header = read_tensors(other / "state.safetensors", "fintrader-training-1")
+    assert header["updates"] == other_header["updates"]
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert learned(one) == learned(other)
+    assert [record["update"] for record in learned(one)] == list(range(1, header["updates"] + 1))
+
+
+def learned(folder: Path) -> list[dict[str, Any]]:
+    """What was logged of each update, without what a machine's speed and memory decide."""
+    measured = ("seconds", "steps_per_second", "memory")
+    return [
+        {name: value for name, value in record.items() if not name.startswith(measured)}
+        for record in read_jsonl(folder / "metrics.jsonl")
+    ]

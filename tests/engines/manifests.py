@@ -7,11 +7,12 @@ Where kubectl is at hand a test compares the two.
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonpatch
 import yaml
 
 Manifest = dict[str, Any]
@@ -37,8 +38,7 @@ def render(folder: Path) -> list[Manifest]:
         if not chosen:
             raise ValueError(f"{folder}: no resource is {rule['target']}")
         for one in chosen:
-            for operation in yaml.safe_load(rule["patch"]):
-                patch(one, operation)
+            jsonpatch.apply_patch(one, yaml.safe_load(rule["patch"]), in_place=True)
     for image in settings.get("images", []):
         for one in found:
             _rename(one, image["name"], image["newName"])
@@ -52,44 +52,12 @@ def _meant(one: Manifest, target: dict[str, str]) -> bool:
     return one["kind"] == target["kind"] and one["metadata"]["name"] == target.get("name", one["metadata"]["name"])
 
 
-def patch(document: Any, operation: dict[str, Any]) -> None:
-    """One operation of RFC 6902: add, replace, remove or test."""
-    *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
-    at = document
-    for part in path:
-        at = at[int(part)] if isinstance(at, list) else at[part]
-    key: Any = int(last) if isinstance(at, list) and last != "-" else last
-    value = copy.deepcopy(operation.get("value"))
-    match operation["op"]:
-        case "add" if isinstance(at, list):
-            at.insert(len(at) if key == "-" else key, value)
-        case "add":
-            at[key] = value
-        case "replace":
-            at[key]  # it must be there
-            at[key] = value
-        case "remove":
-            del at[key]
-        case "test":
-            if at[key] != value:
-                raise ValueError(f"{operation['path']} is {at[key]!r}, not {value!r}")
-        case other:
-            raise ValueError(f"unknown operation {other}")
-
-
 def _rename(node: Any, name: str, new: str) -> None:
     """Images of all containers at any depth; the tag stays."""
-    if isinstance(node, list):
-        for below in node:
-            _rename(below, name, new)
-    elif isinstance(node, dict):
-        for key, below in node.items():
-            if key in ("containers", "initContainers"):
-                for container in below:
-                    repository, colon, tag = container["image"].partition(":")
-                    if repository == name:
-                        container["image"] = new + colon + tag
-            _rename(below, name, new)
+    if isinstance(node, dict) and isinstance(image := node.get("image"), str):
+        node["image"] = re.sub(rf"^{re.escape(name)}(?=:|$)", new, image)
+    for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _rename(below, name, new)
 
 
 def cluster_spec(manifest: Manifest) -> Manifest:
@@ -109,16 +77,6 @@ def templates(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
         yield "pod", manifest["spec"]["template"]
 
 
-# --- labels and networks ---------------------------------------------------------------------------------------
-
-
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:
-    """Does a label selector choose these labels?"""
-    for key, value in selector.get("matchLabels", {}).items():
-        if labels.get(key) != value:
-            return False
-    for rule in selector.get("matchExpressions", []):
-        inside = labels.get(rule["key"]) in rule.get("values", [])
-        if {"In": inside, "NotIn": not inside, "Exists": rule["key"] in labels}[rule["operator"]] is False:
-            return False
-    return True
+    """Does a label selector (of `matchLabels` alone, else KeyError) choose these labels?"""
+    return selector["matchLabels"].items() <= labels.items()

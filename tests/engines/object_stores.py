@@ -19,7 +19,7 @@ def s3(patch: pytest.MonkeyPatch) -> Iterator[Any]:
     pytest.importorskip("s3fs")
     moto = pytest.importorskip("moto.server")
     import boto3
-    import s3fs
+    from moto.s3.models import s3_backends
 
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -35,16 +35,12 @@ def s3(patch: pytest.MonkeyPatch) -> Iterator[Any]:
         patch.setenv(name, value)
     forget()
     try:
+        s3_backends.reset()  # the server's state is the process's: earlier tests' buckets
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
-        for bucket in client.list_buckets()["Buckets"]:  # the server's state is the process's: earlier tests' buckets
-            for item in client.list_objects_v2(Bucket=bucket["Name"]).get("Contents", []):
-                client.delete_object(Bucket=bucket["Name"], Key=item["Key"])
-            client.delete_bucket(Bucket=bucket["Name"])
         client.create_bucket(Bucket=BUCKET)
         yield client
     finally:
         server.stop()
-        s3fs.S3FileSystem.clear_instance_cache()
         forget()
 
 

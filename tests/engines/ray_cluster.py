@@ -31,24 +31,24 @@ QUICK = {
 """How soon the head notices that a node is silent."""
 
 
+def start_module(*words: str, env: dict[str, str] | None = None, **how: Any) -> subprocess.Popen[str]:
+    """`python -m WORDS`, which sees what is importable here, and of Ray's variables those of `env` alone."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **(env or {})}
+    return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=own, text=True, **how)
+
+
 class Nodes:
     """A cluster with a head that takes no pods, and `cpus` for each worker node."""
 
     def __init__(self, *cpus: int, quick: bool = False, **variables: str) -> None:
         """`quick`: a node that is silent for ten seconds or so is given up."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else every address becomes the machine's outward one
-        env |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **variables}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engines.ray_cluster", *(["quick"] if quick else [])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=ROOT,
-            env=env,
-            start_new_session=True,  # Ray's reaper kills the whole group when this process dies
-        )
+        # else every address becomes the machine's outward one
+        env = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled", **variables}
+        words = ["tests.engines.ray_cluster", *(["quick"] if quick else [])]
+        # Ray's reaper kills the whole group when this process dies.
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = start_module(*words, env=env, start_new_session=True, **pipes)
         try:
             self.address: str = self.ask("start")["address"]
             for count in cpus:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +19,9 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory, RaySettings, on_ray
 from tests.engines import races
+from tests.engines.ray_cluster import start_module
 from tests.engines.waiting import PATIENCE_SECONDS
 
-ROOT = Path(__file__).resolve().parents[2]
 REFUSED = 7
 
 
@@ -58,15 +57,8 @@ class Racer:
         plan = {"run": str(run.root), "address": address, "kind": kind, "ray": ray or {}, "changes": changes}
         if store:
             attach(run.root, store)
-        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engines.ray_race", json.dumps(plan)],
-            cwd=ROOT,
-            env={**env, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        self.process = start_module("tests.engines.ray_race", json.dumps(plan), **pipes)
 
     def note(self) -> dict[str, Any]:
         """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `nodes`."""
@@ -99,11 +91,11 @@ def main() -> None:
     settings = RaySettings(address=plan["address"], **plan["ray"])
 
     def watch(orchestrator: Any) -> None:
-        launcher = orchestrator.launcher
+        begun = {pod: at for pod, at in list(orchestrator.launcher._pods.items()) if at.node}
         note = {
             "applied": len(orchestrator.leaderboard.applied),
-            "pods": launcher.processes(),
-            "nodes": launcher.nodes(),
+            "pods": {pod: (at.node, at.pid) for pod, at in begun.items()},
+            "nodes": {pod: at.nodes() for pod, at in begun.items()},
         }
         write_json(note_of(run), note)
 

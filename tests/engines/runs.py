@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from fintrader.cli import main
 from fintrader.pipeline import RunConfig
-from fintrader.tournament.launchers import RunAccess
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext
 from tests.engines.thread_launcher import ThreadLauncher
 
 TINY: dict[str, Any] = {
@@ -73,17 +72,12 @@ def fintrader(*words: str) -> Done:
 def pods_in_a_thread() -> Iterator[None]:
     """Tournaments of a run train their pods, one after the other, in a thread of this process."""
 
-    def threads(settings: TournamentSettings, access: RunAccess) -> ThreadLauncher:
+    def threads(settings: TournamentSettings, access: PodContext) -> ThreadLauncher:
         return ThreadLauncher(access.run, access.market, train_and_evaluate, workers=1, token=access.token)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker: sums over several threads would run in another order
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunConfig, "make_launcher", lambda self: threads)
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunConfig, "make_launcher", lambda self: threads)
+        yield
 
 
 class Struck(BaseException):

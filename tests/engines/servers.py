@@ -1,18 +1,16 @@
-"""Fake Yahoo and fake Alpaca on loopback, which serve the table of a test and can misbehave."""
+"""Fake Yahoo and fake Alpaca, which answer in the place of the network with the table of a test and can misbehave."""
 
 from __future__ import annotations
 
 import json
-import threading
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pandas as pd
-import requests
-from requests.adapters import HTTPAdapter
+import responses
 
 PAGE = 500
 
@@ -20,15 +18,12 @@ PAGE = 500
 class Fake:
     """Minute bars of a table by ticker, the requests that came, and faults to answer with."""
 
-    def __init__(self, table: pd.DataFrame, interval_seconds: int = 60) -> None:
-        stamps = table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC")
-        self.table = table.assign(ts=stamps)
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.table = table.assign(ts=table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC"))
         self.requests: list[dict[str, str]] = []
         self.faults: list[int] = []
         """HTTP states to answer the next requests for bars with."""
         self.keys: list[tuple[str, str]] = []
-        self.interval_seconds = interval_seconds
-        self.url = ""
 
     def rows(self, ticker: str, start: pd.Timestamp, stop: pd.Timestamp) -> pd.DataFrame:
         mine = self.table[self.table.ticker == ticker]
@@ -37,32 +32,15 @@ class Fake:
 
 @contextmanager
 def serve(fake: Fake, answer: Any) -> Iterator[Fake]:
-    """Run `answer(fake, path, query, headers) -> (status, body)` on a free port of loopback."""
+    """Every request gets what `answer(fake, path, query, headers) -> (status, body)` says."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            status, body = answer(fake, parts.path, query, self.headers)
-            data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def reply(request: Any) -> tuple[int, dict[str, str], str]:
+        status, body = answer(fake, urlsplit(request.url).path, request.params, request.headers)
+        return status, {}, body if isinstance(body, str) else json.dumps(body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with responses.RequestsMock(assert_all_requests_are_fired=False) as network:
+        network.add_callback(responses.GET, re.compile("https?://"), reply, content_type="application/json")
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, Any]:
@@ -145,25 +123,3 @@ def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[
         )
     more = first + PAGE < len(rows)
     return 200, {"bars": bars, "next_page_token": str(first + PAGE) if more else None}
-
-
-class Detour(HTTPAdapter):
-    """Sends every request to loopback instead."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__()
-        self._url = url
-
-    def send(self, request: Any, *rest: Any, **more: Any) -> Any:
-        parts = urlsplit(request.url)
-        request.url = f"{self._url}{parts.path}" + (f"?{parts.query}" if parts.query else "")
-        return super().send(request, *rest, **{**more, "proxies": {}})
-
-
-def session_to(url: str) -> requests.Session:
-    """A session for yfinance's `session=` whose every request ends at `url`."""
-    session = requests.Session()
-    session.trust_env = False
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, Detour(url))
-    return session

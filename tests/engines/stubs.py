@@ -40,6 +40,12 @@ class OtherAgent(Settings):
     gamma: float = Field(0.9, ge=0, le=1)
 
 
+def spec(index: int, **changes: Any) -> PodSpec:
+    """The pod of that number; whatever a test does not care for is given."""
+    usual = {"pod": f"p{index:04d}", "index": index, "seed": index, "origin": "fresh"}
+    return PodSpec(**{**usual, "agent": StubAgent().model_dump(), "budget": {"env_steps": 100}, **changes})
+
+
 def body(spec: PodSpec, context: PodContext) -> PodResult:
     """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}. `wait` is over when
     its file is gone (`release`)."""

@@ -63,9 +63,6 @@ class ThreadLauncher:
         finally:
             self._progress.pop(spec.pod, None)
 
-    def cancel(self, pod: str) -> None:
-        """A thread cannot be stopped; its pod runs to its end."""
-
     def progress(self) -> dict[str, PodProgress]:
         return dict(self._progress)
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from fintrader.agents import AgentSettings
 from fintrader.envs.observation import FlatLayout, ObservationLayout
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+    ),
+]
 
 
 def agent_settings(algo: str, values: dict[str, Any]) -> Any:

@@ -14,8 +14,9 @@ from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
-from fintrader.registration import ENV_ID
 from tests.factories import make_market
+
+ENV_ID = "fintrader/Trading-v0"
 
 
 @pytest.mark.parametrize("observation", ["flat", "factored"])

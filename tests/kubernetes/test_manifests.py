@@ -1,5 +1,3 @@
-"""The manifests of configs/kubernetes: valid, confined, bounded, without secrets, and consistent."""
-
 from __future__ import annotations
 
 import copy
@@ -33,6 +31,7 @@ COMPONENT = "app.kubernetes.io/component"
 CONTAINER_FIELDS = ("resources", "securityContext", "env", "envFrom", "volumeMounts")
 """What a container's own schema knows of KubeRay's `autoscalerOptions`."""
 every_overlay = pytest.mark.parametrize("name", OVERLAYS)
+every_ray_overlay = pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("ray-")])
 Manifests = list[dict[str, Any]]
 
 
@@ -66,17 +65,10 @@ def test_every_file_belongs_to_an_overlay() -> None:
 def test_kubectl_renders_the_same(name: str) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, so only our own rendering was checked")
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(KUBERNETES / "overlays" / name)], capture_output=True, text=True, check=True
-    )
-
-    def sort(manifests: Manifests) -> Manifests:
-        return sorted(manifests, key=lambda m: (m["kind"], m["metadata"]["name"]))
-
-    assert sort(list(yaml.safe_load_all(done.stdout))) == sort(overlay(name))
-
-
-# --- policy ----------------------------------------------------------------------------------------------------
+    words = ["kubectl", "kustomize", str(KUBERNETES / "overlays" / name)]
+    rendered = yaml.safe_load_all(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    theirs, ours = (sorted(m, key=lambda m: (m["kind"], m["metadata"]["name"])) for m in (rendered, overlay(name)))
+    assert theirs == ours
 
 
 def pods(name: str) -> list[tuple[str, dict[str, Any]]]:
@@ -96,9 +88,7 @@ def containers(name: str) -> list[tuple[str, dict[str, Any]]]:
 
 def autoscaler(name: str) -> list[tuple[str, dict[str, Any]]]:
     """The container that KubeRay adds to the head."""
-    return [
-        (name, cluster_spec(m)["autoscalerOptions"]) for m in overlay(name) if m["kind"] in ("RayCluster", "RayJob")
-    ]
+    return [(name, cluster_spec(m)["autoscalerOptions"]) for m in overlay(name) if m["kind"] in RAY]
 
 
 @every_overlay
@@ -148,8 +138,13 @@ def test_no_pod_is_root_or_sees_its_node(name: str) -> None:
 
 
 @every_overlay
-def test_everything_is_bounded(name: str) -> None:
+def test_everything_is_bounded_watched_and_of_a_version(name: str) -> None:
     for where, container in containers(name):
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports, (where, probe)
+        assert container["image"].partition(":")[2] not in ("", "latest"), where
+        assert "imagePullPolicy" in container, where
         resources = container["resources"]
         for kind in ("requests", "limits"):
             assert {"cpu", "memory", "ephemeral-storage"} <= set(resources[kind]), where
@@ -166,21 +161,16 @@ def test_everything_is_bounded(name: str) -> None:
 
 
 @every_overlay
-def test_containers_are_watched_and_their_images_have_a_version(name: str) -> None:
-    for where, container in containers(name):
-        ports = {port["name"] for port in container["ports"]}
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert container[probe]["httpGet"]["port"] in ports, (where, probe)
-        assert container["image"].partition(":")[2] not in ("", "latest"), where
-        assert "imagePullPolicy" in container, where
-
-
-@every_overlay
-def test_no_secret_lies_in_the_open(name: str) -> None:
+def test_no_secret_lies_in_the_open_and_nothing_is_reachable_that_need_not_be(name: str) -> None:
     manifests = overlay(name)
+    deny = one(manifests, "NetworkPolicy", "deny-all")["spec"]
+    assert deny == {"podSelector": {}, "policyTypes": deny["policyTypes"]}
+    assert set(deny["policyTypes"]) == {"Ingress", "Egress"}
     assert not re.search(r"AKIA|BEGIN (RSA |EC )?PRIVATE KEY", json.dumps(manifests))
     for manifest in manifests:
         assert manifest["kind"] != "Secret", "made by hand or by a vault, never from a file of this repository"
+        assert manifest["kind"] != "Ingress" or manifest["spec"]["tls"]
+        assert manifest["kind"] != "Service" or manifest["spec"].get("type", "ClusterIP") == "ClusterIP"
         if manifest["kind"] == "ConfigMap":
             assert not [key for key in manifest["data"] if SUSPICIOUS.search(key)]
     for where, container in containers(name):
@@ -188,16 +178,6 @@ def test_no_secret_lies_in_the_open(name: str) -> None:
             assert "valueFrom" in variable or not SUSPICIOUS.search(variable["name"]), where
         for word in [*container.get("args", []), *container.get("command", [])]:
             assert "=" not in word or not SUSPICIOUS.search(word), where
-
-
-@every_overlay
-def test_nothing_is_reachable_that_need_not_be(name: str) -> None:
-    deny = one(overlay(name), "NetworkPolicy", "deny-all")["spec"]
-    assert deny == {"podSelector": {}, "policyTypes": deny["policyTypes"]}
-    assert set(deny["policyTypes"]) == {"Ingress", "Egress"}
-    for manifest in overlay(name):
-        assert manifest["kind"] != "Ingress" or manifest["spec"]["tls"]
-        assert manifest["kind"] != "Service" or manifest["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
 @every_overlay
@@ -227,7 +207,7 @@ def test_manifests_fit_together(name: str) -> None:
             assert sum(matches(budget, found) for budget in budgets) == 1, found[COMPONENT]
 
 
-@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("ray-")])
+@every_ray_overlay
 def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str) -> None:
     """Of KubeRay's own fields, those that our manifests rely on (ray.io/v1, KubeRay 1.5 and newer)."""
     (manifest,) = [m for m in overlay(name) if m["kind"] in RAY]
@@ -254,10 +234,7 @@ def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str)
         assert job["activeDeadlineSeconds"] > 0
 
 
-# --- what the manifests say is so ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("ray-")])
+@every_ray_overlay
 def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
     """Ray's own autoscaler turns the resource into node types; this is what it will add and remove."""
     reader = pytest.importorskip("ray.autoscaler._private.kuberay.autoscaling_config", reason="ray is not installed")
@@ -280,13 +257,8 @@ def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
 
 def commands(manifests: Manifests) -> list[list[str]]:
     """Every `fintrader` command line in a set of manifests, with its variables filled in."""
-    found = [
-        container["args"]
-        for m in manifests
-        for _, pod in templates(m)
-        for container in pod["spec"]["containers"]
-        if "args" in container
-    ]
+    pods = [pod["spec"] for m in manifests for _, pod in templates(m)]
+    found = [container["args"] for pod in pods for container in pod["containers"] if "args" in container]
     for m in manifests:
         if m["kind"] == "RayJob":
             line = string.Template(m["spec"]["entrypoint"]).substitute(one(manifests, "ConfigMap")["data"])

@@ -1,5 +1,3 @@
-"""Metrics against empyrical on generated series, and the edges by hand."""
-
 from __future__ import annotations
 
 import math
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fintrader import metrics
-from fintrader.metrics import performance, relative
 from tests.factories import examples
 
 RETURN = st.one_of(
@@ -26,25 +23,25 @@ SERIES = st.one_of(
 ).map(lambda values: np.array(values, dtype=np.float64))
 
 ONE_SERIES = {
-    performance.cumulative_return: empyrical.cum_returns_final,
-    performance.annual_return: empyrical.annual_return,
-    performance.annual_volatility: empyrical.annual_volatility,
-    performance.downside_risk: empyrical.downside_risk,
-    performance.sharpe: empyrical.sharpe_ratio,
-    performance.sortino: empyrical.sortino_ratio,
-    performance.max_drawdown: empyrical.max_drawdown,
-    performance.calmar: empyrical.calmar_ratio,
-    performance.omega: empyrical.omega_ratio,
-    performance.tail_ratio: empyrical.tail_ratio,
-    performance.conditional_value_at_risk: empyrical.conditional_value_at_risk,
+    metrics.cumulative_return: empyrical.cum_returns_final,
+    metrics.annual_return: empyrical.annual_return,
+    metrics.annual_volatility: empyrical.annual_volatility,
+    metrics.downside_risk: empyrical.downside_risk,
+    metrics.sharpe: empyrical.sharpe_ratio,
+    metrics.sortino: empyrical.sortino_ratio,
+    metrics.max_drawdown: empyrical.max_drawdown,
+    metrics.calmar: empyrical.calmar_ratio,
+    metrics.omega: empyrical.omega_ratio,
+    metrics.tail_ratio: empyrical.tail_ratio,
+    metrics.conditional_value_at_risk: empyrical.conditional_value_at_risk,
 }
 TWO_SERIES = {
-    relative.alpha: empyrical.alpha,
-    relative.beta: empyrical.beta,
-    relative.up_capture: empyrical.up_capture,
-    relative.down_capture: empyrical.down_capture,
-    relative.information_ratio: lambda r, b: empyrical.excess_sharpe(r, b) * math.sqrt(252),
-    relative.batting_average: lambda r, b: empyrical.batting_average(r, b)["batting average"],
+    metrics.alpha: empyrical.alpha,
+    metrics.beta: empyrical.beta,
+    metrics.up_capture: empyrical.up_capture,
+    metrics.down_capture: empyrical.down_capture,
+    metrics.information_ratio: lambda r, b: empyrical.excess_sharpe(r, b) * math.sqrt(252),
+    metrics.batting_average: lambda r, b: empyrical.batting_average(r, b)["batting average"],
 }
 
 
@@ -60,7 +57,7 @@ def agree(ours: float | None, theirs: float, what: str) -> None:
 @settings(max_examples=examples(1000))
 @given(SERIES)
 def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
-    if not performance.known(returns).size:  # empyrical calls a series of NaN a return of zero; we call it unknown
+    if not metrics.known(returns).size:  # empyrical calls a series of NaN a return of zero; we call it unknown
         assert all(ours(returns) is None for ours in ONE_SERIES)
         return
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -68,7 +65,7 @@ def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
         for ours, theirs in ONE_SERIES.items():
             agree(ours(returns), float(theirs(returns)), ours.__name__)
         agree(
-            performance.value_at_risk(returns),
+            metrics.value_at_risk(returns),
             float(empyrical.value_at_risk(returns[~np.isnan(returns)])),
             "value_at_risk",
         )
@@ -93,16 +90,16 @@ def test_missing_days_are_left_out_of_both_series() -> None:
     for ours in TWO_SERIES:
         assert ours(returns, benchmark) == ours(returns[kept], benchmark[kept])
     with pytest.raises(ValueError, match="beside"):
-        relative.beta(returns, benchmark[:-1])
+        metrics.beta(returns, benchmark[:-1])
 
 
 def test_moments_and_stability_agree_with_scipy() -> None:
     returns = np.random.default_rng(0).standard_t(4, 300) / 100
-    assert performance.skew(returns) == pytest.approx(stats.skew(returns), rel=1e-10)
-    assert performance.kurtosis(returns) == pytest.approx(stats.kurtosis(returns), rel=1e-10)
-    assert performance.stability(returns) == pytest.approx(empyrical.stability_of_timeseries(returns), rel=1e-10)
-    assert performance.skew([0.01, 0.01]) is None
-    assert performance.stability([0.1, -1.0, 0.1]) is None
+    assert metrics.skew(returns) == pytest.approx(stats.skew(returns), rel=1e-10)
+    assert metrics.kurtosis(returns) == pytest.approx(stats.kurtosis(returns), rel=1e-10)
+    assert metrics.stability(returns) == pytest.approx(empyrical.stability_of_timeseries(returns), rel=1e-10)
+    assert metrics.skew([0.01, 0.01]) is None
+    assert metrics.stability([0.1, -1.0, 0.1]) is None
 
 
 def test_undefined_is_none() -> None:
@@ -116,20 +113,20 @@ def test_undefined_is_none() -> None:
     assert metrics.cumulative_return(nothing) is None
     assert metrics.max_drawdown(nothing) is None
     assert metrics.annual_return([-1.0, 0.5]) == -1.0
-    assert performance.annual_return([-2.5]) is None
+    assert metrics.annual_return([-2.5]) is None
 
 
 def test_drawdown_episodes_by_hand() -> None:
     """Wealth 1.1, 0.99, 1.045, 1.2, 1.08, 1.14: one episode that recovers after 3 sessions, one that does not."""
     wealth = np.array([1.0, 1.1, 0.99, 1.045, 1.2, 1.08, 1.14])
     returns = wealth[1:] / wealth[:-1] - 1
-    assert performance.episodes(performance.drawdowns(returns)) == [(1, 3), (4, 6)]
-    assert performance.max_drawdown(returns) == pytest.approx(-0.10)
-    assert performance.average_drawdown(returns) == pytest.approx(-0.10)
-    assert performance.longest_drawdown(returns) == 3
-    assert performance.longest_recovery(returns) == 2
-    assert performance.average_drawdown([0.1, 0.1]) == 0
-    assert performance.longest_drawdown([0.1, 0.1]) == 0
+    assert metrics.episodes(metrics.drawdowns(returns)) == [(1, 3), (4, 6)]
+    assert metrics.max_drawdown(returns) == pytest.approx(-0.10)
+    assert metrics.average_drawdown(returns) == pytest.approx(-0.10)
+    assert metrics.longest_drawdown(returns) == 3
+    assert metrics.longest_recovery(returns) == 2
+    assert metrics.average_drawdown([0.1, 0.1]) == 0
+    assert metrics.longest_drawdown([0.1, 0.1]) == 0
 
 
 def test_daily_equity_is_the_last_value_of_each_session() -> None:

@@ -1,5 +1,3 @@
-"""The Python door: ten names, what they print, and what they say to arguments that make no sense."""
-
 from __future__ import annotations
 
 import ast
@@ -72,7 +70,8 @@ def test_an_editor_sees_the_same_names() -> None:
 def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() -> None:
     code = (
         "import sys, fintrader; loaded = {'torch', 'pandas', 'fintrader.config'} & set(sys.modules); "
-        "assert not loaded, loaded; assert callable(fintrader.agents.PPO); assert not callable(fintrader.backtesting)"
+        "assert not loaded, loaded; assert callable(fintrader.agents.PPO); assert not callable(fintrader.backtesting); "
+        "import fintrader.cli, fintrader.pipeline; assert 'ray' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

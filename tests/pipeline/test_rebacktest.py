@@ -1,11 +1,8 @@
-"""`fintrader backtest`: what it takes, what it refuses, what it records, and the windows it keeps apart."""
-
 from __future__ import annotations
 
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,19 +14,14 @@ from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_to
 from fintrader.pipeline.evaluation import looks
 from fintrader.runs import Manifest
 from tests.cli.test_commands import complaint
-from tests.engines.runs import TINY, pods_in_a_thread, write_config
+from tests.engines.runs import TINY, write_config
 
 OTHERWISE = [
     *("--env.fill", "close", "--env.decision-interval", "60", "--backtest.cost-bps", "5"),
     *("--env.half-spread-bps", "3", "--backtest.sensitivity", "False"),
 ]
+pytestmark = pytest.mark.usefixtures("in_this_process")
 CONTROLLED = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pods_in_a_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +101,9 @@ def test_a_run_shows_its_own_backtest_after_another_was_asked_for(judged: Path, 
         *(("--data.source.num-sessions", "31"), ("--device", "cuda:7"), ("--name", "other")),
     ],
 )
-def test_what_a_policy_was_trained_with_is_refused(
-    judged: Path, option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_policy_was_trained_with_is_refused(judged: Path, option: str, value: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()}
-    said = complaint(["backtest", str(judged), "--env.cost-bps", "1", option, value], capsys)
+    said = complaint("backtest", str(judged), "--env.cost-bps", "1", option, value)
     assert said.startswith(f"fintrader: {option}: ")
     assert "a backtest takes --backtest.*" in said
     assert f"fintrader run {judged}/config.yaml {option} {value}" in said
@@ -145,8 +135,8 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     assert (validation.context["window"], validation.context["looks"]) == ("validation", 1)
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
     assert validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
-    outcome = backtest_run(folder, several(folder, "validation", "test"))
-    assert outcome.metrics == {name: validation.metrics[name] for name in outcome.metrics}
+    assert backtest_run(folder, several(folder, "validation", "test")) == folder
+    assert read_backtest(home / "validation").metrics == validation.metrics
     assert (home / "metrics.json").read_bytes() == own
     command = read_backtest(home).context["command"]
     assert command == f"fintrader backtest {folder} --backtest.window validation test"

@@ -7,18 +7,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fintrader import load_policy
 from fintrader.backtesting import read_backtest
 from fintrader.errors import RunError
-from fintrader.pipeline import load_config, run, train_one, walk_forward
-from tests.engines.runs import TINY, Struck, fintrader, pods_in_a_thread, struck_when, write_config
+from fintrader.pipeline import load_config, run, walk_forward
+from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
+pytestmark = pytest.mark.usefixtures("in_this_process")
 STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
 
 
@@ -29,12 +28,6 @@ def config(tmp_path: Path) -> Path:
 
 def metrics_bytes(config: Path) -> bytes:
     return (config.parent / "runs" / "tiny" / "backtest" / "metrics.json").read_bytes()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pods_in_a_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +86,9 @@ def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(undistu
     assert not list(config.parent.rglob("*.tmp"))
 
 
+EARLIER = [f"runs/tiny/{name}" for name in ("pods/*/spec.json", "pods/*/result.json", "backtest/*")]
+
+
 def kill_when(command: str, config: Path, appears: str) -> bool:
     """Start a command and SIGKILL it (its workers die with it) once a file that matches the pattern has appeared."""
     words = [sys.executable, "-m", "fintrader", command, str(config)]
@@ -111,16 +107,7 @@ def kill_when(command: str, config: Path, appears: str) -> bool:
     "moments",
     [
         ["runs/tiny/pods/*/metrics.jsonl"],
-        pytest.param(
-            [
-                "runs/tiny/manifest.json",
-                "tensors/**/*",
-                "runs/tiny/pods/*/spec.json",
-                "runs/tiny/pods/*/result.json",
-                "runs/tiny/backtest/*",
-            ],
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(["runs/tiny/manifest.json", "tensors/**/*", *EARLIER], marks=pytest.mark.slow),
     ],
     ids=["in training", "everywhere else"],
 )
@@ -137,8 +124,7 @@ def test_a_killed_process_is_completed_with_the_same_result(undisturbed: Path, t
 def test_a_finished_run_is_printed_again_without_new_work(undisturbed: Path):
     folder = undisturbed.parent / "runs" / "tiny"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
-    outcome = run(load_config(undisturbed))
-    assert set(outcome.metrics) >= STRATEGIES
+    assert set(read_backtest(run(load_config(undisturbed)) / "backtest").metrics) >= STRATEGIES
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before
 
 
@@ -233,12 +219,3 @@ def test_a_run_answers_questions(undisturbed: Path):
     assert fintrader("lineage", folder, "p9999").status == 2
     assert fintrader("scale", folder, "--pods", "0").status == 2
     assert fintrader("status", str(undisturbed)).status == 2
-
-
-def test_one_agent_trains_without_a_tournament(tmp_path: Path):
-    path = train_one(load_config(write_config(tmp_path)))
-    first = path.read_bytes()
-    assert load_policy(path) is not None
-    metrics = json.loads((path.parent / "validation.json").read_text())["metrics"]
-    assert set(metrics) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}
-    assert train_one(load_config(tmp_path / "tiny.yaml")).read_bytes() == first

@@ -1,10 +1,7 @@
-"""Runs that lie in a store, from bars to backtest: ended early, their disk emptied, taken up again, seen by URL."""
-
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,11 @@ from fintrader.files import read_jsonl
 from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run
 from fintrader.storage import lease
 from fintrader.storage.objects import Objects
+from tests.cli.test_commands import complaint
 from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores
 from tests.engines.emptied import results_in
-from tests.engines.runs import TINY, Struck, pods_in_a_thread, struck_when, write_config
+from tests.engines.runs import TINY, Struck, struck_when, write_config
 
 RACE = TINY["tournament"] | {
     "scheduler": "generational",
@@ -31,24 +29,13 @@ RACE = TINY["tournament"] | {
     "budget": {"env_steps": 512},
     "ensemble_size": 2,
 }
+pytestmark = pytest.mark.usefixtures("in_this_process")
 URL = f"s3://{object_stores.BUCKET}/runs"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with pods_in_a_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)
 def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with object_stores.s3(monkeypatch) as client:
-        yield client
 
 
 def write(machine: Path, **changes: Any) -> Path:
@@ -155,7 +142,7 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     assert data_of(config).store is None
 
 
-def test_mistakes_are_one_line(tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, s3: Any) -> None:
     config = str(write(tmp_path))
     mistakes = {
         "no such bucket": ["run", config, "--store", "s3://no-such-bucket/runs"],
@@ -165,11 +152,7 @@ def test_mistakes_are_one_line(tmp_path: Path, s3: Any, capsys: pytest.CaptureFi
         "where its head runs": ["scale", f"{URL}/tiny", "--pods", "2"],
     }
     for message, words in mistakes.items():
-        with pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        said = capsys.readouterr().err
-        assert ended.value.code == 2
-        assert said.count("\n") == 1
+        said = complaint(*words)
         assert message in said
         assert object_stores.SECRET not in said
 

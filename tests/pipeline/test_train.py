@@ -1,5 +1,3 @@
-"""`fintrader train`: one agent, in a market or in a classic environment."""
-
 from __future__ import annotations
 
 import json
@@ -11,13 +9,12 @@ import pytest
 import yaml
 
 from fintrader import pipeline
-from fintrader.agents import TrainProgress, load_policy
+from fintrader.agents import load_policy
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError, RunError
 from fintrader.pipeline import RunConfig
-from fintrader.pipeline import train as single
 from tests.cli.test_commands import complaint
 from tests.engines.runs import fintrader
 
@@ -85,29 +82,6 @@ def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
     assert evaluation(tmp_path)["environment"] == "Pendulum-v1"
 
 
-def test_a_killed_classic_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(Exception):
-        pass
-
-    real, updates = single.train, []
-
-    def stopped(*arguments: Any, **keywords: Any) -> Any:
-        def on_progress(progress: TrainProgress) -> None:
-            updates.append(progress.updates)
-            if len(updates) == 2:
-                raise Killed
-
-        return real(*arguments, **{**keywords, "on_progress": on_progress, "checkpoint_seconds": 0.0})
-
-    monkeypatch.setattr(single, "train", stopped)
-    config = pipeline.load_config(classic(tmp_path))
-    with pytest.raises(Killed):
-        pipeline.train_one(config)
-    pipeline.train_one(config)
-    assert updates == [1, 2, 3, 4]
-    assert evaluation(tmp_path)["env_steps"] == 128
-
-
 SIMULATOR = """
 import gymnasium
 import numpy as np
@@ -144,10 +118,8 @@ def test_a_simulator_of_ones_own_is_imported_by_its_name(
 
 
 @pytest.mark.parametrize("command", ["run", "tournament", "walkforward"])
-def test_there_is_no_tournament_in_a_classic_environment(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "fintrader train" in complaint([command, str(classic(tmp_path))], capsys)
+def test_there_is_no_tournament_in_a_classic_environment(tmp_path: Path, command: str) -> None:
+    assert "fintrader train" in complaint(command, str(classic(tmp_path)))
     assert not (tmp_path / "runs" / "classic" / "config.yaml").exists()
 
 
@@ -184,7 +156,7 @@ def test_locomotion_trains(tmp_path: Path) -> None:
     assert evaluation(tmp_path)["mean_return"] > 0
 
 
-def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path) -> None:
     path = classic(tmp_path)
     main(["train", str(path)])
     state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"

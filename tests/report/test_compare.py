@@ -1,5 +1,3 @@
-"""Several runs on one page, and the tear sheet."""
-
 from __future__ import annotations
 
 from dataclasses import replace

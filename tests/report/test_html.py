@@ -1,5 +1,3 @@
-"""The report of every odd result renders: short, idle, ruined, alone, with shorts, with hostile names."""
-
 from __future__ import annotations
 
 import base64

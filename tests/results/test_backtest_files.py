@@ -1,18 +1,13 @@
-"""Files: equal bytes for equal results, typed errors for damaged ones, and tables that add up."""
-
 from __future__ import annotations
 
-import io
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fintrader.backtesting import (
     BacktestResult,
-    metrics_table,
+    StoredBacktest,
     read_backtest,
     simulate,
     simulate_baselines,
@@ -21,7 +16,7 @@ from fintrader.backtesting import (
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
-from fintrader.results.folders import DamagedFileError, NotThereError
+from fintrader.results.folders import ChangedFileError, DamagedFileError, NotThereError
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -98,6 +93,21 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
         read_backtest(tmp_path)
 
 
+def test_one_that_was_opened_never_mixes_two_writings(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    write_backtest(tmp_path, results, context=CONTEXT)
+    held = read_backtest(tmp_path)
+    curve = held.curve()
+    write_backtest(tmp_path, {"best": results["best"]}, context={**CONTEXT, "seed": 4})
+    assert held.curve().equals(curve), "what was read before stays"
+    with pytest.raises(ChangedFileError, match="open it again"):
+        assert held.context
+    assert read_backtest(tmp_path).context["seed"] == 4
+    opened = read_backtest(tmp_path)
+    (tmp_path / "metrics.json").unlink()  # what a writing does first
+    with pytest.raises(ChangedFileError, match="open it again"):
+        opened.curve()
+
+
 def test_results_of_different_windows_are_refused(results: dict[str, BacktestResult], tmp_path: Path) -> None:
     other = simulate(idle_policy, make_market(60, 4), EnvSettings())
     with pytest.raises(BacktestError, match="different bars"):
@@ -115,7 +125,7 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     heading = page[page.index("<h1") : page.index("</h1>")]
     assert "80 trials" in heading
     assert report.verdict(stored) == stored.honesty["verdict"]
-    assert "Not assessed" in report.verdict(replace(stored, parts={**stored.parts, "honesty": {}}))
+    assert "Not assessed" in report.verdict(StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}))
     assert "Best returned" in report.summary(stored)
     assert 'src="http' not in page
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
@@ -124,14 +134,3 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     for heading in ("Against the baselines", "Can this be luck?", "Positions and trades", "How to get this again"):
         assert f"<h2>{heading}</h2>" in page
     assert "fintrader run configs/quickstart.yaml" in page
-
-
-def test_table_has_the_papers_columns(results: dict[str, BacktestResult]) -> None:
-    table = metrics_table({name: result.metrics for name, result in results.items()})
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(table)
-    text = console.export_text()
-    for heading in ("Cumulative return", "Annual return", "Annual volatility", "Max drawdown", "Sharpe", "Calmar"):
-        assert heading in text
-    assert f"{results['best'].metrics['cumulative_return']:.2%}".replace("%", " %") in text
-    assert "–" in text  # the idle strategy has no Sharpe ratio

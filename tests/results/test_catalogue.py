@@ -1,5 +1,3 @@
-"""Every number of the catalogue is there, and those that empyrical does not have are right by hand."""
-
 from __future__ import annotations
 
 import math
@@ -25,18 +23,9 @@ def test_no_metric_is_silently_nan() -> None:
 
 def trade(minute: int, symbol: str, shares: float, price: float, cost: float) -> dict[str, object]:
     time = pd.Timestamp("2020-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
-    return {
-        "decision_bar": minute,
-        "fill_bar": minute,
-        "decision_time": time,
-        "fill_time": time,
-        "symbol": symbol,
-        "shares": shares,
-        "price_usd": price,
-        "notional_usd": abs(shares) * price,
-        "cost_usd": cost,
-        "kind": "order",
-    }
+    when = {"decision_bar": minute, "fill_bar": minute, "decision_time": time, "fill_time": time}
+    what = {"symbol": symbol, "shares": shares, "price_usd": price, "cost_usd": cost, "kind": "order"}
+    return {**when, **what, "notional_usd": abs(shares) * price}
 
 
 def test_round_trips_match_the_oldest_lots_first() -> None:

@@ -1,5 +1,3 @@
-"""Thinning keeps every extreme exactly, draws only stored points, and keeps charts light."""
-
 from __future__ import annotations
 
 import itertools

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import re
 from dataclasses import replace
@@ -29,6 +28,7 @@ from tests.app.conftest import Open, open_page  # noqa: F401
 from tests.engines import fakes
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
+from tests.report.test_html import charts_of
 
 Traces = dict[str, tuple[list[Any], list[Any]]]
 
@@ -54,13 +54,6 @@ def traces(figure: dict[str, Any]) -> Traces:
         name = str(trace.get("name") or k)
         found[name] = (numbers(trace["x"]), numbers(trace[key]))
     return found
-
-
-def of_report(page: str) -> dict[str, dict[str, Any]]:
-    packed = re.search('<script type="text/plain" id="charts">([^<]*)<', page)
-    assert packed is not None
-    charts: dict[str, dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
-    return charts
 
 
 # --- by hand -----------------------------------------------------------------------------------------------
@@ -213,7 +206,7 @@ ALONE = {"excess", "without"} | {f"trades-{k}" for k in range(9)}
 
 
 def test_report_and_app_draw_the_same_numbers(site: Path, stored: StoredBacktest, open_page: Open) -> None:  # noqa: F811
-    report = of_report(render_report(stored))
+    report = charts_of(render_report(stored))
     assert set(report) - ALONE == set(BOTH)
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
     pages = {
@@ -234,7 +227,7 @@ def test_report_and_app_draw_the_same_numbers(site: Path, stored: StoredBacktest
 def test_comparison_and_app_draw_the_same_numbers(site: Path, open_page: Open) -> None:  # noqa: F811
     lines = {name: f"{name} / ensemble" for name in ("demo", "second")}
     page = render_comparison({lines[name]: read_backtest(site / "runs" / name / "backtest") for name in lines})
-    report = of_report(page)
+    report = charts_of(page)
     app = of_app(open_page(site, "compare", runs="demo,second", lines=",".join(lines.values())))
     assert traces(report["growth"]) == traces(app["compare_equity"])
     assert traces(report["drawdown"]) == traces(app["compare_drawdown"])

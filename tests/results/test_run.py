@@ -1,5 +1,3 @@
-"""`Run`: what a stored run says, and what it says when something of it is missing or damaged."""
-
 from __future__ import annotations
 
 import shutil

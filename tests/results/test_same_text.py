@@ -1,11 +1,7 @@
-"""One number, one text: the report, the app and the terminal write whatever two of them show alike."""
-
 from __future__ import annotations
 
 import html
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +16,8 @@ from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.figures import title_of
 from fintrader.results.formatting import PAPER_COLUMNS, statistic
 from fintrader.results.run import Run
-from fintrader_app import metric_table
-from fintrader_app.wording import human
+from fintrader_app import tables
+from fintrader_app.shell import human
 from tests.app.conftest import Open, healthy, open_page, said  # noqa: F401
 from tests.engines import fakes
 
@@ -69,7 +65,7 @@ def test_every_metric_in_report_and_app(site: Path, stored: StoredBacktest, repo
             compared += 1
     assert compared == len(CATALOGUE) * len(stored.strategies)
     cards = {metric.label: metric.value for metric in test.metric}
-    for key, title in metric_table.HEADLINE:
+    for key, title in tables.HEADLINE:
         assert cards[title] == statistic(key, stored.metrics["ensemble"][key]) == report[_title(key)][0]
 
 
@@ -132,20 +128,3 @@ def test_scores_in_terminal_and_app(site: Path, open_page: Open, capsys: pytest.
     top = Run(site / "runs" / "demo").leaderboard.iloc[0]
     line = next(line for line in printed.splitlines() if top["pod"] in line)
     assert line.split("│")[3].strip() == best
-
-
-def test_reading_loads_no_torch() -> None:
-    """In a process of its own: all of `fintrader.results`, and of the app what does not start a run."""
-    program = (
-        "import importlib, pkgutil, sys\n"
-        "import fintrader.results, fintrader_app\n"
-        "for package in (fintrader.results, fintrader_app):\n"
-        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        if '.views.' not in found.name and not found.name.endswith('streamlit_app'):\n"
-        "            importlib.import_module(found.name)\n"
-        "assert 'torch' not in sys.modules\n"
-        "print(sum(name.startswith(('fintrader.results.', 'fintrader_app.')) for name in sys.modules))\n"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
-    assert int(done.stdout) > 30

@@ -2,19 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from fintrader.storage import lease
 from tests.engines import object_stores
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with object_stores.s3(monkeypatch) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""What a store offers beyond single objects: paths without a scheme, locks, sweeping, files that settings name."""
-
 from __future__ import annotations
 
 import fcntl
@@ -9,9 +7,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from fintrader.config import refuse_url
 from fintrader.errors import DataError, StorageAccessError
-from fintrader.storage.objects import Objects, read_csv, read_whole
-from fintrader.storage.urls import file_system, refuse_url
+from fintrader.storage.objects import Objects, file_system, read_csv, read_whole
 
 
 def test_a_path_is_a_store_like_a_url(tmp_path: Path) -> None:

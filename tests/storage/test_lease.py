@@ -1,5 +1,3 @@
-"""At most one holder, whoever dies, sleeps or comes late."""
-
 from __future__ import annotations
 
 import os

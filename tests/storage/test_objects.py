@@ -1,10 +1,7 @@
-"""Whole objects in each kind of store: what may be relied upon, and what is told when it cannot be."""
-
 from __future__ import annotations
 
 import errno
 import hashlib
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 from fsspec.registry import _registry
 
+from fintrader.config import check_url
 from fintrader.errors import (
     ConfigError,
     StorageAccessError,
@@ -23,8 +21,8 @@ from fintrader.errors import (
 )
 from fintrader.storage import objects as module
 from fintrader.storage.objects import Objects
-from fintrader.storage.urls import check_url
 from tests.engines.object_stores import SECRET, forget
+from tests.engines.waiting import free_port
 
 
 def test_whole_objects(url: str, tmp_path: Path) -> None:
@@ -81,9 +79,6 @@ def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
         assert all(pool.map(lambda n: store.get_file("one", tmp_path / f"{n}", digest), range(64)))
 
 
-# --- errors ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("url", ["runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"])
 def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -129,10 +124,7 @@ def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     forget()
     store = Objects("s3://bucket/runs", patience=0)
     store._fs.retries = 1

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.run import TournamentResult
@@ -17,15 +16,6 @@ from tests.engines.thread_launcher import ThreadLauncher
 Race = Callable[..., TournamentResult]
 PODS = 5
 """Of the small tournament that faults strike."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a worker: sums over several threads would run in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

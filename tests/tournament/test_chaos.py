@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
-from tests.engines import chaos
-from tests.engines.apart import Plan
-from tests.engines.chaos import DONE, REFUSED, Faults, Outcome, Tally, everything, forked
+from tests.engines import chaos, stubs
+from tests.engines.chaos import DONE, REFUSED, Faults, Tally, everything, forked
 from tests.tournament.conftest import PODS
 
 
@@ -31,6 +31,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
         ("kill", 61),
         pytest.param("kill", 23, marks=pytest.mark.slow),
         pytest.param("torn", 41, marks=pytest.mark.slow),
+        ("full", 41),
         pytest.param("full", 19, marks=pytest.mark.slow),
     ],
 )
@@ -38,10 +39,7 @@ def test_struck_at_many_operations(tmp_path: Path, undisturbed: RunFolder, point
     tally, expected = Tally(), everything(undisturbed)
     for at in range(1, points // 2 if mode == "full" else points, stride):  # `full` strikes before, never after
         faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
-
-        def strike(run: RunFolder, faults: Faults = faults) -> Outcome:
-            return forked(run, PODS, faults=faults)
-
+        strike = partial(forked, pods=PODS, faults=faults)
         tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
     assert tally.problems == []
     assert tally.hits >= 0.5 * tally.scenarios > 2
@@ -56,51 +54,18 @@ def test_pods_struck_in_their_own_process(
         monkeypatch.setenv("CHAOS_POD", json.dumps(plan))
         assert forked(run, PODS, processes=True).status == DONE
         assert (tmp_path / f"{at}.mark").exists()
-        lost = [event["reason"] for event in read_jsonl(run.events) if event["event"] == "lost"]
-        assert lost in (["killed"], [])  # it may have published before it died
+        assert {event["reason"] for event in chaos.events_of(run, "lost")} <= {
+            "killed"
+        }  # it may have published before it died
         assert everything(run) == everything(undisturbed)
 
 
-@pytest.mark.parametrize("target", ["orchestrator", "pod"])
-def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder, target: str) -> None:
+def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -> None:
     tally = Tally()
-
-    def strike(run: RunFolder) -> Outcome:
-        return chaos.kill_at_work(run, PODS, target=target)
-
-    tally.strike_and_recover(tmp_path, target, PODS, everything(undisturbed), strike)
+    strike = partial(chaos.kill_at_work, pods=PODS)
+    tally.strike_and_recover(tmp_path, "run", PODS, everything(undisturbed), strike)
     assert tally.problems == []
     assert tally.hits == 1
-
-
-@pytest.mark.parametrize(
-    ("mode", "places"),
-    [
-        ("kill", (6,)),
-        ("torn", (2,)),
-        ("full", (4,)),
-        pytest.param("kill", (1, 12, 19, 26), marks=pytest.mark.slow),
-        pytest.param("torn", (5,), marks=pytest.mark.slow),
-        pytest.param("full", (1, 9), marks=pytest.mark.slow),
-    ],
-)
-def test_evaluators_struck_at_their_operations(
-    tmp_path: Path, undisturbed: RunFolder, mode: str, places: tuple[int, ...]
-) -> None:
-    tally, expected = Tally(), everything(undisturbed)
-    for at in places:
-        plan = Plan(mode, tmp_path / f"{mode}-{at}.mark", at=at)
-
-        def strike(run: RunFolder, plan: Plan = plan) -> Outcome:
-            outcome = forked(run, PODS, evaluators=plan)
-            assert outcome.status == (REFUSED if mode == "full" else DONE), "only a full disk ends the tournament"
-            if mode == "kill":
-                assert chaos.killed(run) in (0, 1)  # it may have published before it died
-            return outcome
-
-        tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
-    assert tally.problems == []
-    assert tally.hits == len(places)
 
 
 def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
@@ -125,22 +90,12 @@ def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
     with lease.acquire(run, None) as new:
         with pytest.raises(TournamentError, match="taken over"):
             old.check()
-        shutil.copytree(_specs(tmp_path), run.pods)
-        spec = RunStore(run).read_spec("p0000")
+        spec = stubs.spec(0)
         with pytest.raises(Fenced):
             run_pod(spec, PodContext(run, tmp_path, token=old.token), chaos.body)
         assert not RunStore(run).has_result("p0000")
         run_pod(spec, PodContext(run, tmp_path, token=new.token), chaos.body)
         assert RunStore(run).has_result("p0000")
-
-
-def _specs(tmp_path: Path) -> Path:
-    """The pods' folder of a started run, specs only."""
-    other = RunFolder(tmp_path / "other")
-    assert forked(other, 1).status == DONE
-    for path in other.pods.glob("*/result.json"):
-        path.unlink()
-    return other.pods
 
 
 @pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])
@@ -158,11 +113,8 @@ def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
         case "deleted":
             database.unlink()
         case "schema":
-            connection = sqlite3.connect(database)
-            connection.execute("DROP VIEW leaderboard")
-            connection.execute("DROP TABLE entries")
-            connection.commit()
-            connection.close()
+            with closing(sqlite3.connect(database)) as connection:
+                connection.executescript("DROP VIEW leaderboard; DROP TABLE entries")
         case "torn log":
             run.events.write_bytes(run.events.read_bytes()[:-20])
     assert forked(run, PODS).status == DONE
@@ -191,6 +143,6 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undistur
             shutil.copy(store.result_path("p0002"), store.result_path("p0001"))
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
-    assert any(event["event"] == "damaged" and event["pod"] == "p0001" for event in read_jsonl(run.events))
-    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    assert "p0001" in {event["pod"] for event in chaos.events_of(run, "damaged")}
+    applied = [event["pod"] for event in chaos.events_of(run, "applied")]
     assert len(applied) == len(set(applied)) == PODS

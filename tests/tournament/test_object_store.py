@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,12 +18,10 @@ from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.tournament.launchers import RunAccess
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
-from fintrader.tournament.replay import compare
 from fintrader.tournament.spec import Fenced, PodContext
-from fintrader.tournament.status import make_index, rebuild, status
+from fintrader.tournament.status import compare, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, Faults, everything, forked
@@ -83,9 +82,8 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
         assert compare(RunFolder(copy), plain.folder) == []
         assert not status(RunFolder(copy))["active"]
-        assert (
-            lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]["score"] == stored.leaderboard[0]["score"]
-        )
+        best = lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]
+        assert best["score"] == stored.leaderboard[0]["score"]
         assert mirror.objects.names() == before
 
 
@@ -107,9 +105,8 @@ def test_killed_anywhere_then_the_disk_is_emptied(
     for at in range(7, points, stride):
         run, url = emptied.place(tmp_path, f"{mode}-{at}")
         faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
-        hit, problems = emptied.strike_and_empty(
-            run, url, PODS, expected, lambda run, faults=faults: forked(run, PODS, faults=faults)
-        )
+        strike = partial(forked, pods=PODS, faults=faults)
+        hit, problems = emptied.strike_and_empty(run, url, PODS, expected, strike)
         assert problems == [], at
         struck += hit
     assert struck > 1
@@ -118,14 +115,8 @@ def test_killed_anywhere_then_the_disk_is_emptied(
 def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path: Path, undisturbed: RunFolder) -> None:
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
-
-    def strike(run: RunFolder) -> Any:
-        return chaos.kill_at_work(run, PODS, target="orchestrator")
-
+    strike = partial(chaos.kill_at_work, pods=PODS)
     assert emptied.strike_and_empty(run, url, PODS, everything(undisturbed), strike) == (True, [])
-
-
-# --- one head --------------------------------------------------------------------------------------------------
 
 
 def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
@@ -153,16 +144,14 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
     assert [event["event"] for event in read_jsonl(run.events)][: len(told)] == told
 
 
-# --- damage ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
 def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: RunFolder, victim: str) -> None:
     assert forked(run, PODS - 1).status == DONE
     store = Objects(url)
-    parents = [spec.parent for spec in RunStore(undisturbed).specs().values() if spec.index == PODS - 1]
-    pod = parents[0] or "p0000"  # the next pod will ask for its parent's snapshot
-    result = RunStore(run).read_result(pod)
+    last = RunStore(undisturbed).read_spec(f"p{PODS - 1:04d}")
+    pod = last.parent or "p0000"  # the next pod will ask for its parent's snapshot
+    result, name = RunStore(run).read_result(pod), f"pods/{pod}/result.json"
+    whole = store.get(name) or b""
     match victim:
         case "snapshot":
             store.put(f"objects/{result.snapshot}", b"something else")
@@ -171,11 +160,9 @@ def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: R
         case "policy":
             store.put(f"objects/{result.policy}", b"something else")
         case "result":
-            name = f"pods/{pod}/result.json"
-            store.put(name, (store.get(name) or b"").replace(b"score", b"sCore", 1))
+            store.put(name, whole.replace(b"score", b"sCore", 1))
         case "half result":
-            name = f"pods/{pod}/result.json"
-            store.put(name, (store.get(name) or b"")[:100])
+            store.put(name, whole[:100])
     empty(run, url)
     status = forked(run, PODS).status
     if status != DONE:  # noticed only when it was asked for: the same command mends it
@@ -204,9 +191,6 @@ def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, run: Ru
     assert not (tmp_path / "outside").exists()
     store.put(index, kept[index])
     race("run", pods=3)
-
-
-# --- coming and going ------------------------------------------------------------------------------------------
 
 
 def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race: Race) -> None:
@@ -290,7 +274,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, run: R
     plain = race("plain", **how)
     node = RunFolder(working_copy(url, tmp_path / "node"))
 
-    def far(settings: Any, access: RunAccess) -> ThreadLauncher:
+    def far(settings: Any, access: PodContext) -> ThreadLauncher:
         return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=access.token)
 
     race("run", **how, how={"launcher": far})

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.files import read_jsonl
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import cuda_devices
@@ -14,7 +13,7 @@ from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
-from tests.engines.chaos import everything
+from tests.engines.chaos import events_of, everything
 from tests.engines.races import ORDER
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
@@ -52,7 +51,7 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> Non
 
 def test_arrival_writes_its_order_and_uses_all_workers(race: Race) -> None:
     run = race(pods=10, order="arrival", workers=3).folder
-    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
+    applied = [event["pod"] for event in events_of(run, "applied")]
     assert sorted(applied) == sorted(RunStore(run).specs())
     assert [row["pod"] for row in sorted(read_pods(run.leaderboard), key=lambda row: row["applied"])] == applied
 
@@ -95,7 +94,7 @@ def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: s
     undisturbed = race("a", pods=4)
     plant(RunFolder(tmp_path / "b"), "p0001", kind)
     disturbed = race("b", pods=4, processes=True)
-    lost = [event for event in read_jsonl(disturbed.folder.events) if event["event"] == "lost"]
+    lost = events_of(disturbed.folder, "lost")
     assert [(event["pod"], event["attempt"], event["reason"]) for event in lost] == [("p0001", 1, reason)]
     assert everything(disturbed.folder) == everything(undisturbed.folder)
     assert RunStore(disturbed.folder).read_result("p0001").attempts == 2
@@ -169,5 +168,5 @@ def test_devices_that_vanish_are_waited_for_and_then_reported(race: Race, tmp_pa
     with pytest.raises(TournamentError, match="devices have disappeared"):
         race("a", pods=3, hang_seconds=0.2, how={"launcher": launcher})
     assert len(RunStore(run).results()) == 1
-    assert any(event["event"] == "no_capacity" for event in read_jsonl(run.events))
+    assert events_of(run, "no_capacity")
     assert race("a", pods=3).trials == 3

@@ -1,14 +1,10 @@
-"""Learners and the pipeline switched on in a configuration: in pods, and in `fintrader train`."""
-
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load
 
 from fintrader.agents import PPO, SAC, Budget, NetworkSettings, load_policy
@@ -19,30 +15,28 @@ from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.agents.training import FORMAT
 from fintrader.cli import main
 from fintrader.runs import RunFolder
-from fintrader.tournament import pod_training as bodies
+from fintrader.tournament.fusion import learners
 from fintrader.tournament.store import RunStore
-from tests.engines.races import first_spec, train_pod
+from tests.engines.killing import Killed
+from tests.engines.races import AGENT, first_spec, train_pod
+from tests.pipeline.test_train import classic, evaluation
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)
 PIPELINE = SAC(network=NETWORK, learning_starts=32, batch_size=16, report_every=8, buffer_size=1000, pipeline=True)
 
 
-class Killed(Exception):
-    """The pod's process ends here."""
-
-
-@pytest.mark.parametrize("agent", [LEARNERS, PIPELINE], ids=["learners", "pipeline"])
+@pytest.mark.parametrize("agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"])
 def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, trained = bodies.train, []
+    train, trained = learners.train, []
 
     def spy(learner: Any, *rest: Any, **named: Any) -> Any:
         trained.append((learner, learner.state_dict()))
         return train(learner, *rest, **{**named, "checkpoint_seconds": 0.0})
 
-    monkeypatch.setattr(bodies, "train", spy)
+    monkeypatch.setattr(learners, "train", spy)
 
     def kill(share: float, env_steps: int, note: str) -> None:
         if share >= 0.5:
@@ -59,11 +53,9 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     assert (again.score, again.updates) == (whole.score, whole.updates)
     # it was this kind of agent, and what it stored is one policy
     made = trained[0][0]
-    if agent is LEARNERS:
-        assert isinstance(made, OnPolicyAgent)
-        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners)
-    else:
-        assert isinstance(made, PipelinedAgent)
+    assert isinstance(made, PipelinedAgent) == (agent is PIPELINE)
+    if isinstance(made, OnPolicyAgent):
+        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners) == (agent is LEARNERS)
     stored = RunStore(context.run).get(str(whole.snapshot))
     state = load(stored)
     policy = load_policy(context.folder / "policy.safetensors").state_dict()
@@ -86,18 +78,10 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     ],
 )
 def test_the_command_line_switches_them_on(words: str, key: str, value: object, tmp_path: Path) -> None:
-    path = tmp_path / "small.yaml"
-    values = {
-        "runs_dir": str(tmp_path / "runs"),
-        "device": "cpu",
-        "env": {"kind": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "workers": "sync", "evaluation_episodes": 1},
-        "agent": {"network": {"hidden": [8]}},
-        "tournament": {"budget": {"env_steps": 256}},
-    }
-    path.write_text(yaml.safe_dump(values))
+    path = classic(tmp_path, agent={"network": {"hidden": [8]}}, tournament={"budget": {"env_steps": 256}})
     main(["train", str(path), *words.split()])
-    home = tmp_path / "runs" / "small" / "train"
-    assert json.loads((home / "evaluation.json").read_text())["env_steps"] >= 256
+    assert evaluation(tmp_path)["env_steps"] >= 256
+    home = tmp_path / "runs" / "classic" / "train"
     assert load_policy(home / "policy.safetensors").layout.width == 3
     tensors, header = read_tensors(home / "state.safetensors", FORMAT)
     assert header["identity"]["agent"][key] == value

@@ -1,30 +1,22 @@
-"""A tiny tournament of real PPO pods on a random market, in spawned processes."""
-
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load
 
-from fintrader.agents import A2C, load_policy, make_agent
+from fintrader.agents import A2C, load_policy
 from fintrader.backtesting import simulate
 from fintrader.envs import TradingEnv
 from fintrader.files import read_json
-from fintrader.results.leaderboard import canonical, read_leaderboard
+from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
-from fintrader.tournament.pod import run_pod
 from fintrader.tournament.run import TournamentResult
-from fintrader.tournament.spec import PodContext, PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines.killing import dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, market_file, real_race, train_pod
 from tests.engines.thread_launcher import ThreadLauncher
-from tests.engines.waiting import until
 from tests.factories import make_market
 
 
@@ -48,62 +40,6 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
     assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(finished.members)
     assert finished.trials == 4
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
-
-
-@pytest.mark.slow
-def test_same_seed_same_bytes_and_sigkill_of_the_orchestrator_changes_nothing(
-    finished: TournamentResult, tmp_path: Path
-) -> None:
-    run = RunFolder(tmp_path / "killed")
-    script = (
-        "import sys; from pathlib import Path; from fintrader.runs import RunFolder;"
-        "from tests.engines.races import real_race; real_race(RunFolder(Path(sys.argv[1])))"
-    )
-    barrier = run.pod("p0003") / "metrics.jsonl"
-    barrier.parent.mkdir(parents=True)
-    os.mkfifo(barrier)  # the pod reads it as it begins, and gets no further
-    process = subprocess.Popen([sys.executable, "-c", script, str(run.root)], cwd=Path(__file__).resolve().parents[2])
-    until(lambda: (run.pod("p0001") / "result.json").exists(), "the second result")
-    process.kill()
-    process.wait()
-    barrier.unlink()
-    assert not (run.pod("p0003") / "result.json").exists()
-    again = real_race(run)
-    assert canonical(again.folder.leaderboard) == canonical(finished.folder.leaderboard)
-    assert again.ensemble_policy.read_bytes() == finished.ensemble_policy.read_bytes()
-
-
-def test_networks_and_optimiser_move_from_parent_to_child(
-    finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The child's state at the moment training begins is the parent's, and a fresh agent's is not."""
-    store = RunStore(finished.folder)
-    spec = next(spec for spec in store.specs().values() if spec.origin == "exploit")
-    assert spec.snapshot is not None
-    parent = load(store.get(spec.snapshot))
-    began: list[dict[str, torch.Tensor]] = []
-    train = bodies.train
-
-    def spy(agent, *rest, **named):  # type: ignore[no-untyped-def]
-        began.append({name: tensor.clone() for name, tensor in agent.state_dict().items()})
-        return train(agent, *rest, **named)
-
-    monkeypatch.setattr(bodies, "train", spy)
-    run = RunFolder(tmp_path / "again")
-    RunStore(run).put(store.get(spec.snapshot))
-    market = finished.folder.root.parent / "market.safetensors"
-    result = run_pod(spec, PodContext(run, market))
-    env = TradingEnv(make_market(240, 3, session_bars=10).split().train, ENV)
-    fresh = make_agent(AGENT, env.layout, seed=spec.seed).state_dict()
-    inherited = [name for name in parent if name.startswith(("modules.policy", "modules.critic", "optimisers."))]
-    assert any(name.startswith("optimisers.") for name in inherited)
-    for name in inherited:
-        torch.testing.assert_close(began[0][name], parent[name], rtol=0, atol=0)
-    changed = [name for name in inherited if name not in fresh or not torch.equal(fresh[name], parent[name])]
-    assert any(name.startswith("optimisers.") for name in changed)
-    assert any(name.startswith("modules.policy") for name in changed)
-    assert result.reproducible() == store.read_result(spec.pod).reproducible()
-    assert PodSpec.from_json(store.spec_path(spec.pod)).agent["learning_rate"] != AGENT.learning_rate
 
 
 def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> None:
@@ -147,16 +83,7 @@ def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
     fresh = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
     spec = fresh.model_copy(update={"rungs": (0.5,)})
     whole, _ = train_pod(tmp_path / "whole", spec)
-    evaluate, calls = bodies.evaluate, 0
-
-    def dies(*args, **named):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls += 1
-        if calls == 2:  # the rung is behind it, and all of the training
-            raise KeyboardInterrupt
-        return evaluate(*args, **named)
-
-    monkeypatch.setattr(bodies, "evaluate", dies)
+    monkeypatch.setattr(bodies, "evaluate", dies_at(2, bodies.evaluate))  # after the rung and all of the training
     with pytest.raises(KeyboardInterrupt):
         train_pod(tmp_path / "killed", spec)
     again, _ = train_pod(tmp_path / "killed", spec)

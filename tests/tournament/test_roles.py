@@ -1,5 +1,3 @@
-"""Generator, schedulers, updater, evaluator and ensemble, each by itself."""
-
 from __future__ import annotations
 
 import math
@@ -22,8 +20,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, weights_of
 from fintrader.tournament.evaluator import check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
-from fintrader.tournament.leaderboard import Leaderboard
-from fintrader.tournament.leaderboard_index import Entry
+from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.process import location_of
 from fintrader.tournament.schedulers import Generational
@@ -37,20 +34,9 @@ from tests.engines.stubs import OtherAgent, StubAgent
 
 
 def entry(index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any) -> Entry:
-    pod = f"p{index:04d}"
-    generation = more.pop("generation", 0)
-    spec = PodSpec(
-        pod=pod,
-        index=index,
-        seed=index,
-        origin="fresh",
-        agent=agent or StubAgent().model_dump(),
-        budget={},
-        generation=generation,
-    )
-    status = "failed" if value is None else "done"
-    snapshot = None if value is None else f"sha-{index}"
-    return Entry(spec, PodResult(pod=pod, status=status, score=value, snapshot=snapshot, **more))
+    spec = stubs.spec(index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {}))
+    outcome = {"status": "failed"} if value is None else {"status": "done", "snapshot": f"sha-{index}"}
+    return Entry(spec, PodResult(pod=spec.pod, score=value, **outcome, **more))
 
 
 def board_of(*scores: float | None, size: int = 16, **more: Any) -> Leaderboard:
@@ -62,6 +48,14 @@ def board_of(*scores: float | None, size: int = 16, **more: Any) -> Leaderboard:
 
 def breeder(*agents: Any, seed: int = 0, **changes: Any) -> Generator:
     return Generator(settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h")
+
+
+def bred(
+    generator: Generator, board: Leaderboard, name: str, parent: Entry | None = None, count: int = 30
+) -> list[Any]:
+    """That setting of so many children of the board's best, or of another parent."""
+    made = (generator.child(index, board, parent or board.rows[0], generation=1) for index in range(count))
+    return [child.agent[name] for child in made]
 
 
 # --- updater ---------------------------------------------------------------------------------------------------
@@ -131,19 +125,11 @@ def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search() -> None:
 
 def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside() -> None:
     board = board_of(1.0)
-    parent = board.rows[0]
-    moved = [
-        breeder(resample=0.0, perturb=1.25).child(index, board, parent, generation=1).agent["learning_rate"]
-        for index in range(30)
-    ]
+    moved = bred(breeder(resample=0.0, perturb=1.25), board, "learning_rate")
     assert {round(value / 1e-3, 6) for value in moved} == {0.8, 1.25}
-    anew = [
-        breeder(resample=1.0).child(index, board, parent, generation=1).agent["learning_rate"] for index in range(30)
-    ]
-    assert len(set(anew)) == 30
+    assert len(set(bred(breeder(resample=1.0), board, "learning_rate"))) == 30
     edge = entry(0, 1.0, agent=StubAgent(learning_rate=0.0999).model_dump())
-    children = [breeder(resample=0.0).child(i, board, edge, generation=1).agent["learning_rate"] for i in range(20)]
-    assert max(children) == 0.1
+    assert max(bred(breeder(resample=0.0), board, "learning_rate", edge)) == 0.1
 
 
 @pytest.mark.parametrize("as_set", [PPO(), A2C()])
@@ -151,10 +137,8 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
     """Their learning rate lies at the end of the default range: half of the steps lead out of it."""
     rate, default = as_set.learning_rate, TournamentSettings().search
     board = board_of(1.0, agent=as_set.model_dump(mode="json"))
-    bred = breeder(as_set, search=default, resample=0.0)
-    children = [bred.child(i, board, board.rows[0], generation=1).agent["learning_rate"] for i in range(40)]
     assert rate == default["learning_rate"].high
-    assert set(children) == {rate / 1.25}
+    assert set(bred(breeder(as_set, search=default, resample=0.0), board, "learning_rate")) == {rate / 1.25}
 
 
 @pytest.mark.parametrize(
@@ -170,15 +154,13 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
     ],
 )
 def test_steps_never_end_where_they_began(space: dict[str, Any], at: int, expected: set[int]) -> None:
-    bred = breeder(search={"width": Range(**space)}, resample=0.0)
-    board = board_of(1.0, agent=StubAgent(width=at).model_dump())
-    assert {bred.child(i, board, board.rows[0], generation=1).agent["width"] for i in range(20)} == expected
+    generator = breeder(search={"width": Range(**space)}, resample=0.0)
+    assert set(bred(generator, board_of(1.0, agent=StubAgent(width=at).model_dump()), "width")) == expected
 
 
 def test_a_zero_that_no_factor_moves_is_drawn_anew() -> None:
-    bred = breeder(OtherAgent(), search={"gamma": Range(low=0.0, high=1.0)}, resample=0.0)
-    board = board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump())
-    assert all(bred.child(i, board, board.rows[0], generation=1).agent["gamma"] > 0 for i in range(20))
+    generator = breeder(OtherAgent(), search={"gamma": Range(low=0.0, high=1.0)}, resample=0.0)
+    assert min(bred(generator, board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump()), "gamma")) > 0
 
 
 def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
@@ -278,9 +260,7 @@ def test_members_are_the_best_or_the_best_that_differ() -> None:
     assert [member.spec.index for member in choose(rows, 2, diversity=0.0)] == [0, 1]
     assert [member.spec.index for member in choose(rows, 2, diversity=5.0)] == [0, 2]
     assert len(choose(rows, 9, diversity=1.0)) == 3
-    assert correlations(rows[::2]) == [[pytest.approx(1.0), pytest.approx(-1.0)]] + [
-        [pytest.approx(-1.0), pytest.approx(1.0)]
-    ]
+    np.testing.assert_allclose(correlations(rows[::2]), [[1.0, -1.0], [-1.0, 1.0]])
 
 
 def test_weights_sum_to_one_and_follow_the_score() -> None:
@@ -295,16 +275,20 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
 # --- records ---------------------------------------------------------------------------------------------------
 
 
-def test_settings_refuse_nonsense() -> None:
-    for wrong in (
-        {"survivors": 8, "population": 8},
-        {"ensemble_size": 9, "leaderboard_size": 8},
-        {"halving_rungs": (0.5, 0.2)},
-    ):
-        with pytest.raises(ValueError, match=r"survivors|ensemble_size|rungs"):
-            TournamentSettings(**wrong)
-    with pytest.raises(ValueError, match="at least one device"):
-        TournamentSettings(devices=())
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"survivors": 8, "population": 8}, "survivors"),
+        ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
+        ({"halving_rungs": (0.5, 0.2)}, "rungs"),
+        ({"devices": ()}, "at least one device"),
+        ({"devices": ("cuda:0/1",), "replicas": 1}, "spans 2 devices needs a learner for each; set replicas to 2"),
+        ({"devices": ("cuda:0/1", "cuda:2")}, "join 1 and 2 devices"),
+    ],
+)
+def test_settings_refuse_nonsense(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TournamentSettings(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -333,13 +317,6 @@ def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path: Path, m
     assert result.location == f"{socket.gethostname()} cuda:0 (GPU 3)"
     assert location_of("cpu") == f"{socket.gethostname()} cpu"
     assert "place" not in result.reproducible()
-
-
-def test_a_device_without_a_learner_is_refused() -> None:
-    with pytest.raises(ValueError, match="spans 2 devices needs a learner for each; set replicas to 2"):
-        TournamentSettings(devices=("cuda:0/1",), replicas=1)
-    with pytest.raises(ValueError, match="join 1 and 2 devices"):
-        TournamentSettings(devices=("cuda:0/1", "cuda:2"))
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)

@@ -14,33 +14,26 @@ from fintrader.files import file_sha256, read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
-from fintrader.tournament import pod_training as bodies
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot
+from fintrader.tournament.fusion import learners
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.state_sync import TrainingState
 from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
+from tests.engines.runs import Struck
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
-from tests.tournament.fusion.test_threads import fused_spec
-from tests.tournament.launchers.test_local import spec as stub_spec
+from tests.tournament.fusion.test_learners import fused_spec
 
 STEPS = 1280  # forty updates of one learner
-
-
-class Struck(BaseException):
-    """The machine is gone."""
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training leaves its state after every update."""
-    from fintrader.tournament.fusion import threads as fusion
-
-    for module in (bodies, fusion):
-        monkeypatch.setattr(module, "train", partial(module.train, checkpoint_seconds=0.0))
+    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))
 
 
 def stored(url: str, pod: str) -> dict[str, str]:
@@ -162,18 +155,19 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
     mirror = attach(run.root, url)
     stubs.plant(run, "p0000", "wait")
     local = LocalLauncher(
-        RunAccess(run, run.root / "market", mirror),
+        PodContext(run, run.root / "market", mirror),
         body="tests.engines.stubs:body",
         slots=lambda: [Slot("a")],
         store_seconds=3600.0,
     )
     try:
         open_store(run, mirror).keep_market("", stubs.market(run.root))
-        future = local.submit(stub_spec(0))
+        future = local.submit(stubs.spec(0))
         until(lambda: bool(local.progress()["p0000"].note))
         until(lambda: (run.pod("p0000") / "state.safetensors").exists())
         assert stored(url, "p0000") == {}
-        local.cancel("p0000")
+        local.resize(0)
+        local.tick()
         with pytest.raises(PodFailure, match="drained"):
             future.result(timeout=PATIENCE_SECONDS)
         assert list(stored(url, "p0000")) == ["state.safetensors"]

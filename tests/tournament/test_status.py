@@ -1,5 +1,3 @@
-"""Questions from outside: status, lineage, rebuild, scale, replay."""
-
 from __future__ import annotations
 
 import itertools
@@ -10,14 +8,13 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
 from fintrader import cli
 from fintrader.errors import RunError, TournamentError
-from fintrader.files import read_jsonl
+from fintrader.files import append_jsonl
 from fintrader.results.folders import DamagedFileError, NotThereError
 from fintrader.results.leaderboard import canonical, lineage, read_pods
 from fintrader.results.run import Run
@@ -25,13 +22,13 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.replay import compare, replay
-from fintrader.tournament.scale import ScaleRequest, effect, scale
+from fintrader.tournament.run import replay
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
-from fintrader.tournament.status import rebuild, status
+from fintrader.tournament.status import compare, effect, rebuild, requested_pods, scale, status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
 from tests.engines import stubs
+from tests.engines.chaos import events_of
 from tests.engines.races import ORDER, settings
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
@@ -83,15 +80,11 @@ def test_the_database_is_only_an_index(race: Race, order: str) -> None:
         status(run)
     assert rebuild(run) == 7
     assert canonical(run.leaderboard) == before
-    with lease.acquire(run, None), pytest.raises(TournamentError, match="another process"):
-        rebuild(run)
-
-
-def test_a_damaged_database_is_reported_not_read(race: Race) -> None:
-    run = race(pods=3).folder
     run.leaderboard.write_bytes(b"x" * 9000)
     with pytest.raises(DamagedFileError, match="damaged"):
         status(run)
+    with lease.acquire(run, None), pytest.raises(TournamentError, match="another process"):
+        rebuild(run)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +147,7 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
     assert trace[4] == (64, 64)
     assert trace[6] == (64, 3)  # threads cannot be stopped; processes are, see below
     assert all(at_work <= 3 for turn, (at_work, _) in trace.items() if turn > max(trace) - 5)
-    assert [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"] == [64, 3]
+    assert [event["pods"] for event in events_of(run, "capacity")] == [64, 3]
 
 
 def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) -> None:
@@ -175,7 +168,7 @@ def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) 
     assert told == [
         "at work from the next reconcile on: 6 pods, but at most 2: `order: submission` lets no more work at once"
     ]
-    (event,) = [event for event in read_jsonl(run.events) if event["event"] == "capacity"]
+    (event,) = events_of(run, "capacity")
     assert (event["pods"], event["at_once"]) == (6, 2)
     assert describe(event) == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
 
@@ -186,7 +179,7 @@ def test_scaling_what_nobody_races_promises_nothing(race: Race, capsys: pytest.C
     bred = race("b", pods=4, **generations).folder
     cli.main(["scale", str(finished.root), "--pods", "6"])
     assert "finished, so nothing is at work" in capsys.readouterr().out
-    assert ScaleRequest(finished).changed()
+    assert requested_pods(finished) == 6
     assert effect(finished, 6).endswith(": 6 pods")
     assert "as many pods as its settings say" in effect(finished, None)
     assert "6 pods, but at most 4: `population: 4`" in effect(bred, 6)
@@ -196,40 +189,19 @@ def test_scaling_what_nobody_races_promises_nothing(race: Race, capsys: pytest.C
     assert effect(finished, 6) == "nothing is at work now; once the run is resumed by its own command: 6 pods"
 
 
-def test_the_time_left_follows_the_rate_of_results(race: Race) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def look(orchestrator: Orchestrator) -> None:
-        seen.append(status(orchestrator.store.run))
-
-    run = race(pods=6, how={"watch": look}).folder
-    assert status(run)["eta_seconds"] is None, "finished"
-    assert any(report["active"] for report in seen)
-    assert not any(report["finished"] for report in seen)
-    rated = [report for report in seen if report["eta_seconds"] is not None]
-    assert rated
-    for report in rated:
-        begun = next(event["time"] for event in read_jsonl(run.events) if event["event"] == "started")
-        assert 0 < report["applied"] < report["requested_results"] == 6
-        rate = report["applied"] / (report["now"] - begun)
-        assert report["eta_seconds"] == pytest.approx((6 - report["applied"]) / rate)
-    assert all(report["eta_seconds"] is None for report in seen if report["applied"] in (0, 6))
-
-
 def test_the_time_left_counts_this_sitting_only(
     race: Race, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A night between two sittings is no part of the rate, and neither are results that were there before."""
     run = race(pods=4).folder
+    assert status(run)["eta_seconds"] is None, "finished"
     began, now = time.time(), time.time() + 10.0
     monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
     events = [{"event": "resumed", "time": began, "pods": 9}, {"event": "applied", "time": began + 5, "pod": "p0004"}]
-    with run.events.open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events[:1])
+    append_jsonl(run.events, events[0])
     with lease.acquire(run, None):
         assert status(run)["eta_seconds"] is None, "no result yet"
-        with run.events.open("a") as file:
-            file.writelines(json.dumps(event) + "\n" for event in events[1:])
+        append_jsonl(run.events, events[1])
         assert status(run)["eta_seconds"] == pytest.approx(40.0)  # four to come, ten seconds each
         cli.main(["status", str(run.root)])
     assert re.search(r"5 of 9 results; about 40 s left", capsys.readouterr().out)
@@ -251,9 +223,9 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(race: Race, tmp
 
     result = race("b", pods=6, processes=True, workers=3, pool_size=3, how={"watch": control})
     assert wished
-    assert [event["pods"] for event in read_jsonl(run.events) if event["event"] == "capacity"] == [1]
-    assert not [event for event in read_jsonl(run.events) if event["event"] == "lost"]
-    assert [event for event in read_jsonl(run.events) if event["event"] == "drained"]
+    assert [event["pods"] for event in events_of(run, "capacity")] == [1]
+    assert not events_of(run, "lost")
+    assert events_of(run, "drained")
     assert not [c for c in psutil.Process().children(recursive=True) if "tournament.worker" in " ".join(c.cmdline())]
     undisturbed = race("a", pods=6, pool_size=3)
     assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)
@@ -265,12 +237,8 @@ def test_scale_refuses_nonsense_and_control_survives_damage(race: Race, tmp_path
         scale(run, 0)
     with pytest.raises(TournamentError, match="no tournament"):
         scale(RunFolder(tmp_path / "none"), 3)
-    control = ScaleRequest(run)
-    assert not control.changed()
+    assert requested_pods(run) is None
     scale(run, 5)
-    assert control.changed()
-    assert control.pods == 5
-    assert not control.changed()
-    control.path.write_text("{")
-    assert control.changed()
-    assert control.pods is None
+    assert requested_pods(run) == 5
+    (run.root / "scale.json").write_text("{")
+    assert requested_pods(run) is None

@@ -1,5 +1,3 @@
-"""The export is read back by TensorBoard's own reader."""
-
 from __future__ import annotations
 
 import sys
@@ -10,7 +8,7 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import TournamentError
-from fintrader.files import write_text
+from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.tensorboard import MARK, export
@@ -32,11 +30,10 @@ def read(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
 def run(race: Race, tmp_path: Path) -> RunFolder:
     race("run", pods=5)
     folder = RunFolder(tmp_path / "run")
-    text = "".join(
-        f'{{"update": {k}, "env_steps": {k * 10}, "seconds": {k}, "loss": {1 / k}, "memory_mib": 7}}\n'
-        for k in (1, 2, 3)
-    )
-    write_text(folder.pod("p0002") / "metrics.jsonl", text)
+    path = folder.pod("p0002") / "metrics.jsonl"
+    path.unlink()
+    for k in (1, 2, 3):
+        append_jsonl(path, {"update": k, "env_steps": k * 10, "seconds": k, "loss": 1 / k, "memory_mib": 7})
     return folder
 
 

@@ -9,20 +9,16 @@ accounts, and the statistics of observations and rewards are those of everybody'
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
-from fintrader.agents.parallel.fusion import average
-from fintrader.agents.ppo import PPOAgent
 
-
-def batch_learners(agent: OnPolicyAgent) -> OnPolicyAgent:
-    """`agent`, whose updates are those of `settings.learners` learners from now on."""
-    if agent.settings.learners > 1:
-        agent.learner = BatchedLearners(agent, agent.settings.learners).learn
-    return agent
+INHERITED = ("modules.", "optimisers.")
+"""What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each learner's own."""
 
 
 class _Loss(nn.Module):
@@ -40,8 +36,8 @@ class _Loss(nn.Module):
 class BatchedLearners:
     """K copies of an agent's weights and moments, for as long as one update takes."""
 
-    def __init__(self, agent: OnPolicyAgent, count: int) -> None:
-        self.agent, self.count = agent, count
+    def __init__(self, agent: OnPolicyAgent) -> None:
+        self.agent, self.count = agent, agent.settings.learners
         self.loss = _Loss(agent)
         self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
 
@@ -67,41 +63,25 @@ class BatchedLearners:
 
     def _descend(self, shares: Rollout) -> dict[str, Tensor]:
         """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
-        agent, settings = self.agent, self.agent.settings
+        agent = self.agent
         own = agent.optimisers["adam"]
-        names = [name for name, parameter in self.loss.named_parameters() if parameter.requires_grad]
-        single = dict(self.loss.named_parameters())
-        self.weights = {
-            name: nn.Parameter(single[name].detach().expand(self.count, *single[name].shape).clone()) for name in names
-        }
+        single = {name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad}
+        self.weights = {name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()}
         group = own.param_groups[0]
         self.adam = torch.optim.Adam(
             self.weights.values(), lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
         )
-        for name in names:
-            if moments := own.state.get(single[name]):
+        for name, weight in single.items():
+            if moments := own.state.get(weight):
                 self.adam.state[self.weights[name]] = {
-                    key: value.clone() if value.ndim == 0 else value.expand(self.count, *value.shape).clone()
-                    for key, value in moments.items()
+                    key: self._copies(value) if value.ndim else value.clone() for key, value in moments.items()
                 }
-        sums: dict[str, Tensor] = {}
-        taken = 0
-        target_kl = getattr(settings, "target_kl", None)
-        for rows in zip(*self._passes(shares.obs.shape[1]), strict=True):
-            for batch in zip(*rows, strict=True):
-                step = self._step(shares, torch.stack(batch))
-                sums = {name: sums.get(name, 0.0) + value for name, value in step.items()}
-                taken += 1
-            if target_kl is not None and bool(step["kl"] > target_kl):
-                break
-        return {name: total / taken for name, total in sums.items()}
+        drawn = [list(agent.passes(shares.obs.shape[1])) for _ in range(self.count)]
+        together = ([torch.stack(rows) for rows in zip(*one, strict=True)] for one in zip(*drawn, strict=True))
+        return agent.take_steps(together, lambda rows: self._step(shares, rows))
 
-    def _passes(self, rows: int) -> list[list[list[Tensor]]]:
-        """For each learner its passes, each a list of minibatches; drawn learner by learner."""
-        agent = self.agent
-        if isinstance(agent, PPOAgent):
-            return [[agent.minibatches(rows) for _ in range(agent.settings.update_epochs)] for _ in range(self.count)]
-        return [[[torch.arange(rows, device=agent.device)]]] * self.count
+    def _copies(self, value: Tensor) -> Tensor:
+        return value.expand(self.count, *value.shape).clone()
 
     def _step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """One gradient step of every learner; `rows [K, S]` are its minibatch."""
@@ -135,3 +115,27 @@ class BatchedLearners:
         for name, values in moments.items():
             single[name].copy_(fused[f"modules.{name}"])
             own.state[single[name]] = {key: fused[f"optimisers.{name}.{key}"] for key in values}
+
+
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of every floating tensor that is inherited; all else is the first state's. On the first one's device.
+
+    Sums run in float64 in the order of the states, so equal states give equal bytes wherever they come from.
+    Variances of normalisers are merged as second moments: learners whose means differ have seen more than either.
+    """
+    fused = {}
+    for name, first in states[0].items():
+        if not (name.startswith(INHERITED) and first.is_floating_point()):
+            fused[name] = first.contiguous()
+            continue
+        rows = _rows(states, name, first.device)
+        centre = name.removesuffix("var") + "mean"
+        if name.endswith(".var") and centre in states[0]:
+            means = _rows(states, centre, first.device)
+            rows = rows + (means - means.mean(dim=0)) ** 2
+        fused[name] = rows.mean(dim=0).to(first.dtype).contiguous()
+    return fused
+
+
+def _rows(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor:
+    return torch.stack([state[name].to(device, torch.float64) for state in states])

@@ -29,11 +29,6 @@ from fintrader.errors import CheckpointError
 from fintrader.seeding import generator
 
 
-def pipeline(agent: OffPolicyAgent) -> OffPolicyAgent | PipelinedAgent:
-    """`agent`, or with `settings.pipeline` one that learns while its accounts trade."""
-    return PipelinedAgent(agent) if agent.settings.pipeline else agent
-
-
 class PipelinedAgent:
     """An agent whose `update` hands work to a thread and returns. The thread ends with the agent."""
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from fintrader.data.bars import Array, Bars, concat
 from fintrader.data.calendar import SessionGrid
-from fintrader.data.chunks import Collection, month_name, months_of
+from fintrader.data.chunks import Collection
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.corporate_actions import Action
 from fintrader.data.sources.files import BarFile, FilesSettings, iterate, list_files
@@ -26,29 +24,22 @@ from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import Objects
 
 _BUFFER_ROWS = 8_000_000
-_RACY_NS = 2_000_000_000
 
 
 class Feed(Protocol):
-    """Bars by symbol."""
+    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where `inputs_need_bars`."""
 
-    inputs_need_bars: bool
-    """Whether `inputs` is known only once `prepare` has run."""
+    inputs: Mapping[str, Any]
+    """What identifies the bars, as plain JSON without any path."""
+    inputs_need_bars: bool = False
+    actions: tuple[Action, ...] = ()
+    """Splits and dividends that the source itself announces."""
+    symbols: list[str]
+    """Symbols that have bars, sorted."""
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Do what takes long: read files, ask vendors. Raises DataError."""
-
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """What identifies the bars, as plain JSON without any path."""
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """Splits and dividends that the source itself announces."""
-
-    @property
-    def symbols(self) -> list[str]:
-        """Symbols that have bars, sorted."""
+        return
 
     def span(self) -> tuple[int, int]:
         """First and last time of all bars (int64 nanoseconds)."""
@@ -58,44 +49,43 @@ class Feed(Protocol):
 
     def index(self, grid: SessionGrid) -> Array | None:
         """`[T]` level of the source's own index at each bar's close, None where it has none."""
+        return None
 
 
-class FilesFeed:
+class FilesFeed(Feed):
     """Bars of files, by way of the store. Nothing is read before `prepare`."""
 
-    actions: tuple[Action, ...] = ()
-    inputs_need_bars = False
+    _collections: list[Collection]
 
     def __init__(self, settings: FilesSettings, store: Objects) -> None:
         self.settings = settings
         self.store = store
-        self.files = list_files(settings)
+        self.files = list_files(settings.path)
         self.inputs = file_inputs(self.files, _fingerprints(self.files, store))
-        self._collections: list[Collection] = []
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
         how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
-        for file, entry in zip(self.files, self.inputs["files"], strict=True):
-            identity = {**entry, **how}
-            if self.settings.symbol_from == "column":
-                identity["name"] = file.name
+        entries = zip(self.files, self.inputs["files"], strict=True)
+        self._collections = [self._chunks_of(file, {**entry, **how}, progress) for file, entry in entries]
+        self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
+
+    def _chunks_of(self, file: BarFile, identity: dict[str, Any], progress: Progress | None) -> Collection:
+        if self.settings.symbol_from == "column":
+            identity["name"] = file.name
+        collection = Collection.open(self.store, "files", identity)
+        if collection.complete:
+            return collection
+        with collection.objects.lock():
             collection = Collection.open(self.store, "files", identity)
             if not collection.complete:
-                with collection.objects.lock():
-                    collection = Collection.open(self.store, "files", identity)
-                    if not collection.complete:
-                        collection.objects.sweep()
-                        try:
-                            ingest(file, self.settings, collection, progress)
-                        except DataError:  # chunks of a file that is refused are of no use to anybody
-                            collection.objects.clear()
-                            raise
-            self._collections.append(collection)
-
-    @property
-    def symbols(self) -> list[str]:
-        return sorted({symbol for collection in self._collections for symbol in collection.symbols})
+                collection.objects.sweep()
+                try:
+                    ingest(file, self.settings, collection, progress)
+                except DataError:  # chunks of a file that is refused are of no use to anybody
+                    collection.objects.clear()
+                    raise
+        return collection
 
     def span(self) -> tuple[int, int]:
         spans = [collection.span() for collection in self._collections]
@@ -103,9 +93,6 @@ class FilesFeed:
 
     def bars(self, symbol: str) -> Bars:
         return concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        return None
 
 
 def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
@@ -116,10 +103,8 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
     }
 
 
-class MemoryFeed:
+class MemoryFeed(Feed):
     """Bars that are in memory already."""
-
-    inputs_need_bars = False
 
     def __init__(
         self,
@@ -134,22 +119,14 @@ class MemoryFeed:
         self._bars = bars if bars.is_sorted() else bars.sorted()
         self._level, self._minutes = level, minutes
         self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
-
-    def prepare(self, progress: Progress | None = None) -> None:
-        """Nothing is left to do."""
-
-    @property
-    def symbols(self) -> list[str]:
-        counts = np.diff(self._edges)
-        return sorted(name for name, count in zip(self._bars.symbols, counts, strict=True) if count)
+        self.symbols = sorted(bars.symbols[code] for code in np.flatnonzero(np.diff(self._edges)))
 
     def span(self) -> tuple[int, int]:
         return int(self._bars.ts.min()), int(self._bars.ts.max())
 
     def bars(self, symbol: str) -> Bars:
         code = self._bars.symbols.index(symbol)
-        rows = self._bars.take(np.arange(self._edges[code], self._edges[code + 1]))
-        return replace(rows, symbol=np.zeros(len(rows), dtype=np.int32), symbols=(symbol,))
+        return self._bars.take(np.arange(self._edges[code], self._edges[code + 1])).without_unused()
 
     def index(self, grid: SessionGrid) -> Array | None:
         if self._level is None or self._minutes is None:
@@ -160,29 +137,6 @@ class MemoryFeed:
         return np.asarray(self._level[at])
 
 
-class MadeFeed:
-    """Bars that are made when they are needed (the synthetic market), and not for a market that is built already."""
-
-    inputs_need_bars = False
-
-    def __init__(self, inputs: Mapping[str, Any], make: Callable[[], MemoryFeed]) -> None:
-        self.inputs = inputs
-        self._make = make
-        self._made: MemoryFeed | None = None
-
-    def prepare(self, progress: Progress | None = None) -> None:
-        """Make the bars, once."""
-        if self._made is None:
-            with (progress or SILENT).task(f"make the {self.inputs['kind']} market", total=1) as task:
-                self._made = self._make()
-                task.advance()
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the bars' own: symbols, span, actions, index."""
-        self.prepare()
-        return getattr(self._made, name)
-
-
 def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:
     """Cut one file into chunks by symbol and month; memory stays bounded whatever the file's order.
 
@@ -190,46 +144,43 @@ def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progr
     that is soon. In a shuffled one all are stored as soon as too many wait, and a month has several pieces.
     """
     collection.chunks = {}  # what an unfinished attempt left is written over with the same bytes
-    waiting: dict[tuple[str, int], list[Bars]] = {}
+    waiting: dict[tuple[str, str], list[Bars]] = {}
     held = 0
+
+    def store(key: tuple[str, str]) -> int:
+        bars = concat(waiting.pop(key))
+        collection.add(*key, bars, {"file": bars.origin})
+        return len(bars)
+
     with (progress or SILENT).task(f"read {file.name}", unit="rows") as task:
         for batch in iterate(file, settings):
             refuse_bad_rows(batch)
-            touched = set()
-            for key, part in _by_symbol_and_month(batch):
+            parts = _by_symbol_and_month(batch)
+            for key, part in parts.items():
                 waiting.setdefault(key, []).append(part)
-                touched.add(key)
                 held += len(part)
             for key in sorted(waiting):
-                if key not in touched or held > _BUFFER_ROWS:
-                    held -= _store(collection, key, waiting.pop(key), settings)
+                if key not in parts or held > _BUFFER_ROWS:
+                    held -= store(key)
             task.advance(len(batch))
         for key in sorted(waiting):
-            _store(collection, key, waiting.pop(key), settings)
+            store(key)
     collection.complete = True
     collection.save()
 
 
-def _store(collection: Collection, key: tuple[str, int], parts: list[Bars], settings: FilesSettings) -> int:
-    bars = concat(parts)
-    collection.add(key[0], month_name(key[1]), bars, {"file": bars.origin})
-    return len(bars)
-
-
-def _by_symbol_and_month(batch: Bars) -> list[tuple[tuple[str, int], Bars]]:
-    month = months_of(batch.ts)
-    low = int(month.min())
-    key = batch.symbol.astype(np.int64) * (int(month.max()) - low + 1) + (month - low)
+def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
+    """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
+    month = batch.ts.astype("datetime64[ns]").astype("datetime64[M]")
+    low = month.min()
+    key = batch.symbol.astype(np.int64) * ((month.max() - low).astype(np.int64) + 1) + (month - low).astype(np.int64)
     if np.any(np.diff(key) < 0):
         order = np.argsort(key, kind="stable")
         batch, key, month = batch.take(order), key[order], month[order]
-    edges = np.flatnonzero(np.diff(key, prepend=-1, append=-1))
-    groups = []
-    for start, stop in itertools.pairwise(edges):
-        part = batch.take(np.arange(start, stop))
-        name = batch.symbols[int(part.symbol[0])]
-        part = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
-        groups.append(((name, int(month[start])), part))
+    groups = {}
+    for start, stop in itertools.pairwise(np.flatnonzero(np.diff(key, prepend=-1, append=-1))):
+        part = batch.take(np.arange(start, stop)).without_unused()
+        groups[part.symbols[0], str(month[start])] = part
     return groups
 
 
@@ -239,28 +190,16 @@ def _fingerprints(files: list[BarFile], store: Objects) -> list[str]:
         store.sweep(deep=False)
         stored = store.get("fingerprints.json")
         try:
-            known: dict[str, list[str]] = json.loads(stored) if stored else {}
+            before: dict[str, list[str]] = json.loads(stored) if stored else {}
         except ValueError:
-            known = {}
-        before = dict(known)
-        hashes = [_fingerprint(file, known) for file in files]
+            before = {}
+        known, hashes = dict(before), []
+        for file in files:
+            version, key = file.version(), f"{file.path}:{file.member or ''}"
+            if version is None or known.get(key, [""])[0] != version:
+                known[key] = [version or "", file.sha256()]
+            hashes.append(known[key][1])
+        known = {key: entry for key, entry in known.items() if entry[0]}
         if known != before:
             store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())
     return hashes
-
-
-def _fingerprint(file: BarFile, known: dict[str, list[str]]) -> str:
-    version, key = file.version(), f"{file.path}:{file.member or ''}"
-    remembered = known.get(key)
-    if version is not None and remembered is not None and remembered[0] == version:
-        return remembered[1]
-    digest = file.sha256()
-    if version is not None and not _racy(version):
-        known[key] = [version, digest]
-    return digest
-
-
-def _racy(version: str) -> bool:
-    """Whether a file changed so lately that it may change again within the clock's grain."""
-    parts = version.split(" ")
-    return len(parts) == 3 and parts[1].isdigit() and time.time_ns() - int(parts[1]) < _RACY_NS

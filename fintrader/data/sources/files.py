@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,37 +12,36 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator
 
-from fintrader.config import Settings
+from fintrader.config import PathText, Settings, base_name, is_url
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars, concat
 from fintrader.errors import BarError, DataError
 from fintrader.files import file_sha256
-from fintrader.storage.urls import PathText, base_name, file_system, is_url
+from fintrader.storage.objects import file_system
 
 
-def find_files(path: str) -> list[BarFile]:
-    """The bar files that a path names (see the module), sorted. Raises DataError when there is none."""
-    if is_url(path):
-        found = _remote_files(path)
-    else:
-        found = [file for one in _local_paths(Path(path)) for file in _open(str(one))]
+def list_files(path: str) -> list[BarFile]:
+    """The bar files that a path or URL names, sorted. Raises DataError when there is none, or of an unknown kind."""
+    fs, inside = file_system(path)
+    try:
+        if fs.isdir(inside):
+            found = [name for name in sorted(fs.find(inside)) if kind_of(name)]
+        elif any(mark in inside for mark in "*?["):
+            found = [name for name in sorted(fs.glob(inside)) if kind_of(name)]
+        else:
+            found = [inside] if fs.exists(inside) else []
+    except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
+        raise DataError(f"{path}: {type(error).__name__}; check the URL, the network and the credentials") from None
+    scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
     if not found:
         raise DataError(f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern (--data.path)")
-    return found
-
-
-def _local_paths(path: Path) -> list[Path]:
-    if path.is_dir():
-        return [file for file in sorted(path.rglob("*")) if file.is_file() and kind_of(file.name)]
-    if any(mark in str(path) for mark in "*?["):
-        root = Path(path.anchor) if path.is_absolute() else Path()
-        return sorted(file for file in root.glob(str(path.relative_to(path.anchor))) if file.is_file())
-    return [path] if path.exists() else []
+    return [file for name in found for file in _open(name if is_url(name) else scheme + name)]
 
 
 def _open(path: str) -> list[BarFile]:
@@ -65,28 +65,9 @@ def _open(path: str) -> list[BarFile]:
 @contextlib.contextmanager
 def _archive(path: str) -> Iterator[zipfile.ZipFile]:
     """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
-    if is_url(path):
-        fs, inside = file_system(path)
-        with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
-            yield archive
-    else:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-
-
-def _remote_files(url: str) -> list[BarFile]:
-    fs, path = file_system(url)
-    try:
-        if any(mark in path for mark in "*?["):
-            found = sorted(fs.glob(path))
-        elif fs.isdir(path):
-            found = sorted(fs.find(path))
-        else:
-            found = [path] if fs.exists(path) else []
-    except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
-        raise DataError(f"{url}: {type(error).__name__}; check the URL, the network and the credentials") from None
-    scheme = url.split("://")[0]
-    return [file for name in map(str, found) if kind_of(name) for file in _open(f"{scheme}://{name.lstrip('/')}")]
+    fs, inside = file_system(path)
+    with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 @dataclass(frozen=True)
@@ -122,20 +103,22 @@ class BarFile:
         source = self.open()
         if isinstance(source, str):
             return file_sha256(Path(source))
-        digest = hashlib.sha256()
         with source:
-            while block := source.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
+            return hashlib.file_digest(source, "sha256").hexdigest()
 
     def version(self) -> str | None:
-        """A cheap token that changes when the file does (size and times, or an object's ETag); None without one."""
+        """A cheap token that changes when the file does (size and times, or an object's ETag).
+
+        None without one, and for a file that changed so lately that it may change again within the clock's grain.
+        """
         if is_url(self.path):
             fs, path = file_system(self.path)
             details = fs.info(path)
             tag = details.get("ETag") or details.get("mtime") or details.get("created")
             return f"{details.get('size')} {tag}" if tag else None
         status = Path(self.path).stat()
+        if time.time_ns() - status.st_mtime_ns < _RACY_NS:
+            return None
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
@@ -148,6 +131,7 @@ def kind_of(name: str) -> str | None:
 
 
 BATCH_ROWS = 500_000
+_RACY_NS = 2_000_000_000
 
 
 class ColumnNames(Settings):
@@ -194,15 +178,9 @@ class FilesSettings(Settings):
         return value
 
 
-def list_files(settings: FilesSettings) -> list[BarFile]:
-    """The files that would be read, sorted by path. Raises DataError when there is none, or one of an unknown kind."""
-    return find_files(settings.path)
-
-
 def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
     """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's docstring."""
-    parts = [batch for file in list_files(settings) for batch in iterate(file, settings)]
-    bars = concat(parts)
+    bars = concat([batch for file in list_files(settings.path) for batch in iterate(file, settings)])
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
         bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
@@ -213,8 +191,8 @@ def iterate(file: BarFile, settings: FilesSettings) -> Iterator[Bars]:
     """The rows of one file in file order, in the long schema, some hundred thousand at a time."""
     names = column_names(settings)
     wanted = [*names.values(), *settings.extra]
-    done = 2 if file.kind == "csv" else 0  # a CSV's first row of data is line 2
-    first = done
+    read_columns(file, settings)
+    first = done = 2 if file.kind == "csv" else 0  # a CSV's first row of data is line 2
     for table in _tables(file, wanted, numeric=[*(names[name] for name in COLUMNS), *settings.extra]):
         rows = np.arange(done, done + table.num_rows)
         done += table.num_rows
@@ -248,52 +226,55 @@ def table_bars(table: pa.Table, settings: FilesSettings, *, origin: str, rows: A
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """The names of a file's columns. Raises BarError when one that the settings name is missing."""
-    names = [getattr(settings.columns, name) for name in ("ts", *COLUMNS)]
-    names += [settings.columns.symbol] if settings.symbol_from == "column" else []
-    try:
+    with _readable(file):
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
                 present = list(parquet.schema_arrow.names)
         else:
             with _open_csv(file, None, {}) as reader:
                 present = list(reader.schema.names)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
-    _require(file, [*names, *settings.extra], present)
+    missing = [name for name in (*column_names(settings).values(), *settings.extra) if name not in present]
+    if missing:
+        raise BarError(
+            f"{file.name}: no column {missing[0]!r}; it has {', '.join(present)}. "
+            "Name your columns under data.source.columns"
+        )
     return present
+
+
+@contextlib.contextmanager
+def _readable(file: BarFile) -> Iterator[None]:
+    """Raise BarError for what pyarrow cannot read."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        if "Empty CSV file" in str(error):
+            raise BarError(f"{file.name}: holds no row; check the file") from None
+        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
 
 
 def _tables(file: BarFile, wanted: list[str], numeric: list[str]) -> Iterator[pa.Table]:
     """The file's rows as tables of the wanted columns, a bounded number at a time."""
-    try:
+    with _readable(file):
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
-                _require(file, wanted, parquet.schema_arrow.names)
                 for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
                     yield pa.Table.from_batches([batch])
             return
-        with _open_csv(file, None, {}) as reader:
-            _require(file, wanted, reader.schema.names)
-        others = {name: pa.string() for name in wanted if name not in numeric}
+        types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
         done = 0
         try:
-            with _open_csv(file, wanted, others | {name: pa.float64() for name in numeric}) as reader:
+            with _open_csv(file, wanted, types) as reader:
                 for batch in reader:
                     yield pa.Table.from_batches([batch])
                     done += batch.num_rows
         except pa.ArrowInvalid:  # text in a number: read what is left as text, so that the row can be named
-            with _open_csv(file, wanted, {name: pa.string() for name in wanted}) as reader:
+            with _open_csv(file, wanted, dict.fromkeys(wanted, pa.string())) as reader:
                 for batch in reader:
                     skip = min(done, batch.num_rows)
                     done -= skip
                     if batch.num_rows > skip:
                         yield pa.Table.from_batches([batch.slice(skip)])
-    except pa.ArrowInvalid as error:
-        if "Empty CSV file" in str(error):
-            raise BarError(f"{file.name}: holds no row; check the file") from None
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
-    except OSError as error:
-        raise BarError(f"{file.name}: cannot be read ({_first_line(error)}); it may be truncated") from None
 
 
 def _open_csv(file: BarFile, wanted: list[str] | None, types: dict[str, pa.DataType]) -> Any:
@@ -304,15 +285,6 @@ def _open_csv(file: BarFile, wanted: list[str] | None, types: dict[str, pa.DataT
     return pa_csv.open_csv(
         source, read_options=pa_csv.ReadOptions(block_size=32 << 20, use_threads=False), convert_options=options
     )
-
-
-def _require(file: BarFile, wanted: list[str], present: list[str]) -> None:
-    missing = [name for name in wanted if name not in present]
-    if missing:
-        raise BarError(
-            f"{file.name}: no column {missing[0]!r}; it has {', '.join(present)}. "
-            "Name your columns under data.source.columns"
-        )
 
 
 def _symbols(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> tuple[Array, tuple[str, ...]]:
@@ -351,21 +323,19 @@ def _localise(column: pa.ChunkedArray, settings: FilesSettings, where: str, name
 
 
 def _parse_times(column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array) -> Array:
-    import pandas as pd
-
     text = column.to_pandas()
-    zoned = bool(pd.Series(text.head(1)).str.contains(r"(?:Z|[+-]\d\d:?\d\d)$").all())
+    zoned = carries_zone(text)
     parsed = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=zoned)
-    bad = np.flatnonzero(parsed.isna().to_numpy())
-    if len(bad):
-        raise BarError(
-            f"{where}, row {rows[bad[0]]}, column {name!r}: {text.iloc[bad[0]]!r} is no time like 2016-01-04 09:30; "
-            "correct the row or remove it"
-        )
+    _refuse(parsed.isna(), text, "no time like 2016-01-04 09:30", where, name, rows)
     if zoned:
         return np.asarray(parsed.dt.tz_convert(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
     stamps = pa.chunked_array([pa.array(parsed.to_numpy().astype("datetime64[ns]"))])
     return _epoch(_localise(stamps, settings, where, name))
+
+
+def carries_zone(times: pd.Series[Any]) -> bool:
+    """Whether times as text end with an offset from UTC, going by the first."""
+    return bool(times.head(1).astype(str).str.contains(r"(?:Z|[+-]\d\d:?\d\d)$").all())
 
 
 def _epoch(column: pa.ChunkedArray) -> Array:
@@ -376,21 +346,22 @@ def _epoch(column: pa.ChunkedArray) -> Array:
 def _numbers(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> Array:
     _no_nulls(column, where, name, rows)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
-        import pandas as pd
-
         text = column.cast(pa.string()).to_pandas()
         numbers = pd.to_numeric(text, errors="coerce")
-        bad = np.flatnonzero(numbers.isna().to_numpy())
-        if len(bad):
-            raise BarError(
-                f"{where}, row {rows[bad[0]]}, column {name!r}: {text.iloc[bad[0]]!r} is no number; "
-                "correct the row or remove it"
-            )
+        _refuse(numbers.isna(), text, "no number", where, name, rows)
         return np.asarray(numbers, dtype=np.float64)
     try:
         return np.asarray(column.cast(pa.float64()).to_numpy())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise BarError(f"{where}: column {name!r} is {column.type}, not numbers") from None
+
+
+def _refuse(bad: pd.Series[bool], text: pd.Series[str], what: str, where: str, name: str, rows: Array) -> None:
+    if bad.any():
+        at = int(bad.to_numpy().argmax())
+        raise BarError(
+            f"{where}, row {rows[at]}, column {name!r}: {text.iloc[at]!r} is {what}; correct the row or remove it"
+        )
 
 
 def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> None:

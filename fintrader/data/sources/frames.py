@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars
+from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.data.calendar import session_grid
 from fintrader.data.sources.base import MemoryFeed
-from fintrader.data.sources.files import FilesSettings, column_names, table_bars
+from fintrader.data.sources.files import FilesSettings, carries_zone, column_names, table_bars
 from fintrader.errors import BarError
 
 Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
@@ -65,7 +65,9 @@ def frames_feed(frames: Frames, source: FilesSettings, *, zoned: bool, calendar:
     bars = table_bars(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
     length = DAY_MINUTES if daily else _length(bars)
     if daily:
-        bars = replace(bars, ts=_session_starts(bars.ts, calendar))
+        days = bars.ts.astype("datetime64[ns]").astype("datetime64[D]")
+        grid = session_grid(calendar, days.min().item(), days.max().item(), DAY_MINUTES)
+        bars = replace(bars, ts=grid.session_starts(bars.ts))
     elif source.label == "end":
         own = source.bar_minutes if "bar_minutes" in source.model_fields_set else length
         bars = replace(bars, ts=bars.ts - own * MINUTE_NS)
@@ -161,8 +163,7 @@ def _whole_days(times: pd.Series[Any]) -> bool:
 def _carries_zone(times: pd.Series[Any]) -> bool:
     if pd.api.types.is_datetime64_any_dtype(times):
         return times.dt.tz is not None
-    text = times.head(1).astype(str)
-    return bool(text.str.contains(r"(?:Z|[+-]\d\d:?\d\d)$").all())
+    return carries_zone(times)
 
 
 def _length(bars: Bars) -> int:
@@ -173,15 +174,6 @@ def _length(bars: Bars) -> int:
         return 1
     values, counts = np.unique(steps, return_counts=True)
     return int(values[counts.argmax()])
-
-
-def _session_starts(ts: Array, calendar: str) -> Array:
-    """The first minute of each day's session; days without one stay at midnight, outside of all sessions."""
-    days = ts.astype("datetime64[ns]").astype("datetime64[D]")
-    first, last = days.min().astype(object), days.max().astype(object)
-    grid = session_grid(calendar, first, last, DAY_MINUTES)
-    at = np.minimum(np.searchsorted(grid.dates, days), grid.num_sessions - 1)
-    return np.where(grid.dates[at] == days, grid.minutes[grid.first_bar[:-1]][at], ts)
 
 
 def _digest(bars: Bars) -> str:

@@ -16,7 +16,9 @@ from fintrader.config import Settings
 from fintrader.data.bars import Array, Bars
 from fintrader.data.calendar import SessionGrid, session_grid
 from fintrader.data.corporate_actions import Action
+from fintrader.data.sources.base import MemoryFeed
 from fintrader.errors import DataError
+from fintrader.progress import SILENT, Progress
 from fintrader.seeding import numpy_generator
 
 
@@ -225,6 +227,25 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
         origin="synthetic market",
     )
     return SyntheticMarket(bars, index, tuple(actions))
+
+
+class SyntheticFeed(MemoryFeed):
+    """The market's bars, made when they are needed: not for a market that is built already."""
+
+    def __init__(self, settings: SyntheticSettings, calendar: str, bar_minutes: int) -> None:
+        self.inputs = {"kind": "synthetic"}
+        self._settings, self._calendar, self._bar_minutes = settings, calendar, bar_minutes
+        self._made = False
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Make the bars, once. Raises DataError."""
+        if not self._made:
+            with (progress or SILENT).task("make the synthetic market", total=1) as task:
+                grid = synthetic_grid(self._settings, self._calendar, self._bar_minutes)
+                made = generate(self._settings, grid)
+                super().__init__(made.bars, self.inputs, made.index, grid.minutes, made.actions)
+                self._made = True
+                task.advance()
 
 
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:

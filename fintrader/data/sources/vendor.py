@@ -23,9 +23,9 @@ from pydantic import Field
 
 from fintrader.config import Settings
 from fintrader.data.bars import Array, Bars
-from fintrader.data.calendar import SessionGrid, session_grid
+from fintrader.data.calendar import session_grid
 from fintrader.data.chunks import Collection
-from fintrader.data.corporate_actions import Action
+from fintrader.data.sources.base import Feed
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import Objects
@@ -76,11 +76,11 @@ class Vendor(Protocol):
         """
 
 
-class VendorFeed:
+class VendorFeed(Feed):
     """Bars of a vendor, by way of the store."""
 
-    actions: tuple[Action, ...] = ()
     inputs_need_bars = True
+    _collection: Collection
 
     def __init__(
         self,
@@ -96,81 +96,58 @@ class VendorFeed:
         if not symbols:
             raise DataError("no tickers to ask for; list them under data.source.symbols or set data.universe.index")
         self.vendor, self.settings, self.calendar = vendor, settings, calendar
-        self.wanted = sorted(set(symbols))
+        self.symbols = sorted(set(symbols))
         self._today = today or dt.datetime.now(dt.UTC).date()
         self._sleep = sleep
         self._store = store
         yesterday = self._today - dt.timedelta(days=1)
         self.end = min(settings.end or yesterday, yesterday)
         self._grid = session_grid(calendar, settings.start, self.end)
-        self._collection: Collection | None = None
+        self._months = sorted({str(day)[:7] for day in self._grid.dates})
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Ask for what the store lacks. Raises DataError: no network, wrong keys, a rate limit, an unknown ticker."""
-        collection = Collection.open(
-            self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity}
-        )
-        with collection.objects.lock():
-            collection = Collection.open(self._store, self.vendor.name, collection.identity)
+        with self._stored().objects.lock():
+            collection = self._stored()
             requests = self._missing(collection)
-            if requests:
-                self._check_age(min(first for _, first, _ in requests))
+            earliest = self.vendor.earliest(self._today)
+            oldest = min((first for _, first, _ in requests), default=self._today)
+            if earliest is not None and oldest < earliest:
+                raise DataError(
+                    f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {oldest}); "
+                    "set data.source.start later, or choose longer bars"
+                )
             with (progress or SILENT).task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
                 for symbols, first, last in requests:
                     self._ask(collection, symbols, first, last)
                     task.advance(note=f"{symbols[0]} {first:%Y-%m}")
         self._collection = collection
-        unknown = [
-            name for name in self.wanted if not any(collection.chunks.get(name, {}).get(m) for m in self._months())
-        ]
+        pieces = {name: collection.pieces(name, self._months) for name in self.symbols}
+        unknown = [name for name in self.symbols if not pieces[name]]
         if unknown:
             raise DataError(
                 f"{self.vendor.name} has no bars of {', '.join(unknown)} from {self.settings.start} to {self.end}; "
                 "check the spelling, or whether it was listed then"
             )
+        hashes = [piece["sha256"] for name in self.symbols for piece in pieces[name]]
+        digest = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        self.inputs = {"kind": self.vendor.name, **self.vendor.identity, "end": str(self.end), "sha256": digest}
 
     def planned(self) -> list[tuple[list[str], dt.date, dt.date]]:
         """(tickers, first day, last day) of each request that the store does not answer; asks for nothing."""
-        identity = {"vendor": self.vendor.name, **self.vendor.identity}
-        return self._missing(Collection.open(self._store, self.vendor.name, identity))
+        return self._missing(self._stored())
 
-    @property
-    def inputs(self) -> Mapping[str, Any]:
-        """The vendor, the request, and a hash over all chunks in the range."""
-        collection = self._ready()
-        hashes = [
-            piece["sha256"]
-            for name in self.wanted
-            for month in self._months()
-            for piece in collection.chunks.get(name, {}).get(month, [])
-        ]
-        digest = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
-        return {"kind": self.vendor.name, **self.vendor.identity, "end": str(self.end), "sha256": digest}
-
-    @property
-    def symbols(self) -> list[str]:
-        return self.wanted
+    def _stored(self) -> Collection:
+        return Collection.open(self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity})
 
     def span(self) -> tuple[int, int]:
         return int(self._grid.exchange_minutes[0]), int(self._grid.exchange_minutes[-1])
 
     def bars(self, symbol: str) -> Bars:
-        bars = self._ready().bars(symbol, self._months())
+        bars = self._collection.bars(symbol, self._months)
         first, last = self.span()
         inside = (bars.ts >= first) & (bars.ts <= last)
         return replace(bars.take(inside), row=None).sorted()  # a session that came late stands last in the store
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        return None
-
-    def _ready(self) -> Collection:
-        if self._collection is None:
-            self.prepare()
-        assert self._collection is not None
-        return self._collection
-
-    def _months(self) -> list[str]:
-        return sorted({str(day)[:7] for day in self._grid.dates})
 
     def _missing(self, collection: Collection) -> list[tuple[list[str], dt.date, dt.date]]:
         """(tickers, first day, last day) of each request to make, within one month each."""
@@ -180,7 +157,7 @@ class VendorFeed:
         for month in np.unique(months):
             first, last = dates[months == month][0].item(), dates[months == month][-1].item()
             groups: dict[dt.date, list[str]] = {}
-            for name in self.wanted:
+            for name in self.symbols:
                 known = collection.through.get(name, {}).get(str(month))
                 done = known and dt.date.fromisoformat(known[0]) <= first
                 begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1) if known and done else first
@@ -203,7 +180,7 @@ class VendorFeed:
         request = {"symbols": symbols, "first": str(first), "last": str(last), **self.vendor.identity}
         for name in symbols:
             bars = self._inside(found[name]) if name in found else None
-            if bars is not None and collection.chunks.get(name, {}).get(month):
+            if bars is not None and collection.pieces(name, [month]):
                 bars = bars.take(~np.isin(bars.ts, collection.bars(name, [month]).ts))
             if bars is not None and len(bars):
                 collection.add(name, month, bars, request)
@@ -234,7 +211,7 @@ class VendorFeed:
         """Sessions from `first` to `last`, of one month, of which the store has no bar of this ticker."""
         month = f"{first:%Y-%m}"
         has_bars: Array = np.zeros(self._grid.num_sessions, dtype=bool)
-        if collection.chunks.get(name, {}).get(month):
+        if collection.pieces(name, [month]):
             at = self._grid.locate(collection.bars(name, [month]).ts)
             has_bars[self._grid.session[at[at >= 0]]] = True  # the month may hold days that are not asked for now
         return [
@@ -246,20 +223,8 @@ class VendorFeed:
     def _inside(self, bars: Bars) -> Bars:
         """Bars of the exchange's sessions; a day's bar is moved to its session's first minute."""
         if self.vendor.daily:
-            days = bars.ts.astype("datetime64[ns]").astype("datetime64[D]")
-            at = np.searchsorted(self._grid.dates, days)
-            known = np.isin(days, self._grid.dates)
-            starts = self._grid.minutes[self._grid.first_bar[:-1]]
-            return replace(bars.take(known), ts=starts[at[known]])
+            bars = replace(bars, ts=self._grid.session_starts(bars.ts))
         return bars.take(self._grid.locate(bars.ts) >= 0)
-
-    def _check_age(self, first: dt.date) -> None:
-        earliest = self.vendor.earliest(self._today)
-        if earliest is not None and first < earliest:
-            raise DataError(
-                f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {first}); "
-                "set data.source.start later, or choose longer bars"
-            )
 
 
 def _listed(days: Sequence[dt.date]) -> str:

@@ -42,6 +42,7 @@ class Yahoo:
             import yfinance
         except ImportError:
             raise DataError("the source yahoo needs yfinance: pip install 'fintrader[yahoo]'") from None
+        yfinance.config.debug.hide_exceptions = False  # it would log what goes wrong and return an empty table
         self._yfinance = yfinance
         self.settings, self._session = settings, session
         self.batch, self.daily = settings.batch, settings.interval == "1d"
@@ -66,9 +67,9 @@ class Yahoo:
             stop = min(first + step, last + dt.timedelta(days=1))
             frames.append(self._request(symbol, first, stop))
             first = stop
-        table = pd.concat([frame for frame in frames if len(frame)]) if any(map(len, frames)) else None
-        if table is None:
+        if not any(map(len, frames)):
             return None
+        table = pd.concat([frame for frame in frames if len(frame)])
         table = table[~table.index.duplicated()].dropna(subset=["Open", "High", "Low", "Close"])
         index = table.index
         # a day's bar carries midnight of the exchange; its date is what counts
@@ -82,16 +83,7 @@ class Yahoo:
             **{name.lower(): table[name].to_numpy(dtype=np.float64) for name in ("Open", "High", "Low", "Close")},
         )
 
-    def _loud(self) -> dict[str, bool]:
-        """How this version of yfinance is told to raise what goes wrong."""
-        config = getattr(self._yfinance, "config", None)
-        if config is None:
-            return {"raise_errors": True}
-        config.debug.hide_exceptions = False
-        return {}
-
     def _request(self, symbol: str, first: dt.date, stop: dt.date) -> Any:
-        """One request. yfinance is told to raise, because it otherwise logs an error and returns an empty table."""
         errors = self._yfinance.exceptions
         try:
             return self._yfinance.Ticker(symbol, session=self._session).history(
@@ -103,7 +95,6 @@ class Yahoo:
                 prepost=False,
                 repair=False,
                 timeout=self.settings.timeout_seconds,
-                **self._loud(),
             )
         except errors.YFRateLimitError:
             raise Busy("too many requests") from None

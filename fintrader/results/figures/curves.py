@@ -11,8 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fintrader.metrics import TRADING_DAYS, returns_of, session_ends
-from fintrader.metrics import performance as p
+from fintrader.metrics import TRADING_DAYS, drawdowns, episodes, returns_of, session_ends
 from fintrader.results.figures.style import PALETTE, ZERO, layout, lines, time_axis
 
 Session = NDArray[np.int64] | pd.Series
@@ -64,9 +63,9 @@ def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
     the peak has not been reached again.
     """
     times = pd.DatetimeIndex(daily.index)
-    below = p.drawdowns(returns_of(daily.to_numpy()))
+    below = drawdowns(returns_of(daily.to_numpy()))
     rows = []
-    for start, stop in p.episodes(below):  # period k ends at row k + 1
+    for start, stop in episodes(below):  # period k ends at row k + 1
         back = stop < len(below)
         rows.append(
             {
@@ -116,10 +115,8 @@ def rolling_sessions(sessions: int) -> int | None:
     return None if sessions < FEWEST_TO_ROLL else min(LONGEST_ROLLING, max(SHORTEST_ROLLING, sessions // 3))
 
 
-def rolling_figure(
-    returns: pd.DataFrame, kind: Rolling, *, main: str, window: int, benchmark: str = "benchmark"
-) -> go.Figure:
-    """Rolling Sharpe ratio or volatility (annualised), or beta to `benchmark`, of every strategy; full windows only.
+def rolling_figure(returns: pd.DataFrame, kind: Rolling, *, main: str, window: int) -> go.Figure:
+    """Rolling Sharpe ratio or volatility (annualised), or beta to the benchmark, of every strategy; full windows only.
 
     `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of the columns.
     """
@@ -133,13 +130,13 @@ def rolling_figure(
             values = rolled.std() * math.sqrt(TRADING_DAYS)
             title, unit, level = "Volatility", "volatility, annualised", 0
         case "beta":
-            index = returns[benchmark]
+            index = returns["benchmark"]
             variance = index.rolling(window).var()
-            others = [name for name in returns.columns if name != benchmark]
+            others = [name for name in returns.columns if name != "benchmark"]
             values = pd.DataFrame(
                 {name: returns[name].rolling(window).cov(index) / variance.where(variance > 0) for name in others}
             )
-            title, unit, level = "Beta", f"beta to the {benchmark}", 1
+            title, unit, level = "Beta", "beta to the benchmark", 1
     percent = kind == "volatility"
     figure = go.Figure()
     lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)
@@ -151,5 +148,5 @@ def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
     """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column a strategy."""
     figure = go.Figure()
     lines(figure, exposure, "%{y:.1%}", str(exposure.columns[0]))
-    figure = layout(figure, "Exposure", "share of equity", percent=True, height=280)
-    return figure.update_yaxes(tickformat=".0%", rangemode="tozero").update_layout(showlegend=exposure.shape[1] > 1)
+    layout(figure, "Exposure", "share of equity", percent=True, height=280, showlegend=exposure.shape[1] > 1)
+    return figure.update_yaxes(tickformat=".0%", rangemode="tozero")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import INK, MUTED, ZERO, colour_of, layout, title_of
+from fintrader.results.figures.style import INK, ZERO, colour_of, histogram, layout, title_of
 
 _OTHERS, _OURS, _WARN = "#c3cdd6", "#0b4f9e", "#b42318"
 MOST_BARS, BINS = 300, 60
@@ -34,15 +34,7 @@ def _point(
 def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -> go.Figure:
     """Where the result stands among random static portfolios. `found`: `random_portfolios`."""
     counts, edges = np.array(found["histogram"]["counts"]), np.array(found["histogram"]["edges"])
-    figure = go.Figure(
-        go.Bar(
-            x=(edges[1:] + edges[:-1]) / 2,
-            y=counts,
-            width=np.diff(edges),
-            marker={"color": _OTHERS},
-            hovertemplate="%{x:.2%}: %{y} portfolios<extra></extra>",
-        )
-    )
+    figure = go.Figure(histogram(counts, edges, "%{x:.2%}: %{y} portfolios", _OTHERS))
     if returned is not None:
         figure.add_vline(
             x=returned,
@@ -52,9 +44,8 @@ def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -
             annotation_position="top right" if returned < (edges[0] + edges[-1]) / 2 else "top left",
         )
     title = f"Return of {found['count']:,} random static portfolios"
-    figure = layout(figure, title, "portfolios", height=300)
-    figure.update_xaxes(tickformat=".1%")
-    return figure.update_layout(showlegend=False, hovermode="closest", bargap=0)
+    figure = layout(figure, title, "portfolios", height=300, hovermode="closest", showlegend=False, bargap=0)
+    return figure.update_xaxes(tickformat=".1%")
 
 
 def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
@@ -67,29 +58,21 @@ def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
         if found.get(key) is not None:
             _point(figure, found[key], label, mark, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
-    figure = layout(figure, "Sharpe ratio, 95 % interval, and what luck shows", "", height=240)
-    figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
-    return figure.update_layout(showlegend=False, hovermode="closest")
+    title = "Sharpe ratio, 95 % interval, and what luck shows"
+    layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
+    return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
 
 
 def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
     """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`: `overfitting`."""
     edges = np.array(found["logit_edges"])
-    middle = (edges[1:] + edges[:-1]) / 2
-    figure = go.Figure(
-        go.Bar(
-            x=middle,
-            y=found["logit_counts"],
-            width=np.diff(edges),
-            marker={"color": np.where(middle <= 0, _WARN, _OURS).tolist(), "opacity": 0.8},
-            hovertemplate="logit %{x:.1f}: %{y} splits<extra></extra>",
-        )
-    )
+    colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
+    bars = histogram(found["logit_counts"], edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8)
+    figure = go.Figure(bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Probability of overfitting {found['probability']:.0%}: rank of the in-sample best, out-of-sample"
-    figure = layout(figure, title, "splits", height=300)
-    figure.update_xaxes(title={"text": "worse ← logit of relative rank → better", "font": {"color": MUTED}})
-    return figure.update_layout(showlegend=False, hovermode="closest", bargap=0, margin_b=56)
+    x_title = "worse ← logit of relative rank → better"
+    return layout(figure, title, "splits", x_title, height=300, hovermode="closest", showlegend=False, bargap=0)
 
 
 def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
@@ -100,10 +83,10 @@ def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
         hover = f"excess %{{x:+.1%}} a year, p = {row['p_value']:.3f}"
         _point(figure, row["excess"], title_of(name), marker, hover, (row["low"], row["high"]))
     figure.add_vline(x=0, line={"color": INK, "width": 1})
-    figure = layout(figure, "Excess return a year over each baseline, 95 % interval", "", height=130 + 34 * len(found))
+    title = "Excess return a year over each baseline, 95 % interval"
+    layout(figure, title, "", height=130 + 34 * len(found), hovermode="closest", showlegend=False)
     figure.update_xaxes(tickformat="+.0%")
-    figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
-    return figure.update_layout(showlegend=False, hovermode="closest")
+    return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
 
 
 def trials_figure(scores: pd.Series) -> go.Figure:
@@ -113,6 +96,8 @@ def trials_figure(scores: pd.Series) -> go.Figure:
     """
     ranked = scores.sort_values(ascending=False, kind="stable")
     figure = go.Figure()
+    title = "Validation score of every trial"
+    look: dict[str, Any] = {"height": 280, "hovermode": "closest", "showlegend": False, "bargap": 0.1, "margin_b": 56}
     if len(ranked) <= MOST_BARS:
         figure.add_bar(
             x=[str(name) for name in ranked.index],
@@ -120,18 +105,11 @@ def trials_figure(scores: pd.Series) -> go.Figure:
             marker={"color": [_OURS, *[_OTHERS] * (len(ranked) - 1)]},
             hovertemplate="%{x}: %{y:.3f}<extra></extra>",
         )
-        figure = layout(figure, "Validation score of every trial", "validation score", height=280)
+        layout(figure, title, "validation score", **look)
         figure.update_xaxes(type="category", showticklabels=len(ranked) <= 40)
     else:
         counts, edges = np.histogram(ranked, bins=BINS)
-        figure.add_bar(
-            x=(edges[1:] + edges[:-1]) / 2,
-            y=counts,
-            width=np.diff(edges),
-            marker={"color": _OTHERS},
-            hovertemplate="%{x:.3f}: %{y} trials<extra></extra>",
-        )
+        figure.add_trace(histogram(counts, edges, "%{x:.3f}: %{y} trials", _OTHERS))
         figure.add_vline(x=float(ranked.iloc[0]), line={"width": 2, "color": _OURS})
-        figure = layout(figure, "Validation score of every trial", "trials", height=280)
-        figure.update_xaxes(title={"text": "validation score", "font": {"color": MUTED}})
-    return figure.update_layout(showlegend=False, hovermode="closest", bargap=0.1, margin_b=56)
+        layout(figure, title, "trials", "validation score", **look)
+    return figure

@@ -11,10 +11,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fintrader.metrics import performance as p
-from fintrader.metrics import returns_of, session_ends
+from fintrader.metrics import conditional_value_at_risk, returns_of, session_ends, value_at_risk
 from fintrader.results.figures.curves import Session
-from fintrader.results.figures.style import INK, MUTED, colour_of, layout, title_of
+from fintrader.results.figures.style import INK, colour_of, histogram, layout, title_of
 
 SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 """Red for losses, white for nothing, blue for gains: readable with red-green blindness."""
@@ -42,8 +41,8 @@ def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
     rows = [str(year) for year in table.index]
     figure = _heat_map(table.to_numpy(dtype=np.float64), list(MONTHS), rows, "{:+.1%}")
     figure.data[0].colorbar.update(title={"text": "return"}, tickformat=".1%")
-    figure = layout(figure, "Return of each month", "", height=120 + 44 * max(2, len(table)))
-    return figure.update_layout(hovermode="closest").update_yaxes(autorange="reversed", type="category")
+    layout(figure, "Return of each month", "", height=120 + 44 * max(2, len(table)), hovermode="closest")
+    return figure.update_yaxes(autorange="reversed", type="category")
 
 
 def intraday_returns(curve: pd.Series, session: Session, timezone: str, minutes: int = 30) -> pd.DataFrame:
@@ -78,11 +77,10 @@ def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: 
     rows = [WEEKDAYS[day] for day in table.index]
     figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1f}")
     figure.data[0].colorbar.update(title={"text": "bps"})
-    figure = layout(figure, "Mean return by weekday and time of day, basis points", "", height=150 + 40 * len(table))
-    text = f"slots of {minutes} minutes, {timezone} time"
-    figure.update_xaxes(title={"text": text, "font": {"color": MUTED}}, type="category")
-    figure.update_yaxes(autorange="reversed", type="category")
-    return figure.update_layout(hovermode="closest", margin_b=56)
+    title = "Mean return by weekday and time of day, basis points"
+    x_title = f"slots of {minutes} minutes, {timezone} time"
+    layout(figure, title, "", x_title, height=150 + 40 * len(table), hovermode="closest")
+    return figure.update_xaxes(type="category").update_yaxes(autorange="reversed", type="category")
 
 
 def _heat_map(values: NDArray[np.float64], columns: list[str], rows: list[str], pattern: str) -> go.Figure:
@@ -124,19 +122,11 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
     figure = go.Figure()
     for position, name in enumerate(shown):
         counts, _ = np.histogram(daily[name].to_numpy(dtype=np.float64), bins=edges)
-        figure.add_trace(
-            go.Bar(
-                x=(edges[:-1] + edges[1:]) / 2,
-                y=counts,
-                width=np.diff(edges) * 0.96,
-                name=title_of(name),
-                marker={"color": colour_of(name, position)},
-                opacity=0.75 if name == main else 0.45,
-                hovertemplate="%{x:.2%}: %{y} sessions<extra>" + title_of(name) + "</extra>",
-            )
-        )
+        look = {"name": title_of(name), "opacity": 0.75 if name == main else 0.45}
+        hover = "%{x:.2%}: %{y} sessions"
+        figure.add_trace(histogram(counts, edges, hover, colour_of(name, position), **look))
     values = daily[main].to_numpy(dtype=np.float64)
-    marks = {"VaR 5 %": p.value_at_risk(values), "Expected shortfall 5 %": p.conditional_value_at_risk(values)}
+    marks = {"VaR 5 %": value_at_risk(values), "Expected shortfall 5 %": conditional_value_at_risk(values)}
     for k, (label, value) in enumerate(marks.items()):
         if value is not None:
             figure.add_vline(
@@ -145,7 +135,6 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
                 annotation={"text": f"{label}: {value:.2%}", "yshift": -18 * k, "font": {"color": INK, "size": 11}},
                 annotation_position="top left" if k else "top right",
             )
-    figure.update_layout(barmode="overlay")
-    figure = layout(figure, "Distribution of daily returns", "sessions", height=340)
-    figure.update_xaxes(tickformat=".1%", title={"text": "return of a session", "font": {"color": MUTED}})
-    return figure.update_layout(hovermode="closest", margin_b=56)
+    title, x_title = "Distribution of daily returns", "return of a session"
+    layout(figure, title, "sessions", x_title, height=340, hovermode="closest", barmode="overlay")
+    return figure.update_xaxes(tickformat=".1%")

@@ -14,9 +14,10 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from numpy.typing import ArrayLike, NDArray
 
 from fintrader.results.figures.downsample import keep
-from fintrader.results.strategies import BASELINES
+from fintrader.results.formatting import BASELINES
 
 POINTS = 2000
 """Most points of a drawn curve."""
@@ -52,21 +53,30 @@ def colour_of(strategy: str, position: int) -> str:
     return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
 
 
-def layout(figure: go.Figure, title: str, y_title: str, *, percent: bool = False, height: int = 380) -> go.Figure:
+def layout(
+    figure: go.Figure, title: str, y_title: str, x_title: str = "", *, percent: bool = False, **look: Any
+) -> go.Figure:
+    """Titles, axes and margins as all charts have them; `look` is what this one has otherwise."""
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16, "color": INK}},
         font={"family": "Inter, 'Segoe UI', system-ui, sans-serif", "size": 12, "color": INK},
-        height=height,
-        margin={"l": 64, "r": 16, "t": 84, "b": 40},
+        margin={"l": 64, "r": 16, "t": 84, "b": 56 if x_title else 40},
         paper_bgcolor="white",
         plot_bgcolor="white",
-        hovermode="x unified",
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+        **{"height": 380, "hovermode": "x unified", **look},
     )
     figure.update_xaxes(showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont={"color": MUTED})
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=ZERO, tickfont={"color": MUTED})
     figure.update_yaxes(title={"text": y_title, "font": {"color": MUTED}}, tickformat=".1%" if percent else None)
-    return figure
+    return figure.update_xaxes(title={"text": x_title, "font": {"color": MUTED}}) if x_title else figure
+
+
+def histogram(counts: ArrayLike, edges: NDArray[np.float64], hover: str, color: object, **look: Any) -> go.Bar:
+    """Bars over `edges` `[N + 1]`, as high as `counts` `[N]`."""
+    hover = f"{hover}<extra>{look.get('name', '')}</extra>"
+    middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges) * (0.96 if "name" in look else 1)
+    return go.Bar(x=middle, y=counts, width=width, marker_color=color, hovertemplate=hover, **look)
 
 
 def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:

@@ -25,9 +25,7 @@ MOST_MARKS = 600
 """Most fills that are marked on a price."""
 
 
-def weights_figure(
-    weights: pd.DataFrame, *, title: str = "Weights at each session's close", top: int = APART
-) -> go.Figure:
+def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
     """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is cash."""
     order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
     shown = weights[order[:top]].copy()
@@ -51,7 +49,7 @@ def weights_figure(
         )
     if len(shown):
         time_axis(figure, times)
-    figure = layout(figure, title, "share of equity", percent=True, height=400)
+    figure = layout(figure, "Weights at each session's close", "share of equity", percent=True, height=400)
     if not mixed:
         figure.update_yaxes(range=[0, max(1.0, float(weights.sum(axis=1).max()))])  # above 1 on borrowed money
     return figure
@@ -82,8 +80,8 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
     """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column a strategy."""
     figure = go.Figure()
     lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
-    figure = layout(figure, "Costs so far", "USD", height=280)
-    return figure.update_yaxes(rangemode="tozero").update_layout(showlegend=costs.shape[1] > 1)
+    layout(figure, "Costs so far", "USD", height=280, showlegend=costs.shape[1] > 1)
+    return figure.update_yaxes(rangemode="tozero")
 
 
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
@@ -109,7 +107,7 @@ def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go
     ends = times.as_unit("ns").asi8
     _add_fills(figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)))
     time_axis(figure, times)
-    return layout(figure, _on_price(symbol, cut), "USD", height=360).update_layout(hovermode="closest")
+    return layout(figure, _on_price(symbol, cut), "USD", height=360, hovermode="closest")
 
 
 def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: str, timezone: str) -> go.Figure:
@@ -140,7 +138,7 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: s
         candle = times.searchsorted(pd.DatetimeIndex(own["fill_time"]), side="right") - 1
         _add_fills(figure, own, labels.to_numpy()[candle.clip(0)])
         heading = _on_price(symbol, cut)
-    figure = layout(figure, heading, "USD", height=440).update_layout(hovermode="closest")
+    figure = layout(figure, heading, "USD", height=440, hovermode="closest")
     title = {"text": f"{timezone} time", "font": {"color": MUTED}}
     return figure.update_xaxes(type="category", nticks=8, rangeslider={"visible": False}, title=title)
 
@@ -233,17 +231,16 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
 
 def _over_costs(figure: go.Figure) -> go.Figure:
     figure.add_hline(y=0, line={"color": ZERO, "width": 1})
-    figure = layout(figure, "Return at other costs", "cumulative return", percent=True, height=320)
-    figure.update_xaxes(title={"text": "cost, basis points of every trade's notional", "font": {"color": MUTED}})
-    return figure.update_layout(hovermode="closest", margin_b=56)
+    title, x_title = "Return at other costs", "cost, basis points of every trade's notional"
+    return layout(figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest")
 
 
-def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None, *, most: int = 20) -> go.Figure:
-    """What the result loses (or gains) without each symbol, the `most` that matter. `rows`: the `without` rows."""
+def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None) -> go.Figure:
+    """What the result loses (or gains) without each symbol, the 20 that matter most. `rows`: the `without` rows."""
     base = returned or 0.0
     outcomes = [(str(row["setting"]), row["cumulative_return"]) for row in rows]
     known = [(symbol, value - base) for symbol, value in outcomes if value is not None]
-    ranked = sorted(known, key=lambda pair: (-abs(pair[1]), pair[0]))[:most]
+    ranked = sorted(known, key=lambda pair: (-abs(pair[1]), pair[0]))[:20]
     ranked.sort(key=lambda pair: (pair[1], pair[0]))
     figure = go.Figure(
         go.Bar(
@@ -255,7 +252,5 @@ def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None, *,
         )
     )
     title = "Change of the return without one symbol"
-    figure = layout(figure, title, "", height=max(220, 90 + 22 * len(ranked)))
-    figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK)
-    figure.update_yaxes(tickformat=None)
-    return figure.update_layout(hovermode="closest", showlegend=False)
+    layout(figure, title, "", height=max(220, 90 + 22 * len(ranked)), hovermode="closest", showlegend=False)
+    return figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK).update_yaxes(tickformat=None)

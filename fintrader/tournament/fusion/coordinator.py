@@ -26,8 +26,7 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
-from fintrader.tournament.fusion.threads import ThreadFusion
-from fintrader.tournament.pod_building import Make, State
+from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, RankLost, Reason
 
@@ -115,17 +114,8 @@ class RankGroup:
             hosts[0].address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._orders = 0
-        common = {
-            "spec": spec.model_dump(mode="json"),
-            "run": str(context.run.root),
-            "mirror": None if context.mirror is None else context.mirror.address,
-            "market": str(context.market),
-            "folder": str(context.folder),
-            "rendezvous": f"{hosts[0].address}:{port}",
-            "backend": backend,
-            "world": len(ranks),
-            "patience": PATIENCE_SECONDS,
-        }
+        meeting = {"rendezvous": f"{hosts[0].address}:{port}", "backend": backend, "patience": PATIENCE_SECONDS}
+        common = context.task(spec, folder=str(context.folder), world=len(ranks), **meeting)
         tasks = [{**common, "rank": rank, "device": at.device} for rank, at in enumerate(ranks)]
         for number, host in enumerate(hosts):
             mine = [task for task, at in zip(tasks, ranks, strict=True) if at.host == number]

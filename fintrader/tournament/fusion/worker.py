@@ -2,7 +2,7 @@
 `coordinator.py`.
 
 Its task is a line of JSON on its standard input; how many rounds are due it reads from the rendezvous. Its replicas
-learn as those of `threads.py` do. At the end of a round all ranks exchange their replicas' states through
+learn as those of `learners.py` do. At the end of a round all ranks exchange their replicas' states through
 `torch.distributed`, each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's
 store; the others get the state to go on from by a broadcast.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -28,14 +27,20 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
-from fintrader.agents.parallel.fusion import INHERITED, average
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_at
+from fintrader.agents.parallel.learners import INHERITED, average
 from fintrader.tournament.fusion.coordinator import END
-from fintrader.tournament.fusion.threads import home_of, part_of_round, read_round, write_round
-from fintrader.tournament.pod import failure_reason
-from fintrader.tournament.pod_building import Make, State, maker, parent_state
-from fintrader.tournament.process import Channel, die_with
+from fintrader.tournament.fusion.learners import (
+    Make,
+    State,
+    home_of,
+    maker,
+    parent_state,
+    part_of_round,
+    read_round,
+    write_round,
+)
+from fintrader.tournament.pod import failure_message
+from fintrader.tournament.process import Channel
 from fintrader.tournament.spec import PodContext, PodSpec, RankLost
 
 REPORT_SECONDS = 0.2
@@ -52,37 +57,16 @@ class Exchange:
         self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's `data`, in the order of the ranks, on every rank."""
+        """Every rank's `data`, in the order of the ranks, on every rank; some rank has any."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
         with lost_others():
             dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
         longest = max(int(size) for size in sizes)
-        own = _tensor(data.ljust(longest, b"\0")).to(self._device)
+        own = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(self._device)
         parts = [torch.empty_like(own) for _ in range(self.world)]
         with lost_others():
             dist.all_gather(parts, own)
-        return [_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Rank 0's `data`, on every rank."""
-        size = torch.tensor([len(data)], device=self._device)
-        with lost_others():
-            dist.broadcast(size, 0)
-            length = int(size)
-        content = _tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
-        content = content.to(self._device)
-        if length:
-            with lost_others():
-                dist.broadcast(content, 0)
-        return _bytes(content)
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.cpu().numpy().tobytes()
+        return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
 
 def inherited(state: State) -> dict[str, Tensor]:
@@ -101,17 +85,17 @@ class Rank:
 
     def begin(self, parent: State | None) -> None:
         """Agree on the round to begin with and on the state to begin it from: rank 0's."""
-        data = b""
+        known = b""
         if self.exchange.rank == 0:
             self.fused = parent
-            while (known := read_round(self.folder, self.number)) is not None:
-                self.fused = known[0]
+            while (stored := read_round(self.folder, self.number)) is not None:
+                self.fused = stored[0]
                 self.number += 1
-            data = save(inherited(self.fused)) if self.fused is not None else b""
-        number = self.exchange.broadcast(self.number.to_bytes(8, "big"))
-        self.number = int.from_bytes(number, "big")
-        data = self.exchange.broadcast(data)
-        self.fused = load(data) if data else None
+            known = self.number.to_bytes(8, "big")
+            known += save(inherited(self.fused)) if self.fused is not None else b""
+        known = self.exchange.gather(known)[0]
+        self.number = int.from_bytes(known[:8], "big")
+        self.fused = load(known[8:]) if known[8:] else None
 
     def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
         """Learn one round and fuse it."""
@@ -153,19 +137,14 @@ class Rank:
 
 
 def main() -> None:
-    die_with(int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
-    channel = Channel(os.fdopen(os.dup(1), "w"))
-    os.dup2(2, 1)
-    inbox = os.fdopen(os.dup(0), "r")
-    task = json.loads(inbox.readline())
+    channel = Channel()
+    task = json.loads(channel.inbox.readline())
     try:
         work(task, channel)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)
-        detail = f"{type(error).__name__}: {error}"[:2000]
         with suppress(BrokenPipeError):
-            channel.send(kind="failed", reason=failure_reason(error), detail=detail)
+            channel.send(**failure_message(error))
         os._exit(1)  # other ranks may wait in a collective that will never be whole: no tidy end is possible
     os._exit(0)
 
@@ -176,14 +155,8 @@ def work(task: dict[str, Any], channel: Channel) -> None:
     """
     torch.set_num_threads(1)
     spec = PodSpec.model_validate(task["spec"])
-    run = Path(task["run"])
-    context = PodContext(
-        run=RunFolder(run),
-        market=Path(task["market"]),
-        mirror=mirror_at(run, task["mirror"]),
-        folder=Path(task["folder"]),
-    )
-    device = torch.device(task["device"])
+    context = PodContext.of_task(task, folder=Path(task["folder"]))
+    device = torch.device(context.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     patience = timedelta(seconds=task["patience"])

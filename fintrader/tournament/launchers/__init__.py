@@ -1,20 +1,9 @@
 """Launchers: where pods run. A launcher takes a spec and gives a future of its result; nothing else knows processes."""
 
-from fintrader.tournament.launchers.base import (
-    START_SECONDS,
-    ElasticLauncher,
-    Launcher,
-    LauncherFactory,
-    PodFailure,
-    PodProgress,
-    RunAccess,
-    settle,
-)
-from fintrader.tournament.launchers.devices import Slot, cuda_devices, slots_of
-from fintrader.tournament.launchers.local import LocalLauncher, on_this_machine
+from fintrader.tournament.launchers.base import ElasticLauncher, Launcher, LauncherFactory, PodFailure, PodProgress
+from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers.ray.cluster import RaySettings
 from fintrader.tournament.launchers.ray.launcher import RayLauncher, on_ray
-from fintrader.tournament.launchers.ray.settings import RaySettings
 
-__all__ = ["START_SECONDS", "ElasticLauncher", "Launcher", "LauncherFactory", "LocalLauncher", "PodFailure"]
-__all__ += ["PodProgress", "RayLauncher", "RaySettings", "RunAccess", "Slot", "cuda_devices"]
-__all__ += ["on_ray", "on_this_machine", "settle", "slots_of"]
+__all__ = ["ElasticLauncher", "Launcher", "LauncherFactory", "LocalLauncher", "PodFailure", "PodProgress"]
+__all__ += ["RayLauncher", "RaySettings", "Slot", "cuda_devices", "on_ray", "slots_of"]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror, mirror_at
 from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import Message, PodContext, PodResult, PodSpec, Reason
 
 LEAVE_SECONDS = 10.0
 """A pod that is asked to end has so long to store its state, a task that has failed to be gone."""
@@ -39,6 +35,10 @@ class PodProgress:
     since: float = 0.0
     device: str = ""
 
+    def update(self, message: Message) -> None:
+        """Take over what the pod sent."""
+        self.share, self.env_steps, self.note = message["share"], message["env_steps"], message["note"]
+
 
 class Launcher(Protocol):
     """Local processes, or a cluster."""
@@ -52,9 +52,6 @@ class Launcher(Protocol):
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         """Start a pod. The future raises PodFailure when the pod is lost."""
 
-    def cancel(self, pod: str) -> None:
-        """Stop a pod at once; its future raises PodFailure with reason `drained`."""
-
     def progress(self) -> dict[str, PodProgress]:
         """Pods at work and how far they are."""
 
@@ -65,41 +62,8 @@ class Launcher(Protocol):
         """Stop everything."""
 
 
-@dataclass(frozen=True)
-class RunAccess:
-    """Where pods find the run and its market, and the fencing token by which they may write there."""
-
-    run: RunFolder
-    market: Path
-    mirror: Mirror | None = None
-    token: int | None = None
-
-    def task(self, spec: PodSpec, **more: Any) -> dict[str, Any]:
-        """What a pod's process is sent, as plain JSON; `context_of` reads it."""
-        return {
-            "spec": spec.model_dump(mode="json"),
-            "run": str(self.run.root.resolve()),
-            "market": str(self.market),
-            "mirror": None if self.mirror is None else self.mirror.address,
-            "token": self.token,
-            **more,
-        }
-
-
-def context_of(task: Mapping[str, Any], **more: Any) -> PodContext:
-    """The context of a pod in the process that was sent `task`."""
-    run = Path(task["run"])
-    more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds")}
-    return PodContext(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
-
-
-def limits_of(settings: TournamentSettings) -> dict[str, Any]:
-    """What a tournament's settings say to any launcher."""
-    return {name: getattr(settings, name) for name in ("workers", "hang_seconds", "store_seconds")}
-
-
-LauncherFactory = Callable[[TournamentSettings, RunAccess], Launcher]
-"""(settings, access to the run) -> what the pods run on."""
+LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]
+"""(settings, where pods find the run) -> what the pods run on."""
 
 
 @runtime_checkable
@@ -108,12 +72,3 @@ class ElasticLauncher(Launcher, Protocol):
 
     def request(self, pods: int) -> None:
         """So many pods could be at work if there were room."""
-
-
-def settle(future: Future[PodResult], outcome: PodResult | PodFailure) -> None:
-    """Give a future its outcome, unless it has one."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, PodFailure):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)

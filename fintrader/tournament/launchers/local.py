@@ -1,11 +1,12 @@
-"""Pods as processes of this machine, one a slot: a core, a GPU, or a part of one."""
+"""Pods as processes of this machine, one a slot: a core, a GPU, or a part of one; and which slots there are."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import (
-    LEAVE_SECONDS,
-    START_SECONDS,
-    Launcher,
-    LauncherFactory,
-    PodFailure,
-    PodProgress,
-    RunAccess,
-    limits_of,
-    settle,
-)
-from fintrader.tournament.launchers.devices import Slot
+from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
-from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import BODY, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one pod: what the pod calls its device, and the environment that makes it so."""
+
+    name: str
+    device: str = "cpu"
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -65,7 +63,7 @@ class LocalLauncher:
 
     def __init__(
         self,
-        access: RunAccess,
+        access: PodContext,
         *,
         body: str = BODY,
         slots: Callable[[], list[Slot]],
@@ -82,9 +80,6 @@ class LocalLauncher:
         self._stores_state = store_seconds > 0 and access.mirror is not None
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
-        self._closed = False
-
-    # --- Launcher --------------------------------------------------------------------------------------
 
     def capacity(self) -> int:
         return len(self.slots())
@@ -115,20 +110,9 @@ class LocalLauncher:
             tell(worker.process, task)
             return future
 
-    def cancel(self, pod: str) -> None:
-        with self._lock:
-            for worker in self._workers.values():
-                if worker.spec is not None and worker.spec.pod == pod:
-                    self._drain(worker, "stopped on request")
-
     def progress(self) -> dict[str, PodProgress]:
         with self._lock:
             return {worker.spec.pod: worker.progress for worker in self._workers.values() if worker.spec is not None}
-
-    def processes(self) -> dict[str, int]:
-        """Process identifier of each pod at work."""
-        with self._lock:
-            return {w.spec.pod: w.process.pid for w in self._workers.values() if w.spec is not None}
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -140,15 +124,12 @@ class LocalLauncher:
                     worker.process.kill()
                 elif worker.spec is not None and now - worker.last_message > patience:
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
-                elif worker.spec is None and name not in names:
-                    self._drain(worker, "its slot is gone")
-                elif worker.spec is not None and name not in names and not worker.retired:
+                elif name not in names and not worker.retired:
                     worker.retired = True
                     self._drain(worker, "stopped on request")
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
             workers = list(self._workers.values())
             for worker in workers:
                 self._drain(worker, "stopped on request")
@@ -158,8 +139,6 @@ class LocalLauncher:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.wait()
-
-    # --- workers ---------------------------------------------------------------------------------------
 
     def _free_worker(self) -> _Worker:
         for slot in self.slots():
@@ -208,7 +187,7 @@ class LocalLauncher:
                 del self._workers[worker.slot.name]
         if future is not None:
             reason, detail = worker.lost_by or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
-            settle(future, PodFailure(reason, detail))
+            future.set_exception(PodFailure(reason, detail))
 
     def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
         with self._lock:
@@ -220,27 +199,16 @@ class LocalLauncher:
             if worker.spec is None or message.get("pod") != worker.spec.pod:
                 return
             if kind == "progress":
-                worker.progress.share = float(message["share"])
-                worker.progress.env_steps = int(message["env_steps"])
-                worker.progress.note = str(message["note"])
+                worker.progress.update(message)
                 return
             future, worker.future, worker.spec = worker.future, None, None
             worker.retired = worker.retired or message.get("last", False)
         if future is None:
             return
         if kind == "done":
-            settle(future, PodResult.model_validate(message["result"]))
+            future.set_result(PodResult.model_validate(message["result"]))
         else:
-            settle(future, PodFailure(message["reason"], message["detail"]))
-
-
-def on_this_machine(slots: Callable[[], list[Slot]], *, body: str = BODY) -> LauncherFactory:
-    """What `run_tournament` takes as `launcher` to run its pods as processes of this machine, one a slot."""
-
-    def make(settings: TournamentSettings, access: RunAccess) -> Launcher:
-        return LocalLauncher(access, body=body, slots=slots, **limits_of(settings))
-
-    return make
+            future.set_exception(PodFailure(message["reason"], message["detail"]))
 
 
 def _oom_kills() -> int:
@@ -264,3 +232,79 @@ def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
     if code < 0:
         return "killed", f"killed by signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"
+
+
+CARDS = Path("/proc/driver/nvidia/gpus")
+"""Where the driver lists its cards, a folder each."""
+_UNKNOWN = "?"
+"""In a card's UUID while the driver has not looked at it."""
+
+
+def cuda_devices() -> list[str]:
+    """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`.
+
+    Where `CUDA_VISIBLE_DEVICES` is set, those of its names that a new process would find: numbers count the cards that
+    are present, so with one of two gone only 0 is left, whichever it was; UUIDs must be those of present cards.
+    """
+    cards = _cards()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(len(cards))]
+    found = []
+    for name in (name.strip() for name in visible.split(",")):
+        if name.lstrip("-").isdigit() and int(name) < 0:
+            break  # CUDA reads no further, hence the custom of -1 for no device
+        if name and _present(name, cards):
+            found.append(name)
+    return found
+
+
+def _cards() -> list[str]:
+    """UUIDs of the cards that the driver lists."""
+    uuids = []
+    for card in sorted(CARDS.iterdir()) if CARDS.is_dir() else []:
+        text = ""
+        with suppress(OSError):  # it vanishes as we look
+            text = (card / "information").read_text()
+        found = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("GPU UUID")]
+        uuids.append(found[0] if found else _UNKNOWN)
+    return uuids
+
+
+def _present(name: str, cards: Sequence[str]) -> bool:
+    """Whether a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID may be any."""
+    if name.isdigit():
+        return int(name) < len(cards)
+    if name.startswith("MIG-"):  # a part of some card; only the driver could say of which
+        return bool(cards)
+    return any(uuid.lower().startswith(name.lower()) or _UNKNOWN in uuid for uuid in cards)
+
+
+def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = cuda_devices) -> list[Slot]:
+    """`pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` is CUDA if there is any, else the CPU."""
+    found = probe()
+    slots: list[Slot] = []
+    for device in devices:
+        if device == "cpu" or (device == "auto" and not found):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            slots += [Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),)) for number in range(cores)]
+        elif device in ("auto", "cuda"):
+            slots += [_cuda(name, number) for number in range(pods_per_device) for name in found]
+        elif set(device.split("/")) == {"cpu"}:
+            name = f"cpu-ranks-{len(slots)}"
+            slots.append(Slot(name, device, (("CUDA_VISIBLE_DEVICES", ""),)))
+        elif device.startswith("cuda:"):
+            join = "/" if "/" in device else "+"
+            names = device.removeprefix("cuda:").split(join)
+            if set(names) <= set(found):
+                slots += [_cuda(",".join(names), number, join) for number in range(pods_per_device)]
+        else:
+            known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
+            raise ConfigError(f"tournament.devices: {device!r} is none of {known}")
+    return slots
+
+
+def _cuda(names: str, number: int, join: str = "+") -> Slot:
+    count = len(names.split(","))
+    inside = "cuda" if count == 1 else join.join(f"cuda:{card}" for card in range(count))
+    return Slot(f"cuda-{names.replace(',', '+')}-{number}", inside, (("CUDA_VISIBLE_DEVICES", names),))

@@ -1,5 +1,3 @@
-"""Learner parallelism: the one mean of networks, and K learners of an agent in one batch (`agent.learners`)."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,8 +8,7 @@ import torch
 
 from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
-from fintrader.agents.parallel.fusion import average
-from fintrader.agents.parallel.learners import BatchedLearners
+from fintrader.agents.parallel.learners import BatchedLearners, average
 from fintrader.config import validate
 from fintrader.envs import ObservationLayout
 from fintrader.errors import ConfigError
@@ -73,37 +70,26 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo: str, market: b
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
 
 
-def test_learners_learn_resume_and_pass_on(tmp_path: Path) -> None:
-    settings = agent_settings("ppo", LEARNS)
-
+def test_learners_learn_and_pass_on(tmp_path: Path) -> None:
     def team(seed: int = 0) -> OnPolicyAgent:
-        agent = make_agent(settings, Identity().layout, seed=seed)
-        assert isinstance(agent, OnPolicyAgent)
+        agent = on_policy("ppo", LEARNS, Identity().layout, seed)
         assert isinstance(getattr(agent.learner, "__self__", None), BatchedLearners)
         return agent
 
-    whole, first, second = team(), team(), team()
+    whole = team()
     result = train(whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole")
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
     assert result.policy is not None
     with torch.no_grad():
         assert float((result.policy(shown) - shown).abs().mean()) < 0.2
-    train(first, Identity(num_envs=16, seed=3), Budget(env_steps=15_000), folder=tmp_path / "parts")
-    train(second, Identity(num_envs=16, seed=5), Budget(env_steps=30_000), folder=tmp_path / "parts")
-    for name, tensor in whole.state_dict().items():
-        assert torch.equal(tensor, second.state_dict()[name]), name
     # the stored policy is the fused one, and a child, of several learners or one, goes on from it
     save_policy(tmp_path / "policy", whole)
-    for child in (
-        team(seed=8),
-        make_agent(agent_settings("ppo", {**LEARNS, "learners": 1}), Identity().layout, seed=8),
-    ):
+    moments = "optimisers.adam.0.exp_avg"
+    for child in (team(seed=8), on_policy("ppo", {**LEARNS, "learners": 1}, Identity().layout, 8)):
         child.inherit(read_agent_state(tmp_path / "whole"))
         with torch.no_grad():
             assert torch.equal(load_policy(tmp_path / "policy")(shown), child.policy(shown))
-        assert torch.equal(
-            child.state_dict()["optimisers.adam.0.exp_avg"], whole.state_dict()["optimisers.adam.0.exp_avg"]
-        )
+        assert torch.equal(child.state_dict()[moments], whole.state_dict()[moments])
 
 
 def test_learners_that_make_no_sense() -> None:

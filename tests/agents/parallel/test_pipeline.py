@@ -1,5 +1,3 @@
-"""Pipeline parallelism: learning in a thread while the accounts trade on (`agent.pipeline`)."""
-
 from __future__ import annotations
 
 import threading
@@ -16,8 +14,8 @@ from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.config import validate
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
-from tests.engines.resume import Killed, assert_same_training, killed_after
-from tests.engines.tiny import Identity, agent_settings
+from tests.engines.killing import Killed, assert_same_training, killed_after
+from tests.engines.tiny import DEVICES, Identity, agent_settings
 
 OFF: dict[str, Any] = {
     "network": {"hidden": [32]},
@@ -28,13 +26,6 @@ OFF: dict[str, Any] = {
     "learning_rate": 3e-3,
     "pipeline": True,
 }
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
-    ),
-]
 
 
 def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) -> PipelinedAgent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,25 +15,27 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, read_agent_state
-from fintrader.agents.parallel.fusion import INHERITED
-from fintrader.files import read_jsonl
+from fintrader.agents.parallel.learners import INHERITED
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
-from fintrader.tournament.fusion.threads import average, home_of, read_round
+from fintrader.tournament.fusion.learners import average, home_of, maker, read_round
 from fintrader.tournament.launchers import cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import failure_reason, run_pod
-from fintrader.tournament.pod_building import maker
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
+from tests.engines.chaos import events_of
 from tests.engines.races import SETTINGS, market_file, real_race, train_pod
-from tests.tournament.fusion.test_threads import fused_spec
+from tests.engines.waiting import until
+from tests.tournament.fusion.test_learners import fused_spec
+
+NO_GPU = pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
 
 
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
@@ -60,14 +62,11 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     )
 
     pod = tmp_path / "run" / "pods" / "p0000"
-    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
-    barrier.parent.mkdir(parents=True)
-    os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
+    barrier = barrier_in(pod)
 
     def kill() -> None:
         """Rank 1, once a round is stored."""
-        while not (pod / "fused-0.safetensors").exists():
-            time.sleep(0.005)
+        until((pod / "fused-0.safetensors").exists)
         process = rank_process(pod, 1)
         assert process is not None
         os.kill(process, signal.SIGKILL)
@@ -75,7 +74,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
 
     threading.Thread(target=kill, daemon=True).start()
     result = real_race(RunFolder(tmp_path / "run"), spec_settings)
-    lost = [event for event in read_jsonl(result.folder.events) if event["event"] == "lost"]
+    lost = events_of(result.folder, "lost")
     assert [(event["pod"], event["reason"]) for event in lost] == [("p0000", "rank")]
     assert "rank 1 of 2 on cpu: killed by signal 9" in lost[0]["detail"]
     stored = RunStore(result.folder)
@@ -85,16 +84,21 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     assert found.reproducible() == alone.reproducible()
 
 
+def barrier_in(pod: Path) -> Path:
+    """A file that rank 1 reads as it begins round 1, and gets no further."""
+    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
+    barrier.parent.mkdir(parents=True)
+    os.mkfifo(barrier)
+    return barrier
+
+
 def rank_process(pod: Path, rank: int) -> int | None:
     """The process that writes that rank's log."""
     log = str((pod / f"rank-{rank}.log").resolve())
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.readlink(entry / "fd" / "2") == log:
-                    return int(entry.name)
-            except OSError:
-                continue
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/2") == log:
+                return pid
     return None
 
 
@@ -173,7 +177,7 @@ def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
+@NO_GPU
 def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
     """On as many GPUs as there are (one rank of NCCL where there is one): the average of the stored replicas."""
     count = max(1, min(2, torch.cuda.device_count()))
@@ -195,7 +199,7 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
+@NO_GPU
 def test_two_ranks_share_one_gpu_over_gloo(tmp_path: Path) -> None:
     output, context = train_pod(tmp_path, fused_spec(), device="cuda:0/cuda:0")
     assert output.env_steps == 384

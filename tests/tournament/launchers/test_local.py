@@ -1,10 +1,10 @@
-"""Slots, devices, and worker processes that outlive their pods but not their launcher."""
-
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -12,11 +12,12 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, RunAccess, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
-from tests.engines.waiting import PATIENCE_SECONDS, until
+from tests.engines.stubs import spec
+from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 
 
 def which(spec: PodSpec, context: PodContext) -> PodResult:
@@ -29,17 +30,10 @@ def which(spec: PodSpec, context: PodContext) -> PodResult:
     return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
 
 
-def spec(index: int, **hyper: object) -> PodSpec:
-    agent = stubs.StubAgent().model_dump()
-    return PodSpec(
-        pod=f"p{index:04d}", index=index, seed=index, origin="fresh", agent=agent, hyper=hyper, budget={"env_steps": 1}
-    )
-
-
 def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
     own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
     body = "tests.tournament.launchers.test_local:which"
-    return LocalLauncher(RunAccess(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
+    return LocalLauncher(PodContext(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +85,7 @@ def test_a_card_that_is_gone_is_no_device(
         card = tmp_path / f"0000:0{bus}:00.0"
         card.mkdir()
         (card / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n")
-    monkeypatch.setattr("fintrader.tournament.launchers.devices.CARDS", tmp_path)
+    monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -112,45 +106,50 @@ def test_the_cpu_has_a_slot_a_core() -> None:
 def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     slots = [Slot("a", "cpu", (("CUDA_VISIBLE_DEVICES", "3"),))]
-    local = launcher(run, slots)
-    try:
+    with closing(launcher(run, slots)) as local:
         first = local.submit(spec(0)).result(timeout=PATIENCE_SECONDS)
-        second = local.submit(spec(1, print=1)).result(timeout=PATIENCE_SECONDS)
-    finally:
-        local.close()
+        second = local.submit(spec(1, hyper={"print": True})).result(timeout=PATIENCE_SECONDS)
     assert first.metrics["pid"] == second.metrics["pid"] != os.getpid()
     assert (run.pod("p0001") / "where.txt").read_text() == "1 3 cpu"
     assert '"kind": "done"' in (run.root / "logs" / "worker-a.log").read_text()
     assert RunStore(run).read_result("p0001") == second
 
 
-def test_a_killed_worker_loses_only_its_own_pod(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+def waiting(run: RunFolder, slots: list[Slot] | None = None) -> LocalLauncher:
+    """Two pods can be at work at once, and both wait to be released."""
     for pod in ("p0000", "p0001"):
         stubs.plant(run, pod, "wait")
-    local = launcher(run)
-    try:
+    return launcher(run, slots)
+
+
+@pytest.mark.parametrize(
+    ("starved", "reason", "detail"),
+    [(False, "killed", "killed by signal 9"), (True, "oom", "out of memory; lower env.num_envs or tournament.workers")],
+)
+def test_a_killed_worker_loses_only_its_own_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starved: bool, reason: str, detail: str
+) -> None:
+    """`starved`: the kernel says that it has killed because memory ran out."""
+    kills = itertools.count() if starved else itertools.repeat(7)
+    monkeypatch.setattr("fintrader.tournament.launchers.local._oom_kills", lambda: next(kills))
+    run = RunFolder(tmp_path)
+    with closing(waiting(run)) as local:
         lost, kept = local.submit(spec(0)), local.submit(spec(1))
         until(lambda: bool(local.progress()["p0000"].note))
-        os.kill(local.processes()["p0000"], 9)
-        with pytest.raises(PodFailure) as caught:
+        (at_work,) = [one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"]
+        at_work.process.kill()
+        with pytest.raises(PodFailure, match=detail) as caught:
             lost.result(timeout=PATIENCE_SECONDS)
-        assert caught.value.reason == "killed"
+        assert caught.value.reason == reason
         stubs.release(run, ["p0000", "p0001"])
         again = local.submit(spec(0), attempt=2)
         assert kept.result(timeout=PATIENCE_SECONDS).status == "done"
         assert again.result(timeout=PATIENCE_SECONDS).attempts == 2
-    finally:
-        local.close()
 
 
 def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    for pod in ("p0000", "p0001"):
-        stubs.plant(run, pod, "wait")
-    places = [Slot("x"), Slot("y")]
-    local = launcher(run, places)
-    try:
+    run, places = RunFolder(tmp_path), [Slot("x"), Slot("y")]
+    with closing(waiting(run, places)) as local:
         futures = [local.submit(spec(0)), local.submit(spec(1))]
         until(lambda: all(at.note for at in local.progress().values()))
         places.pop()
@@ -162,8 +161,6 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path)
             local.submit(spec(2))
         stubs.release(run, ["p0000"])
         assert futures[0].result(timeout=PATIENCE_SECONDS).status == "done"
-    finally:
-        local.close()
 
 
 def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
@@ -194,4 +191,4 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+    until(lambda: all(gone(child.pid) for child in children))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import pytest
 
 from fintrader.config import validate
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import RaySettings
 from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.replay import compare
+from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.ray_cluster import Nodes
@@ -30,6 +29,7 @@ from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.test_state_sync import stored
 
 pytestmark = pytest.mark.ray
+Started = Callable[[Any], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -38,17 +38,15 @@ def _with_ray() -> None:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[Any], Any]]:
+def started() -> Iterator[Started]:
     """Remember what was started, and stop it whatever happens."""
-    running: list[Any] = []
+    with ExitStack() as running:
 
-    def remember(one: Any) -> Any:
-        running.append(one)
-        return one
+        def remember(one: Any) -> Any:
+            running.callback(one.stop)
+            return one
 
-    yield remember
-    for one in reversed(running):
-        one.stop()
+        yield remember
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +57,8 @@ def nodes() -> Iterator[Nodes]:
     cluster.stop()
 
 
-# --- what it comes to ------------------------------------------------------------------------------------------
-
-
 def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
-    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+    nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
     """Real pods, each trained in one task and evaluated in another."""
     local, there = RunFolder(tmp_path / "local"), RunFolder(tmp_path / "ray")
@@ -83,9 +78,7 @@ def _files(run: RunFolder) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_kills_of_all_kinds_lose_and_double_nothing(
-    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
-) -> None:
+def test_kills_of_all_kinds_lose_and_double_nothing(nodes: Nodes, tmp_path: Path, started: Started) -> None:
     """Processes, nodes, the orchestrator and the head are killed; a node joins, one drains; a new cluster goes on."""
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
     generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=16)
@@ -104,7 +97,9 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
     until(lambda: sum(node == joined for node, _ in at_work().values()) == 2, "pods on the node that joined")
     pod, (_, pid) = next(iter(at_work().items()))
     psutil.Process(pid).kill()
-    until(lambda: any(event["pod"] == pod for event in _lost(run)), "the killed process to be noticed")
+    until(
+        lambda: any(event["pod"] == pod for event in chaos.events_of(run, "lost")), "the killed process to be noticed"
+    )
 
     until(lambda: any(node == joined for node, _ in at_work().values()), "a pod on the node that joined")
     cluster.kill(joined)
@@ -127,21 +122,17 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
 
     assert started(Racer(run, nodes.address, "stub", pods=16)).wait() == (0, "")
     assert chaos.check(run, acknowledged, expected) == []
-    assert {event["reason"] for event in _lost(run)} <= {"killed", "node"}
-    assert any(event["event"] == "resumed" for event in read_jsonl(run.events))
+    assert {event["reason"] for event in chaos.events_of(run, "lost")} <= {"killed", "node"}
+    assert chaos.events_of(run, "resumed")
 
 
-def test_a_killed_evaluator_costs_one_attempt(nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]) -> None:
+def test_a_killed_evaluator_costs_one_attempt(nodes: Nodes, tmp_path: Path, started: Started) -> None:
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
     generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=4)
     stubs.plant(run, "p0001-evaluation", "kill")
     assert started(Racer(run, nodes.address, "leaving", pods=4)).wait() == (0, "")
-    assert [(event["pod"], event["reason"]) for event in _lost(run)] == [("p0001", "killed")]
+    assert [(event["pod"], event["reason"]) for event in chaos.events_of(run, "lost")] == [("p0001", "killed")]
     assert chaos.check(run, {}, chaos.everything(undisturbed)) == []
-
-
-def _lost(run: RunFolder) -> list[dict[str, Any]]:
-    return [event for event in read_jsonl(run.events) if event["event"] == "lost"]
 
 
 def wish(nodes: Nodes) -> list[dict[str, float]]:
@@ -156,7 +147,7 @@ def wish(nodes: Nodes) -> list[dict[str, float]]:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
-    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+    nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "hang", times=2)  # it would work for an hour
@@ -176,7 +167,7 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
 
     again = started(Racer(run, nodes.address, "stub", pods=4, hang_seconds=30.0, retries=1))
     assert again.wait() == (0, "")
-    lost = sorted((event["pod"], event["reason"]) for event in _lost(run))
+    lost = sorted((event["pod"], event["reason"]) for event in chaos.events_of(run, "lost"))
     assert ("p0001", "hung") in lost
     assert {("p0002", "nan")} == set(lost) - {("p0001", "hung")}
     assert RunStore(run).read_result("p0001").attempts == 2
@@ -185,9 +176,7 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
 
 
 @pytest.mark.slow
-def test_a_pod_on_a_node_that_goes_stores_its_state_first(
-    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
-) -> None:
+def test_a_pod_on_a_node_that_goes_stores_its_state_first(nodes: Nodes, tmp_path: Path, started: Started) -> None:
     run, url = RunFolder(tmp_path / "run"), f"file://{tmp_path}/store/run"
     stubs.plant(run, "p0000", "wait")
     racer = started(Racer(run, nodes.address, "stub", {"drain_seconds": 5}, store=url, pods=1, store_seconds=3600.0))
@@ -205,7 +194,7 @@ def test_a_pod_on_a_node_that_goes_stores_its_state_first(
 
 @pytest.mark.slow
 def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
-    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+    nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
     nodes.add(4, gpus=4)  # Ray takes our word for it
     run = RunFolder(tmp_path / "run")
@@ -222,7 +211,7 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
 
 
 @pytest.mark.slow
-def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]) -> None:
+def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes: Nodes, tmp_path: Path, started: Started) -> None:
     """The next pod in the same process would stay on the GPU of the first."""
     nodes.add(1, gpus=1)
     run, pods = RunFolder(tmp_path / "run"), [f"p{number:04d}" for number in range(3)]
@@ -245,7 +234,7 @@ def _release_new(racer: Racer, run: RunFolder, processes: dict[str, int]) -> int
 
 @pytest.mark.slow
 def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
-    nodes: Nodes, tmp_path: Path, started: Callable[[Any], Any]
+    nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
     """The head alone is killed; the orchestrator has to notice, say so, and leave."""
     run = RunFolder(tmp_path / "run")
@@ -264,9 +253,6 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
     assert started(Racer(run, nodes.address, "stub", order="arrival", pods=4)).wait() == (0, "")
     assert chaos.acknowledged(run).items() >= acknowledged.items()
     assert len(chaos.acknowledged(run)) == 4
-
-
-# --- who is let in ---------------------------------------------------------------------------------------------
 
 
 def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
@@ -289,9 +275,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
 
 
 @pytest.mark.slow
-def test_a_cluster_with_a_token_wants_it(
-    tmp_path: Path, started: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_with_a_token_wants_it(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where a token might lie
     token = "a-token-of-the-test-and-of-nothing-else"
     cluster = started(Nodes(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token))
@@ -323,11 +307,3 @@ def test_how_often_a_pod_fits_into_a_node() -> None:
     assert fits({"CPU": 1.0, "GPU": 0.3}, node) == 3
     assert fits({"CPU": 0.5, "GPU": 0.1}, node) == 8
     assert fits({"CPU": 1.0, "GPU": 2.0}, node) == fits({"CPU": 1.0, "TPU": 1.0}, node) == 0
-
-
-@pytest.mark.slow
-def test_ray_is_imported_by_those_who_use_it_only() -> None:
-    import subprocess
-
-    script = "import sys, fintrader.cli, fintrader.pipeline; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], env=os.environ).returncode == 0

@@ -1,8 +1,5 @@
-"""Pods whose learners live on several nodes of a Ray cluster, all of them on loopback."""
-
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +9,20 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
-from fintrader.tournament.fusion.threads import home_of
-from fintrader.tournament.launchers import RaySettings, RunAccess, on_ray
+from fintrader.tournament.launchers import RaySettings, on_ray
 from fintrader.tournament.launchers.ray.cluster import groups
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.replay import compare
+from fintrader.tournament.spec import PodContext
+from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
+from tests.engines.chaos import events_of
 from tests.engines.races import market_file, settings
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
-from tests.engines.waiting import until
-from tests.tournament.fusion.test_coordinator import rank_process
-from tests.tournament.launchers.test_ray import _files, _lost
+from tests.engines.waiting import gone, until
+from tests.tournament.fusion.test_coordinator import barrier_in, rank_process
+from tests.tournament.launchers.test_ray import _files
 
 FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
@@ -44,9 +42,7 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes
     alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
     market = market_file(tmp_path)
     pod = there.pod("p0000")
-    barrier = home_of(pod, 1, 1) / "metrics.jsonl"
-    barrier.parent.mkdir(parents=True)
-    os.mkfifo(barrier)  # rank 1 reads it as it begins round 1, and gets no further
+    barrier = barrier_in(pod)
     racer = Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED)
     many = Racer(
         RunFolder(tmp_path / "other" / "many"), cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9
@@ -76,33 +72,25 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(cluster: Nodes
         cluster.add(1)
         cluster.kill_raylet(second)
         until(lambda: gone(rank), "the other node's rank to be gone")
-        until(lambda: len(_lost(there)) == 1, "the loss to be noticed")
+        until(lambda: len(events_of(there, "lost")) == 1, "the loss to be noticed")
 
         nodes, process, rank = at_barrier()
         assert second not in nodes
         psutil.Process(process).kill()
         until(lambda: gone(rank), "a rank without a pod to be gone")
-        until(lambda: len(_lost(there)) == 2, "the second loss to be noticed")
+        until(lambda: len(events_of(there, "lost")) == 2, "the second loss to be noticed")
         barrier.unlink()
         assert racer.wait() == (0, "")
     finally:
         racer.stop()
         many.stop()
-    assert [(event["pod"], event["reason"]) for event in _lost(there)] in (
+    assert [(event["pod"], event["reason"]) for event in events_of(there, "lost")] in (
         [("p0000", "rank"), ("p0000", "killed")],
         [("p0000", "node"), ("p0000", "killed")],
     )
     assert RunStore(there).read_result("p0000").attempts == 3
     assert compare(alone, there) == []
     assert _files(alone) == _files(there)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process does nothing any more."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_groups_of_nodes() -> None:
@@ -117,6 +105,6 @@ def test_groups_of_nodes() -> None:
 
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
-        on_ray(RaySettings(nodes=3))(settings(replicas=2), RunAccess(RunFolder(tmp_path), tmp_path))
+        on_ray(RaySettings(nodes=3))(settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path))
     with pytest.raises(ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"):
-        on_ray(RaySettings(gpus=2))(settings(), RunAccess(RunFolder(tmp_path), tmp_path))
+        on_ray(RaySettings(gpus=2))(settings(), PodContext(RunFolder(tmp_path), tmp_path))

@@ -2,7 +2,7 @@
 
 A pod is one task, its evaluation another with resources of its own, a pod of several GPUs or nodes holds them as a
 placement group. There are no actors and nothing of worth in the object store: a task (`tasks.py`) streams a few
-messages to this process (`streams.py`), everything else goes to the run's store. Ray never retries a task; a lost pod
+messages to this process, everything else goes to the run's store. Ray never retries a task; a lost pod
 is the orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
 """
 
@@ -16,21 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import (
-    START_SECONDS,
-    LauncherFactory,
-    PodFailure,
-    PodProgress,
-    RunAccess,
-    limits_of,
-    settle,
-)
-from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups
-from fintrader.tournament.launchers.ray.settings import RaySettings
-from fintrader.tournament.launchers.ray.streams import Stream, Streams
+from fintrader.tournament.launchers.base import START_SECONDS, LauncherFactory, PodFailure, PodProgress
+from fintrader.tournament.launchers.ray.cluster import Cluster, Node, RaySettings, Resources, fits, groups, remote
+from fintrader.tournament.launchers.ray.tasks import Stream, Streams, cause_of, run_task
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
-from fintrader.tournament.spec import BODY, Message, PodResult, PodSpec, Reason
+from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
 
 
 @dataclass(eq=False)
@@ -63,18 +54,17 @@ class RayLauncher:
 
     def __init__(
         self,
-        access: RunAccess,
+        access: PodContext,
         settings: RaySettings,
+        tournament: TournamentSettings,
         *,
         body: str = BODY,
-        workers: int | None = None,
-        hang_seconds: float = 300.0,
-        store_seconds: float = 0.0,
         gpus: float = 0.0,
     ) -> None:
         """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
         self.access, self.settings, self.body = access, settings, body
-        self._limit, self._hang, self._store_seconds = workers, hang_seconds, store_seconds
+        self._limit, self._hang = tournament.workers, tournament.hang_seconds
+        self._store_seconds = tournament.store_seconds
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
         self._requested = 0
@@ -135,25 +125,9 @@ class RayLauncher:
         self._start(pod, self.need, group)
         return pod.future
 
-    def cancel(self, pod: str) -> None:
-        with self._lock:
-            known = self._pods.get(pod)
-        if known is not None:
-            self._stop(known, "drained", "stopped on request")
-
     def progress(self) -> dict[str, PodProgress]:
         with self._lock:
             return {name: pod.progress for name, pod in self._pods.items()}
-
-    def processes(self) -> dict[str, tuple[str, int]]:
-        """Node and process identifier of each pod that has begun."""
-        with self._lock:
-            return {name: (pod.node, pod.pid) for name, pod in self._pods.items() if pod.node}
-
-    def nodes(self) -> dict[str, list[str]]:
-        """All nodes of each pod that has begun, its own first."""
-        with self._lock:
-            return {name: pod.nodes() for name, pod in self._pods.items() if pod.node}
 
     def tick(self) -> None:
         """Raises TournamentError when the head is gone, or no node can hold a pod for longer than we wait."""
@@ -227,10 +201,9 @@ class RayLauncher:
     def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
         """Hand a pod's task to Ray."""
         pod.last = None
+        name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
         pod.stream = self._streams.start(
-            pod.task,
-            need,
-            f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}",
+            remote(run_task, need, name, group=group)(pod.task),
             lambda message: self._on_message(pod, message),
             lambda error: self._conclude(pod, error),
             group=group,
@@ -249,7 +222,10 @@ class RayLauncher:
             if self._pods.get(pod.spec.pod) is not pod:
                 return
             del self._pods[pod.spec.pod]
-        settle(pod.future, outcome)
+        if isinstance(outcome, PodFailure):
+            pod.future.set_exception(outcome)
+        else:
+            pod.future.set_result(outcome)
 
     # --- messages --------------------------------------------------------------------------------------
 
@@ -265,8 +241,7 @@ class RayLauncher:
                 pod.others.append(message["node"])
             case "progress":
                 pod.ready = True
-                pod.progress.share, pod.progress.env_steps = message["share"], message["env_steps"]
-                pod.progress.note = message["note"]
+                pod.progress.update(message)
             case _:
                 pod.last = message
 
@@ -305,19 +280,12 @@ class RayLauncher:
 
     def _cause(self, pod: _Pod, error: Exception) -> PodFailure:
         """What became of a pod's process, as a reason of ours."""
-        from ray import exceptions
-
-        if isinstance(error, exceptions.OutOfMemoryError):
-            return PodFailure("oom", "killed by Ray, out of memory on its node; lower env.num_envs")
-        where = f"{pod.progress.device}, node {pod.node[:8]}" if pod.node else "no node yet"
-        if isinstance(error, exceptions.NodeDiedError) or (pod.node and pod.node not in self._cluster.view().nodes):
-            return PodFailure("node", f"its node vanished ({where})")
-        if isinstance(error, exceptions.WorkerCrashedError):
-            return PodFailure("killed", f"its process died ({where})")
-        if isinstance(error, exceptions.TaskCancelledError):
-            return PodFailure("drained", "cancelled from outside")
-        lines = str(error).strip().splitlines() or [""]
-        return PodFailure("error", f"{type(error).__name__}: {lines[-1]}"[:2000])
+        reason, detail = cause_of(error)
+        if pod.node and pod.node not in self._cluster.view().nodes and reason != "oom":
+            reason, detail = "node", "its node vanished"
+        if reason in ("node", "killed"):
+            detail += f" ({pod.progress.device}, node {pod.node[:8]})" if pod.node else " (no node yet)"
+        return PodFailure(reason, detail)
 
 
 def devices(gpus: float, nodes: int) -> str:
@@ -334,7 +302,7 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
     Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they would idle.
     """
 
-    def make(settings: TournamentSettings, access: RunAccess) -> RayLauncher:
+    def make(settings: TournamentSettings, access: PodContext) -> RayLauncher:
         gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
         spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:
@@ -343,6 +311,6 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
                 f"{lower}: a pod that spans {what} needs a learner for each; set tournament.replicas to {spans} or "
                 f"more, or lower {lower}"
             )
-        return RayLauncher(access, ray, body=body, gpus=gpus, **limits_of(settings))
+        return RayLauncher(access, ray, settings, body=body, gpus=gpus)
 
     return make

@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: a pod or its evaluation (`run_task`), and its ranks on further nodes.
+"""Tasks of a Ray cluster: a pod or its evaluation (`run_task`), its ranks on further nodes, and who reads them.
 
 A pod that spans several nodes has one more task a node (`serve_ranks`), in the pod's placement group. It starts the
 ranks as processes of its node and streams their messages to the pod's own task, which is its owner: when that process
@@ -25,13 +25,136 @@ from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, copies, mirror_at, working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
-from fintrader.tournament.launchers.base import context_of
-from fintrader.tournament.launchers.ray.cluster import remote
+from fintrader.tournament.launchers.base import LEAVE_SECONDS
+from fintrader.tournament.launchers.ray.cluster import import_ray, remote
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_reason
-from fintrader.tournament.spec import Host, Message, OnMessage, PodSpec, Reason, TrainedPod
+from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
+from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, Reason, TrainedPod
 from fintrader.tournament.state_sync import save_all
+
+LAST_MESSAGES = ("done", "trained", "failed")
+WAIT_SECONDS = 0.2
+
+
+class Stream:
+    """One task's messages, with the placement group that it lives in.
+
+    A task that has sent its last message is still returning: releasing its group then, or no longer reading, kills it
+    half done and leaves behind an error that nobody reads, which Ray prints as unhandled.
+    """
+
+    def __init__(
+        self,
+        generator: Any,
+        group: Any,
+        on_message: Callable[[Message], None],
+        ended: Callable[[Exception | None], None],
+    ) -> None:
+        self.generator, self.group, self.on_message, self.ended = generator, group, on_message, ended
+        self.error: Exception | None = None
+        self.silent = False
+        """Stopped: whatever else it sends is of no interest."""
+        self.deadline: float | None = None
+        """When it is to have ended (monotonic seconds)."""
+        self.over = threading.Event()
+        """Set once it has ended and its group is released."""
+
+    def leave_soon(self) -> None:
+        """From now on its end is waited for."""
+        self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
+
+
+class Streams:
+    """The messages of many tasks, each read by one thread until the task has truly ended."""
+
+    def __init__(self) -> None:
+        self._streams: set[Stream] = set()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True, name="ray streams")
+        self._thread.start()
+
+    def start(
+        self,
+        generator: Any,
+        on_message: Callable[[Message], None],
+        ended: Callable[[Exception | None], None],
+        *,
+        group: Any = None,
+    ) -> Stream:
+        """Read a task from now on. `on_message`, and `ended` at last, once, are called by the reading thread."""
+        stream = Stream(generator, group, on_message, ended)
+        with self._lock:
+            self._streams.add(stream)
+        return stream
+
+    def stop(self, stream: Stream) -> None:
+        """Kill the task's process, without another call. Its group is released when it is gone."""
+        stream.silent = True
+        stream.leave_soon()
+        with suppress(Exception):
+            import_ray().cancel(stream.generator, force=True)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Read those that were stopped to their end, as long as they have; not where the head is gone."""
+        deadline = time.monotonic() + LEAVE_SECONDS / 2
+        while wait and self._streams and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._closing.set()
+        self._thread.join(timeout=2)
+
+    def _read(self) -> None:
+        ray = import_ray()
+        while not self._closing.is_set():
+            with self._lock:
+                streams = {stream.generator: stream for stream in self._streams}
+            if not streams:
+                self._closing.wait(0.05)
+                continue
+            try:
+                ready, _ = ray.wait(list(streams), num_returns=1, timeout=WAIT_SECONDS, fetch_local=False)
+                if ready and len(streams) > 1:
+                    ready, _ = ray.wait(list(streams), num_returns=len(streams), timeout=0, fetch_local=False)
+            except Exception:  # disconnected: whoever closed us knows
+                self._closing.wait(WAIT_SECONDS)
+                continue
+            for generator in ready:
+                self._next_message(streams[generator], ray)
+            for stream in streams.values():
+                if stream.deadline is not None and time.monotonic() > stream.deadline:
+                    with suppress(Exception):
+                        ray.cancel(stream.generator, force=True)
+                    self._end(stream)
+
+    def _next_message(self, stream: Stream, ray: Any) -> None:
+        """Take the next message. An error is not the end: another may follow, and is to be read as well."""
+        try:
+            message: Message = ray.get(next(stream.generator))
+        except StopIteration:
+            self._end(stream)
+        except ray.exceptions.RayError as error:
+            stream.error = stream.error or error
+            stream.leave_soon()
+        else:
+            if message["kind"] in LAST_MESSAGES:
+                stream.leave_soon()
+            if not stream.silent:
+                stream.on_message(message)
+
+    def _end(self, stream: Stream) -> None:
+        with self._lock:
+            if stream not in self._streams:
+                return
+            self._streams.discard(stream)
+        if stream.group is not None:
+            from ray.util import remove_placement_group
+
+            with suppress(Exception):
+                remove_placement_group(stream.group)
+        if not stream.silent:
+            stream.ended(stream.error)
+        stream.over.set()
 
 
 def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
@@ -86,82 +209,64 @@ def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
 class RayHost:
     """One more node, as the pod's own task sees it."""
 
-    def __init__(self, task: Message, group: Any, bundle: int, joined: Callable[[Message], None]) -> None:
+    def __init__(
+        self, task: Message, group: Any, bundle: int, streams: Streams, joined: Callable[[Message], None]
+    ) -> None:
         """`task`: the pod's; `joined` is called with where the ranks have begun."""
         self.address = ""  # known to its ranks only: they go to the first host
-        self._task, self._group, self._bundle, self._joined = task, group, bundle, joined
-        self._stream: Any = None
-        self._reader: threading.Thread | None = None
+        self._task, self._group, self._bundle = task, group, bundle
+        self._streams, self._joined = streams, joined
+        self._stream: Stream | None = None
 
     def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
-        start = remote(
-            serve_ranks,
-            self._task["need"],
-            f"{self._task['spec']['pod']} ranks",
-            group=self._group,
-            bundle=self._bundle,
-        )
-        self._stream = start(self._task, list(tasks))
+        from ray.exceptions import RayTaskError
+
+        name = f"{self._task['spec']['pod']} ranks"
+        serve = remote(serve_ranks, self._task["need"], name, group=self._group, bundle=self._bundle)
         ranks = {task["rank"] for task in tasks}
-        self._reader = threading.Thread(
-            target=self._read, args=(ranks, on_message), daemon=True, name="ranks elsewhere"
-        )
-        self._reader.start()
 
-    def _read(self, ranks: set[int], on_message: OnMessage) -> None:
-        """Pass on the messages until the task has ended; ranks that did not send how they ended are lost with it."""
-        import ray
-
-        cause: tuple[Reason, str] = ("rank", "its task ended without a message")
-        while True:
-            try:
-                message: Message = ray.get(next(self._stream))
-            except StopIteration:
-                break
-            except ray.exceptions.RayError as error:
-                cause = _cause(error)
-                continue  # to the end of the stream
-            except Exception as error:  # this process is being disconnected
-                cause = ("rank", f"{type(error).__name__}: {error}")
-                break
+        def receive(message: Message) -> None:
             if message["kind"] == "joined":
                 self._joined(message)
-                continue
+                return
             rank = message.pop("rank")
             if message["kind"] == "ended":
                 ranks.discard(rank)
             on_message(rank, message)
-        for rank in sorted(ranks):
-            on_message(rank, {"kind": "ended", "code": None, "reason": cause[0], "detail": cause[1]})
+
+        def ended(error: Exception | None) -> None:
+            """Ranks that did not send how they ended are lost with their task."""
+            reason, detail = cause_of(error) if error is not None else ("rank", "its task ended without a message")
+            own = isinstance(error, RayTaskError)  # raised by `serve_ranks` itself
+            if error is not None and not own and reason not in ("oom", "node"):
+                reason, detail = "rank", f"its node, or the process above it, died ({detail})"
+            for rank in sorted(ranks):
+                on_message(rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail})
+
+        self._stream = self._streams.start(serve(self._task, list(tasks)), receive, ended)
 
     def stop(self) -> None:
-        if self._reader is None:
-            return
-        self._reader.join(timeout=GRACE_SECONDS)  # its ranks have been ordered to end
-        if self._reader.is_alive():
-            import ray
-
-            with suppress(Exception):
-                ray.cancel(self._stream, force=True)
-            self._reader.join(timeout=GRACE_SECONDS)
+        if self._stream is not None and not self._stream.over.wait(GRACE_SECONDS):  # its ranks were ordered to end
+            self._streams.stop(self._stream)
+            self._stream.over.wait(GRACE_SECONDS)
 
 
-def _cause(error: Exception) -> tuple[Reason, str]:
-    """What became of the task on another node."""
+def cause_of(error: Exception) -> tuple[Reason, str]:
+    """What became of a task that ended with this error."""
     from ray import exceptions
 
-    if isinstance(error, exceptions.NodeDiedError):
-        return "node", "its node vanished"
     if isinstance(error, exceptions.OutOfMemoryError):
         return "oom", "killed by Ray, out of memory on its node; lower env.num_envs"
+    if isinstance(error, exceptions.NodeDiedError):
+        return "node", "its node vanished"
+    if isinstance(error, exceptions.WorkerCrashedError):
+        return "killed", "its process died"
+    if isinstance(error, exceptions.TaskCancelledError):
+        return "drained", "cancelled from outside"
     lines = str(error).strip().splitlines() or [""]
-    detail = f"{type(error).__name__}: {lines[-1]}"[:2000]
-    if isinstance(error, exceptions.RayTaskError):  # raised by `serve_ranks` itself
-        return "error", detail
-    return "rank", f"its node, or the process above it, died ({detail})"
+    return "error", f"{type(error).__name__}: {lines[-1]}"[:2000]
 
 
-LAST_MESSAGES = ("done", "trained", "failed")
 DRAIN_CHECK_SECONDS = 3.0
 """Whether its node is about to go is checked so often."""
 REPORT_SECONDS = 0.5
@@ -177,9 +282,10 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
     yield {"kind": "started", "node": node, "pid": os.getpid(), "host": socket.gethostname()}
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     hosts: list[Host] = []
-    if task["nodes"] > 1:
+    streams = Streams() if task["nodes"] > 1 else None
+    if streams is not None:
         group = ray.util.get_current_placement_group()  # known to this thread only
-        others = [RayHost(task, group, bundle, messages.put) for bundle in range(1, task["nodes"])]
+        others = [RayHost(task, group, bundle, streams, messages.put) for bundle in range(1, task["nodes"])]
         hosts = [LocalHost(address()), *others]
     threading.Thread(target=_work, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]).start()
     over = threading.Event()
@@ -193,6 +299,8 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
                 return
     finally:
         over.set()
+        if streams is not None:
+            streams.close(wait=False)
 
 
 def _watch(node: str, over: threading.Event) -> None:
@@ -219,7 +327,7 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
             last_report = time.monotonic()
             messages.put({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
 
-    context = context_of(task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"])
+    context = PodContext.of_task(task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"])
     try:
         context.run, context.mirror = run_of(task)
         load_object(task["body"])
@@ -232,8 +340,7 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
             outcome = begin_pod(spec, context, task["body"])
     except BaseException as error:
         _log(context.run, spec.pod)
-        detail = f"{type(error).__name__}: {error}"[:2000]
-        messages.put({"kind": "failed", "reason": failure_reason(error), "detail": detail})
+        messages.put(failure_message(error))
         return
     kind = "trained" if isinstance(outcome, TrainedPod) else "done"
     messages.put({"kind": kind, "outcome": outcome.model_dump(mode="json")})

@@ -137,3 +137,15 @@ class ApartLauncher(ThreadLauncher):
     def close(self) -> None:
         super().close()
         self.evaluators.close()
+
+
+def struck(run: RunFolder, pods: int, plan: Plan) -> chaos.Outcome:
+    """A tournament in a fork of this process, whose evaluators are processes of their own; one of them is struck."""
+
+    def launching() -> Any:
+        server = Evaluators(plan)  # forked before there are threads, and before the lease
+        return lambda _, access: ApartLauncher(access.run, access.market, server, workers=2, token=access.token)
+
+    outcome = chaos.forked(run, pods, launching=launching)
+    outcome.hits = int(plan.mark.exists())
+    return outcome

@@ -1,5 +1,3 @@
-"""Learner fusion: several learners of one pod, averaged; on the CPU, where replicas take turns."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,10 +8,11 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy
-from fintrader.tournament.fusion import threads as fusion
-from fintrader.tournament.fusion.threads import average
+from fintrader.tournament.fusion import learners as fusion
+from fintrader.tournament.fusion.learners import average
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
+from tests.engines.killing import dies_at
 from tests.engines.races import first_spec, train_pod
 
 
@@ -65,17 +64,7 @@ def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkey
     whole, _ = train_pod(tmp_path / "a", spec)
     beside, _ = train_pod(tmp_path / "b", spec, device="cpu+cpu")
     assert beside.snapshot == whole.snapshot
-    calls = 0
-    train = fusion.train
-
-    def dies(*args, **named):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        return train(*args, **named)
-
-    monkeypatch.setattr(fusion, "train", dies)
+    monkeypatch.setattr(fusion, "train", dies_at(4, fusion.train))
     with pytest.raises(KeyboardInterrupt):
         train_pod(tmp_path / "c", spec)
     again, _ = train_pod(tmp_path / "c", spec)

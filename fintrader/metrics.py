@@ -1,8 +1,9 @@
-"""What one series of returns says: return, risk and their ratios, in empyrical's conventions.
+"""What a series of returns says, alone and beside a benchmark's: return, risk and ratios, in empyrical's conventions.
 
 Every function takes simple returns `[S]` (0.01 is one per cent), one a session unless `periods` says otherwise,
 and gives a float, or None where the number does not exist (too few values, nothing to divide by). A NaN is a
-missing day: it is left out, but its day still counts as time. The sources are named in `catalogue.py`.
+missing day: it is left out, but its day still counts as time; beside a benchmark, days on which either is NaN are left
+out of both. The risk-free rate is 0. The sources are named in `results.catalogue`.
 
 Two differences from empyrical, both deliberate: an infinite ratio (no dispersion, no loss) is None, because it
 is no number that could be compared or stored; and a series of nothing but NaN has no return and no drawdown.
@@ -11,11 +12,57 @@ is no number that could be compared or stored; and a series of nothing but NaN h
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from fintrader.metrics.resample import TRADING_DAYS, Array
+Array = NDArray[np.float64]
+TRADING_DAYS = 252
+"""Sessions in a year: the convention of the paper's table and of empyrical."""
+
+
+def session_ends(session: ArrayLike) -> NDArray[np.int64]:
+    """Index of the last bar of each session, `[S]`. `session`: `[T]`, never decreasing."""
+    numbers = np.asarray(session)
+    if numbers.size == 0:
+        return np.empty(0, dtype=np.int64)
+    return np.append(np.flatnonzero(np.diff(numbers)), numbers.size - 1).astype(np.int64)
+
+
+def session_starts(session: ArrayLike) -> NDArray[np.int64]:
+    """Index of the first bar of each session, `[S]`. `session`: `[T]`, never decreasing, not empty."""
+    return np.append(0, session_ends(session)[:-1] + 1)
+
+
+def daily_equity(equity: ArrayLike, session: ArrayLike) -> Array:
+    """The last value of each session: `[T]` (or `[T, B]`) and `[T]` -> `[S]` (or `[S, B]`)."""
+    values: Array = np.asarray(equity, dtype=np.float64)[session_ends(session)]
+    return values
+
+
+def returns_of(equity: ArrayLike, start: Any = None) -> Array:
+    """Simple returns along axis 0. With `start` (USD) the first value is a return too, against that capital.
+
+    A value that follows zero equity returns 0: nothing is left that could grow.
+    """
+    values = np.asarray(equity, dtype=np.float64)
+    if start is not None:
+        values = np.concatenate([np.broadcast_to(np.asarray(start, dtype=np.float64), values[:1].shape), values])
+    before, after = values[:-1], values[1:]
+    alive = before != 0
+    return np.where(alive, after / np.where(alive, before, 1.0) - 1, 0.0)
+
+
+def daily_returns(equity: ArrayLike, session: ArrayLike, start: Any = None) -> Array:
+    """Return of each session, the first one against the starting capital: `[T]`, `[T]` -> `[S]`.
+
+    `start` defaults to the first equity value, which a backtest books before anything has been traded.
+    """
+    values = np.asarray(equity, dtype=np.float64)
+    if values.shape[0] == 0:
+        return values
+    return returns_of(daily_equity(values, session), values[0] if start is None else start)
 
 
 def known(returns: ArrayLike) -> Array:
@@ -242,3 +289,85 @@ def martin_ratio(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | N
     """Annual return over the Ulcer index."""
     growth, ulcer = annual_return(returns, periods), ulcer_index(returns)
     return None if growth is None or ulcer is None else ratio(growth, ulcer)
+
+
+def paired(returns: ArrayLike, benchmark: ArrayLike) -> tuple[Array, Array]:
+    """Both series on the days that both have. Raises ValueError when their lengths differ."""
+    ours, theirs = np.asarray(returns, dtype=np.float64), np.asarray(benchmark, dtype=np.float64)
+    if ours.shape != theirs.shape:
+        raise ValueError(f"{ours.shape[0]} returns beside {theirs.shape[0]} of the benchmark")
+    both = ~np.isnan(ours) & ~np.isnan(theirs)
+    return ours[both], theirs[both]
+
+
+def beta(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
+    """`cov(r, b) / var(b)`; None when the benchmark hardly moves (variance below 1e-30)."""
+    ours, theirs = paired(returns, benchmark)
+    if ours.size < 2:
+        return None
+    residual = theirs - theirs.mean()
+    variance = float(np.square(residual).mean())
+    return None if variance < 1e-30 else ratio(float((residual * ours).mean()), variance)
+
+
+def alpha(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """Jensen's alpha a year: `(1 + mean(r − β b))^periods − 1`."""
+    slope = beta(returns, benchmark)
+    if slope is None:
+        return None
+    ours, theirs = paired(returns, benchmark)
+    try:
+        return finite((1 + float((ours - slope * theirs).mean())) ** periods - 1)
+    except OverflowError:
+        return None
+
+
+def correlation(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
+    """Pearson's correlation."""
+    ours, theirs = paired(returns, benchmark)
+    if ours.size < 2 or deviation(ours) == 0 or deviation(theirs) == 0:
+        return None
+    return finite(float(np.corrcoef(ours, theirs)[0, 1]))
+
+
+def tracking_error(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`std(r − b) · √periods`."""
+    ours, theirs = paired(returns, benchmark)
+    return finite(deviation(ours - theirs) * math.sqrt(periods)) if ours.size > 1 else None
+
+
+def information_ratio(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`mean(r − b) / std(r − b) · √periods` (empyrical's `excess_sharpe`, a year)."""
+    ours, theirs = paired(returns, benchmark)
+    if ours.size < 2:
+        return None
+    return ratio(float((ours - theirs).mean()) * math.sqrt(periods), deviation(ours - theirs))
+
+
+def up_capture(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """Annual return over the benchmark's, both on the days on which the benchmark rose."""
+    ours, theirs = paired(returns, benchmark)
+    return _capture(ours, theirs, theirs > 0, periods)
+
+
+def down_capture(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """Annual return over the benchmark's, both on the days on which the benchmark fell."""
+    ours, theirs = paired(returns, benchmark)
+    return _capture(ours, theirs, theirs < 0, periods)
+
+
+def _capture(ours: Array, theirs: Array, days: NDArray[np.bool_], periods: float) -> float | None:
+    growth, reference = annual_return(ours[days], periods), annual_return(theirs[days], periods)
+    return None if growth is None or reference is None else ratio(growth, reference)
+
+
+def batting_average(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
+    """Share of days on which the strategy beat the benchmark."""
+    ours, theirs = paired(returns, benchmark)
+    return finite((ours > theirs).mean()) if ours.size else None
+
+
+def treynor_ratio(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """Annual return over beta."""
+    slope, growth = beta(returns, benchmark), annual_return(paired(returns, benchmark)[0], periods)
+    return None if slope is None or growth is None else ratio(growth, slope)

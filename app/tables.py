@@ -1,0 +1,122 @@
+"""Tables and lines of figures: headline cards, the paper's table, everything with its formula, the leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.catalogue import BY_KEY
+from fintrader.results.formatting import number, statistic
+from fintrader_app.shell import human
+
+HEADLINE = (
+    ("cumulative_return", "Return"),
+    ("annual_return", "Annual return"),
+    ("annual_volatility", "Volatility"),
+    ("sharpe", "Sharpe"),
+    ("max_drawdown", "Max drawdown"),
+    ("calmar", "Calmar"),
+)
+FEW_SESSIONS = 63
+
+
+def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
+    """A line of figures: title, value, and what to say when somebody points at it."""
+    with st.container(horizontal=True, gap="small"):
+        for title, value, *note in cells:
+            st.metric(title, value, help=note[0] if note else None, border=True, width="stretch")
+
+
+def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
+    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the `right`, one `pinned`."""
+    config: dict[str, Any] = {name: st.column_config.TextColumn(alignment="right") for name in right}
+    if pinned:
+        config[pinned] = st.column_config.TextColumn(pinned=True)
+    how.setdefault("column_config", config)
+    st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", key=key, **how)
+
+
+def title_of(key: str) -> str:
+    """A metric's name as readers see it."""
+    known = BY_KEY.get(key)
+    return str(known.title) if known else human(key)
+
+
+def cards(stored: StoredBacktest, name: str) -> None:
+    """The headline numbers of one strategy, each with its difference from the index."""
+    metrics, index = (stored.metrics.get(one, {}) for one in (name, "benchmark"))
+    with st.container(horizontal=True, gap="small"):
+        for key, title in HEADLINE:
+            mine, other = number(metrics.get(key)), number(index.get(key))
+            about, difference = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}.", None
+            if mine is not None and other is not None and name != "benchmark":
+                difference = statistic(key, mine - other, signed=True)
+                about += " Below it: the difference from the index."
+            st.metric(
+                title,
+                statistic(key, mine),
+                difference,
+                delta_color="inverse" if key == "annual_volatility" else "normal",
+                help=about,
+                width="stretch",
+                height="stretch",
+                border=True,
+            )
+    if (sessions := len(stored.ends)) < FEW_SESSIONS:
+        st.caption(
+            f":material/warning: Only {sessions} sessions: annual figures and ratios are extrapolated from a few weeks."
+        )
+
+
+def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
+    """One row a strategy, the paper's columns."""
+    rows = [
+        {"Strategy": human(name), **{title: statistic(metric, values.get(metric)) for metric, title in HEADLINE}}
+        for name, values in metrics.items()
+    ]
+    table(rows, key, right=[title for _, title in HEADLINE], pinned="Strategy")
+
+
+def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
+    """Every stored metric: one row a metric, one column a strategy, with formula and source."""
+    rows = []
+    for name in dict.fromkeys(name for values in metrics.values() for name in values):
+        known = BY_KEY.get(name)
+        row = {"Metric": title_of(name)}
+        row |= {human(strategy): statistic(name, values.get(name)) for strategy, values in metrics.items()}
+        rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
+    table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
+
+
+def settings_of(pods: pd.DataFrame) -> pd.DataFrame:
+    """`[pods, searched settings]`, as they are stored."""
+    return pd.DataFrame([row if isinstance(row, dict) else {} for row in pods["hyper"]], index=pods.index)
+
+
+def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
+    """The leaderboard's rows, its searched settings as columns."""
+    if board.empty:
+        st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
+        return
+    columns = ["rank", "pod", "score", "algo", "origin", "parent", "generation", "env_steps", "seconds"]
+    frame = board[columns[:6] if short else columns].copy()
+    hyper = settings_of(board)
+    config = {
+        "rank": st.column_config.NumberColumn("#", width=50),
+        "pod": st.column_config.TextColumn("Pod", pinned=True),
+        "score": st.column_config.NumberColumn("Score", format="%.3f"),
+        "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
+        "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
+        "algo": "Algorithm",
+        "origin": "Origin",
+        "parent": "Parent",
+        "generation": st.column_config.NumberColumn("Gen."),
+    }
+    for name in [] if short else hyper.columns[:6]:
+        frame[str(name)] = hyper[name]
+    height: Any = 38 + 35 * min(len(frame), 8) if short else "auto"
+    st.dataframe(frame, hide_index=True, width="stretch", height=height, key=key, column_config=config, placeholder="–")

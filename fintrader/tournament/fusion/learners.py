@@ -1,0 +1,246 @@
+"""A pod's learners: what they are made of, one alone, and several that are fused.
+
+Each replica learns by itself for a while, on its own device and with its own accounts; then networks, optimiser
+moments and normalisers are averaged and every replica goes on from the average, as in local SGD
+(https://arxiv.org/abs/1805.09767). The number of replicas belongs to the pod's spec, not to the machine: with fewer
+devices, replicas take turns on them and the result stays the same (bit by bit where the devices are CPUs).
+
+Here the replicas are threads of the pod's process; `coordinator.py` gives each device a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fintrader.agents import (
+    Agent,
+    AgentSettings,
+    Budget,
+    TrainProgress,
+    TrainResult,
+    make_agent,
+    read_agent_state,
+    train,
+)
+from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.parallel.learners import average
+from fintrader.config import validate
+from fintrader.data.tensors import MarketTensors, Split
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import CheckpointError, TournamentError
+from fintrader.seeding import derive
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.spec import PodContext, PodSpec
+
+CPU = torch.device("cpu")
+FORMAT = "fintrader-fusion-1"
+State = Mapping[str, Tensor]
+"""An agent's networks, optimisers and normalisers, by name."""
+Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
+"""(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
+Report = Callable[[TrainProgress], None]
+
+# --- out of the pod's spec -------------------------------------------------------------------------------------
+
+
+def maker(spec: PodSpec, context: PodContext) -> Make:
+    """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a foreign spec."""
+    try:
+        settings: Any = TypeAdapter(AgentSettings).validate_python(spec.agent)
+    except ValidationError as error:
+        raise TournamentError(f"{spec.pod}: its agent's settings are of another version ({error})") from None
+    env_settings = env_settings_of(spec)
+    split = load_windows(context.market)
+
+    def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
+        seed = derive(spec.seed, "replica", replica, number) if spec.replicas > 1 else spec.seed
+        market = split.train if device == CPU else split.train.to(device)
+        env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
+        return make_agent(settings, env.layout, device=device, seed=seed), env
+
+    return make
+
+
+def env_settings_of(spec: PodSpec) -> EnvSettings:
+    """The environment's settings. Raises ConfigError for a spec of another version."""
+    return validate(EnvSettings, spec.env, f"{spec.pod}: env")
+
+
+@lru_cache(maxsize=1)
+def load_windows(path: Path) -> Split:
+    """The windows, kept between the pods of one process."""
+    return MarketTensors.load(path).split()
+
+
+def parent_state(spec: PodSpec, context: PodContext) -> dict[str, Tensor] | None:
+    """What the pod begins from. Raises CheckpointError."""
+    return None if spec.snapshot is None else read_snapshot(context, spec.snapshot)
+
+
+def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
+    """A stored state, verified against its name. Raises CheckpointError."""
+    try:
+        return load(open_store(context.run, context.mirror).get(digest))
+    except SafetensorError as error:
+        raise CheckpointError(f"snapshot {digest[:12]} holds no tensors ({error})") from None
+
+
+# --- one learner -----------------------------------------------------------------------------------------------
+
+
+class Single:
+    """One agent on one device."""
+
+    def __init__(self, folder: Path, device: torch.device, make: Make, *, parent: State | None = None) -> None:
+        self.folder = folder
+        self.agent, self.env = make(0, 0, device)
+        if parent is not None:
+            self.agent.inherit(parent)
+
+    def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
+        """Learn until `share` of the whole `budget` is used up."""
+        if budget.env_steps is not None:
+            part = Budget(env_steps=max(1, round(budget.env_steps * share)))
+        else:
+            part = Budget(seconds=float(budget.seconds or 0.0) * share)
+
+        def on_progress(progress: TrainProgress) -> None:
+            report(replace(progress, fraction=progress.fraction * share))
+
+        return train(self.agent, self.env, part, folder=self.folder, on_progress=on_progress)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a child inherits."""
+        return read_agent_state(self.folder)
+
+    def close(self) -> None:
+        """It has no processes."""
+
+
+# --- several ---------------------------------------------------------------------------------------------------
+
+
+def part_of_round(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:
+    """One replica's part of one round."""
+    if budget.env_steps is not None:
+        return Budget(env_steps=max(1, budget.env_steps // (rounds * replicas)))
+    turns = -(-replicas // devices)
+    return Budget(seconds=float(budget.seconds or 0.0) / (rounds * turns))
+
+
+def home_of(folder: Path, number: int, replica: int) -> Path:
+    """Where a replica trains in a round; it resumes there after a kill."""
+    return folder / f"round-{number}" / f"replica-{replica}"
+
+
+def write_round(folder: Path, number: int, fused: State, totals: Sequence[TrainResult]) -> None:
+    """Store a round that is over: what was fused, and what each replica's part of it came to."""
+    header = {"format": FORMAT, "totals": [one.to_json() for one in totals]}
+    write_tensors(folder / f"fused-{number}.safetensors", fused, header)
+
+
+def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[TrainResult]] | None:
+    """A stored round, None if there is none; a damaged one is removed, and fused again from its replicas."""
+    path = folder / f"fused-{number}.safetensors"
+    if not path.exists():
+        return None
+    try:
+        fused, header = read_tensors(path, FORMAT)
+        return fused, [TrainResult(**one) for one in header["totals"]]
+    except (CheckpointError, TypeError, KeyError):
+        path.unlink()
+        return None
+
+
+class ThreadFusion:
+    """`replicas` learners fused `rounds` times. Killed anywhere, it continues with the round it was in."""
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: Sequence[torch.device],
+        make: Make,
+        *,
+        replicas: int,
+        rounds: int,
+        parent: State | None = None,
+    ) -> None:
+        self.folder, self.devices, self.make = folder, devices, make
+        self.replicas, self.rounds = replicas, rounds
+        self.done = 0
+        self.totals: list[TrainResult] = []
+        self.fused: State | None = parent
+        self.agent, _ = make(0, 0, devices[0])
+        """Carries the fused networks."""
+        if parent is not None:
+            self.agent.inherit(parent)
+
+    def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
+        """Learn until `share` of the whole `budget` is used up (to the nearest round above)."""
+        self.catch_up()
+        due = math.ceil(share * self.rounds - 1e-9)
+        if self.done < due:
+            self.learn(due, budget, report)
+        return TrainResult(
+            env_steps=sum(one.env_steps for one in self.totals),
+            updates=sum(one.updates for one in self.totals),
+            seconds=sum(one.seconds for one in self.totals) / min(self.replicas, len(self.devices)),
+            metrics=self.totals[-self.replicas].metrics,
+        )
+
+    def catch_up(self) -> None:
+        """Take what earlier attempts, or the ranks, have finished."""
+        while self.done < self.rounds and (known := read_round(self.folder, self.done)) is not None:
+            self.fused, totals = known
+            self.totals += totals
+            self.done += 1
+        if self.done and self.fused is not None:
+            self.agent.inherit(self.fused)
+
+    def learn(self, due: int, budget: Budget, report: Report) -> None:
+        """Round after round until `due` are done."""
+        part = part_of_round(budget, self.replicas, self.rounds, len(self.devices))
+        while self.done < due:
+            self._round(self.done, part, report)
+            self.catch_up()
+
+    def _round(self, number: int, part: Budget, report: Report) -> None:
+        """All replicas once, then their average; every replica resumes by itself after a kill."""
+        learners = []
+        for replica in range(self.replicas):  # made one after another: layers draw from the global stream
+            agent, env = self.make(replica, number, self.devices[replica % len(self.devices)])
+            if self.fused is not None:
+                agent.inherit(self.fused)
+            learners.append((replica, agent, env))
+
+        def on_progress(progress: TrainProgress) -> None:
+            report(replace(progress, fraction=(number + progress.fraction) / self.rounds))
+
+        def learn(learner: tuple[int, Agent, Any]) -> TrainResult:
+            replica, agent, env = learner
+            return train(agent, env, part, folder=home_of(self.folder, number, replica), on_progress=on_progress)
+
+        with ThreadPoolExecutor(max_workers=min(self.replicas, len(self.devices))) as pool:
+            totals = list(pool.map(learn, learners))
+        states = [read_agent_state(home_of(self.folder, number, replica)) for replica in range(self.replicas)]
+        write_round(self.folder, number, dict(sorted(average(states).items())), totals)
+
+    def state(self) -> dict[str, Tensor]:
+        """The fused state: what a child inherits."""
+        assert self.fused is not None
+        return dict(self.fused)
+
+    def close(self) -> None:
+        """Threads end with their round."""
