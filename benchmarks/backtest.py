@@ -26,13 +26,14 @@ from common import finish
 from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
-from fintrader.backtesting.account import make_account
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.significance import backtest_overfitting
 from fintrader.backtesting.simulate import ask
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.report.html import write_report
 from fintrader.seeding import generator
+from tests.oracles.env_account import EnvAccount, simulate_in_environment
 
 SESSION = 390
 
@@ -64,7 +65,7 @@ def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTenso
 def compare(ensemble: EnsemblePolicy, market: MarketTensors, settings: EnvSettings) -> tuple[int, float]:
     """Run both ways side by side on the bound ensemble's actions: decisions made, and the largest difference between an
     action and the networks' own. Exits when an equity differs in its last bit."""
-    fast, slow = make_account(market, settings), make_account(market, settings, exact=True)
+    fast, slow = BacktestAccount(market, settings), EnvAccount(market, settings)
     decide, over, count, gap = ask(ensemble, fast, "bound"), False, 0, 0.0
     while not over:
         given = np.array(decide(fast))
@@ -104,7 +105,7 @@ def main() -> None:
     start = market.window(0, min(5 * SESSION, options.bars))
     simulate(ensemble, market.window(0, 60), minute)  # compiles, or loads what was compiled
     _, fast_cpu, fast = timed(lambda: simulate(ensemble, start, minute))
-    _, exact_cpu, exact = timed(lambda: simulate(ensemble, start, minute, exact=True))
+    _, exact_cpu, exact = timed(lambda: simulate_in_environment(ensemble, start, minute))
     actions, gap = compare(ensemble, start, minute)
     if gap > 1e-5:
         raise SystemExit(f"the bound ensemble's actions differ from the networks' by {gap}")

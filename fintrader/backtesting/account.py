@@ -1,12 +1,11 @@
-"""One account at a time: what a strategy trades with in a backtest, and where its log is written.
+"""The account of a backtest: what a strategy trades with, and where its log is written.
 
-`KernelAccount` is stepped by the functions that step the environment's accounts (`envs.kernels.ledger`), one call a
-decision. `EnvAccount` is the environment on its readable torch core, for whoever wants to see the same numbers twice.
+It is stepped by the compiled functions that step the environment's accounts (`envs.kernels.ledger`), a call a decision.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,11 +14,10 @@ from torch import Tensor
 
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.dynamics import market_view
 from fintrader.envs.kernels import ledger
 from fintrader.envs.kernels.buffers import Prices, Rules
-from fintrader.errors import BacktestError
 
 Array = NDArray[np.float64]
 Action: TypeAlias = "Tensor | NDArray[np.float32]"
@@ -31,102 +29,6 @@ class Holdings(NamedTuple):
 
     shares: Array
     """`[N]`."""
-
-
-
-
-class BacktestAccount(Protocol):
-    """An account at a decision: what a strategy may look at, and how it is told what to do."""
-
-    market: MarketTensors
-    settings: EnvSettings
-    layout: ObservationLayout
-    trade_log: TradeLog
-
-    @property
-    def bar(self) -> int:
-        """The bar whose close the account stands at."""
-
-    @property
-    def equity(self) -> float:
-        """USD."""
-
-    @property
-    def held(self) -> Array:
-        """`[N]` shares; not to be written to."""
-
-    def observe(self) -> Tensor:
-        """`[1, D]` float32."""
-
-    def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
-        """Decide (None: order nothing), then wait `bars` (default: the decision interval); True when it is over."""
-
-
-def make_account(market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestAccount:
-    """The compiled account; the environment, where `exact` asks for it or observations are not flat float32 rows."""
-    settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
-    plain = settings.observation == "flat" and settings.observation_dtype == "float32"
-    return EnvAccount(market, settings) if exact or not plain else KernelAccount(market, settings)
-
-
-class EnvAccount:
-    """The environment's own step, written down."""
-
-    def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
-        self.env = TradingEnv.evaluation(market, settings)
-        self.market, self.settings, self.layout = market, settings, self.env.layout
-        self.trade_log = TradeLog(market, settings)
-        self._obs: Tensor = self.env.reset()[0]
-
-    @property
-    def bar(self) -> int:
-        return int(self.env.account.bar[0])
-
-    @property
-    def equity(self) -> float:
-        return float(self.env.equity[0])
-
-    @property
-    def held(self) -> Array:
-        held: Array = self.env.account.shares[0].to(torch.float64).cpu().numpy()
-        return held
-
-    def observe(self) -> Tensor:
-        return self._obs
-
-    def take_over(self, other: EnvAccount) -> None:
-        """Go on with another account's holdings and log: same market, an interval or another rule of its own."""
-        self.env.load_state_dict(other.env.state_dict())
-        self.trade_log, self._obs = other.trade_log, other.observe()
-
-    def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
-        """Neither `bars` nor holdings are offered here: the environment's interval and actions are fixed."""
-        if isinstance(action, Holdings):
-            raise BacktestError("an environment takes actions, not holdings; leave out exact=True")
-        if action is None:
-            action = torch.zeros(1, self.layout.num_assets)
-        given = torch.as_tensor(action).reshape(1, -1).to(self.env.device)
-        self._obs, _, terminated, truncated, info = self.env.step(given)
-        self._write({name: value[0].cpu().numpy() for name, value in info.items()})
-        if bool(terminated[0]):
-            self.trade_log.ruin(self.bar)
-        return bool(terminated[0] | truncated[0])
-
-    def _write(self, info: dict[str, NDArray[np.float64]]) -> None:
-        """One decision: its fills, then each bar it lasted."""
-        trade_log, bars = self.trade_log, info["bars"].astype(np.int64)
-        first, last = int(bars[0]), int(bars[-1])
-        decided, filled = int(info["decision_bar"]), int(info["fill_bar"])
-        traded, price, cost = (info[name].astype(np.float64) for name in ("fill_shares", "fill_price", "fill_cost"))
-        trade_log.trade("order", decided, filled, first, traded, price, cost)
-        trade_log.shares[first : last + 1] = self.held
-        trade_log.equity[bars] = info["bar_equity"]
-        closed, costs = info["closed_shares"], info["closed_cost"]
-        for k in np.flatnonzero(closed.any(axis=1)):
-            bar = int(bars[k])
-            trade_log.shares[first:bar] -= closed[k]
-            trade_log.trade("forced", bar, bar, bar, closed[k], trade_log.mark[bar], costs[k])
-        np.add.at(trade_log.costs, bars, info["interest"])
 
 
 def flat_action(action: Action) -> NDArray[np.float32]:
@@ -141,13 +43,14 @@ _COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.fl
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 
 
-class KernelAccount:
-    """An account whose orders, fills and marks are compiled (`envs.kernels.ledger`), as the environment's are."""
+class BacktestAccount:
+    """An account at a decision: what a strategy may look at, and how it is told what to do."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
+        settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
         self._device = market.device  # the policy's: observations are handed over there
         market = market if market.device.type == "cpu" else market.to("cpu")
-        view = market_view(market, settings)
+        view = market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market, self.settings = market, settings
         self.layout = ObservationLayout.of(market, settings.lookback)
         self.trade_log = log = TradeLog(market, settings)
@@ -165,20 +68,25 @@ class KernelAccount:
 
     @property
     def bar(self) -> int:
+        """The bar whose close the account stands at."""
         return self._bar
 
     @property
     def equity(self) -> float:
+        """USD."""
         return float(self._state[ledger.EQUITY])
 
     @property
     def held(self) -> Array:
-        return self._shares[0]
+        """`[N]` shares; not to be written to."""
+        held: Array = self._shares[0]
+        return held
 
     @property
-    def rows(self) -> NDArray[np.float32]:
-        """`[T, N*F + N + M]`: the market's part of every observation."""
-        rows: NDArray[np.float32] = self._rows.numpy()
+    def rows(self) -> NDArray[np.float32] | None:
+        """`[T, L*W]`: the market's part of every observation; None where it is not a flat float32 row."""
+        plain = self.settings.observation == "flat" and self._rows.dtype == torch.float32
+        rows: NDArray[np.float32] | None = self._rows.numpy() if plain else None
         return rows
 
     def private(self) -> NDArray[np.float32]:
@@ -186,13 +94,19 @@ class KernelAccount:
         ledger.see(self._bar, self._state, self._shares, self._prices, self._seen)
         return self._seen[0]
 
-    def observe(self) -> Tensor:
-        """The private part beside the market's row."""
-        obs = torch.cat((torch.from_numpy(self.private()), self._rows[self.bar])).unsqueeze(0)
-        return obs.to(self._device)
+    def observe(self) -> Any:
+        """What the environment would show: `[1, D]`, or its parts where observations are factored."""
+        private = torch.from_numpy(self.private().copy()).to(self._rows.dtype)
+        if self.settings.observation == "factored":
+            clock = torch.tensor([self._bar], device=self._device)
+            return {"private": private.unsqueeze(0).to(self._device), "clock": clock}
+        return torch.cat((private, self._rows[self.bar])).unsqueeze(0).to(self._device)
 
     def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
-        """`bars` may exceed the decision interval: ruin is still looked for at the end of every interval."""
+        """Decide (None: order nothing), then wait `bars` (default: the decision interval); True when it is over.
+
+        `bars` may exceed the interval: ruin is still looked for at the end of every interval.
+        """
         want = self._nothing if action is None else self._want
         if isinstance(action, Holdings):
             want[0] = action.shares

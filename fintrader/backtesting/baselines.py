@@ -78,7 +78,7 @@ class TowardsWeights:
         later = self._due[self._due > bar]
         coming = int(later[0]) if later.size else len(self._mark)
         ahead = slice(bar + 1, coming)
-        can = self._mark[ahead][:, self._unpriced].any(axis=1)
+        can: NDArray[np.bool_] = np.asarray(self._mark[ahead][:, self._unpriced].any(axis=1))
         if self._pending.any():
             trades = self._buys[bar + 1 + self._delay : coming + self._delay, self._pending].any(axis=1)
             can[: len(trades)] |= trades
@@ -103,9 +103,7 @@ def simulate_weights(
     """
     settings = baseline_settings(settings)
     rule = TowardsWeights(weights, due, market, settings)
-    return simulate_rule(
-        rule.decide, market, settings, name=name, due=rule.next_due, note=note, progress=progress
-    )
+    return simulate_rule(rule.decide, market, settings, name=name, due=rule.next_due, note=note, progress=progress)
 
 
 def equal_weights(market: MarketTensors, bar: int) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fintrader.backtesting.account import BacktestAccount, make_account
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.build import assemble
 from fintrader.data.calendar import SessionGrid, session_date
@@ -220,7 +220,7 @@ def _trade(
     market: MarketTensors, env: EnvSettings, policy: Policy, cut: int
 ) -> tuple[BacktestAccount, list[tuple[int, Tensor]]]:
     """Decide at every bar before `cut` (the decision at cut - 1 fills later): the account, and what it saw when."""
-    account = make_account(market, env)
+    account = BacktestAccount(market, env)
     seen: list[tuple[int, Tensor]] = []
     over = False
     with torch.no_grad():

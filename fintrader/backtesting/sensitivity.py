@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.backtesting.account import BacktestAccount, EnvAccount, KernelAccount, make_account
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import simulate
@@ -90,50 +90,21 @@ def sensitivity(
     return rows
 
 
-def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings, *, exact: bool = False) -> BacktestResult:
-    """Every decision carried out one bar late: seen at t, ordered at t + 1. `exact` trades in `TradingEnv` itself."""
-    order, wait = _late_accounts(market, settings, exact=exact)
-    now, interval = wait, settings.decision_interval
+def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings) -> BacktestResult:
+    """Every decision carried out one bar late: seen at t, ordered at t + 1."""
+    account, interval = BacktestAccount(market, settings), settings.decision_interval
     with torch.no_grad():
-        action = policy(now.observe())
-        over = now.act(None, 1)
+        action = policy(account.observe())
+        over = account.act(None, 1)
         while not over:
             # With an interval of one bar the next decision is seen where this one is carried out.
-            coming = policy(now.observe()) if interval == 1 else None
-            now = _hand_over(now, order)
-            over = now.act(action, max(1, interval - 1))
+            coming = policy(account.observe()) if interval == 1 else None
+            over = account.act(action, max(1, interval - 1))
             if not over and interval > 1:
-                coming = policy(now.observe())
-                now = _hand_over(now, wait)
-                over = now.act(None, 1)
+                coming = policy(account.observe())
+                over = account.act(None, 1)
             action = action if coming is None else coming
-    return now.trade_log.result("delayed", "one bar late")
-
-
-def _late_accounts(
-    market: MarketTensors, settings: EnvSettings, *, exact: bool
-) -> tuple[BacktestAccount, BacktestAccount]:
-    """Who carries orders out and waits all but one bar of the interval, and who waits that bar: one account if it can.
-
-    The environment's interval and rules are fixed, so there one account goes to and fro between two environments.
-    """
-    account = make_account(market, settings, exact=exact)
-    if isinstance(account, KernelAccount):
-        return account, account
-    order = EnvAccount(
-        market, settings.model_copy(update={"decision_interval": max(1, settings.decision_interval - 1)})
-    )
-    # Where actions are orders in shares, that of nothing holds what there is.
-    holding = {"decision_interval": 1, "action": "trade", "turbulence_column": None}
-    wait = EnvAccount(market, settings.model_copy(update=holding))
-    wait.take_over(order)
-    return order, wait
-
-
-def _hand_over(now: BacktestAccount, to: BacktestAccount) -> BacktestAccount:
-    if to is not now and isinstance(to, EnvAccount) and isinstance(now, EnvAccount):
-        to.take_over(now)
-    return to
+    return account.trade_log.result("delayed", "one bar late")
 
 
 def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -> list[Variation]:

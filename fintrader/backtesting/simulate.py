@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.account import Action, BacktestAccount, Holdings, KernelAccount, make_account
+from fintrader.backtesting.account import Action, BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
@@ -48,23 +48,22 @@ def simulate(
     name: str = "policy",
     progress: Progress | None = None,
     note: str = "",
-    exact: bool = False,
 ) -> BacktestResult:
     """Trade the whole of `market` (a window of it, usually) with `policy`, decisions, fills and costs as `settings`.
 
-    Where it can, the account runs in compiled arithmetic and the policy is bound to the window's rows; `exact` steps
-    through `TradingEnv` and asks the policy itself. The ledgers agree to the last bit with whole shares, the actions
-    to float32 rounding. Raises BacktestError for a window of fewer than two bars and for an output that cannot be
-    traded.
+    The account is to the last bit the one that `TradingEnv` would step; the policy is bound to the window's rows where
+    it can be, and its actions agree to float32 rounding. Raises BacktestError for a window of fewer than two bars and
+    for an output that cannot be traded.
     """
-    account = _account(market, settings, name, exact)
+    account = _account(market, settings, name)
     return trade(ask(policy, account, name), account, name=name, progress=progress, note=note)
 
 
 def ask(policy: Policy, account: BacktestAccount, name: str) -> Decide:
     """How this policy is asked for this account: bound to the window where both can, through observations elsewhere."""
-    bound = policy.bind(account.rows) if isinstance(account, KernelAccount) and isinstance(policy, Bindable) else None
-    if bound is not None and isinstance(account, KernelAccount):
+    rows = account.rows if isinstance(policy, Bindable) else None
+    bound = policy.bind(rows) if isinstance(policy, Bindable) and rows is not None else None
+    if bound is not None:
         return _ask_bound(bound, account, name)
 
     def decide(account: BacktestAccount) -> Tensor:
@@ -79,7 +78,7 @@ def ask(policy: Policy, account: BacktestAccount, name: str) -> Decide:
     return decide
 
 
-def _ask_bound(bound: Bound, account: KernelAccount, name: str) -> Decide:
+def _ask_bound(bound: Bound, account: BacktestAccount, name: str) -> Decide:
     def decide(_: BacktestAccount) -> NDArray[np.float32]:
         action = bound(account.bar, account.private())
         if not math.isfinite(action.sum()):  # actions lie in [-1, 1]: their sum is finite where all of them are
@@ -98,20 +97,19 @@ def simulate_rule(
     due: Due | None = None,
     progress: Progress | None = None,
     note: str = "",
-    exact: bool = False,
 ) -> BacktestResult:
     """As `simulate`, for a strategy that looks at the account itself; with `due` it is asked at bar 0 and when due.
 
     Raises BacktestError for a window of fewer than two bars.
     """
-    account = _account(market, settings, name, exact)
+    account = _account(market, settings, name)
     return trade(decide, account, name=name, due=due, progress=progress, note=note)
 
 
-def _account(market: MarketTensors, settings: EnvSettings, name: str, exact: bool) -> BacktestAccount:
+def _account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
     if market.num_bars < 2:
         raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
-    return make_account(market, settings, exact=exact)
+    return BacktestAccount(market, settings)
 
 
 def trade(
@@ -123,7 +121,7 @@ def trade(
     progress: Progress | None = None,
     note: str = "",
 ) -> BacktestResult:
-    """Run an account to the end of its window, asking `decide` at every decision (with `due`: at bar 0 and when due)."""
+    """Run an account to the end of its window, asking `decide` at every decision (`due`: at bar 0 and then)."""
     last = account.market.num_bars - 1
     with torch.no_grad(), (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task:
         over, told = False, 0

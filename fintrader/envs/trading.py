@@ -248,7 +248,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if engine in ("torch", "compiled"):
-            self._why_not_fused = f"engine={engine!r} was asked for"
+            self._why_not_fused: str | None = "it was asked for"
             return None
         on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
         why_not = why_not_triton if on_cuda else why_not_fused

@@ -10,7 +10,7 @@ from benchmarks import time_to_return
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import Budget, make_agent, train
-from fintrader.backtesting.account import make_account
+from fintrader.backtesting.account import BacktestAccount
 from tests.engines.tiny import agent_settings
 
 
@@ -39,7 +39,7 @@ def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
         return np.where(np.arange(time_to_return.ASSETS) == 0, 1.0, 0.05)  # buys the first, below the band elsewhere
 
     policy = time_to_return.FinrlPolicy(act)
-    account = make_account(window, time_to_return.THEIRS)
+    account = BacktestAccount(window, time_to_return.THEIRS)
     account.act(policy(account))
     policy(account)
     first, second = seen

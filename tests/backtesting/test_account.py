@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines
-from fintrader.backtesting.account import KernelAccount, make_account
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.sensitivity import without_each
 from fintrader.backtesting.simulate import ask, trade
@@ -24,12 +24,16 @@ from fintrader.errors import BacktestError
 from tests.engines.policies import crashing_market, noisy_policy
 from tests.engines.strategies import env_settings
 from tests.factories import examples, make_market
+from tests.oracles.env_account import EnvAccount, simulate_in_environment
+
 
 def both(chosen: EnvSettings, seed: int) -> tuple[Any, Any]:
     market = make_market(70, 5, seed=seed, volatility=0.03)
     policy = noisy_policy(5, seed)
-    account = KernelAccount(market, chosen.model_copy(update={"random_start": False, "episode_bars": None}))
-    return trade(ask(policy, account, "kernel"), account, name="kernel"), simulate(policy, market, chosen, exact=True)
+    account = BacktestAccount(market, chosen)
+    return trade(ask(policy, account, "kernel"), account, name="kernel"), simulate_in_environment(
+        policy, market, chosen
+    )
 
 
 @settings(max_examples=examples(80))
@@ -65,7 +69,7 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     """Every action is the networks' own to float32 rounding, and the same actions give the same equities."""
     market, chosen = make_market(150, 5, session_bars=30), EnvSettings(decision_interval=interval)
     policy = networks(5, 4)
-    fast, slow = make_account(market, chosen), make_account(market, chosen, exact=True)
+    fast, slow = BacktestAccount(market, chosen), EnvAccount(market, chosen)
     decide, over, moved = ask(policy, fast, "bound"), False, 0.0
     while not over:
         action, seen = decide(fast), fast.observe()
@@ -81,7 +85,7 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     assert moved > 0.15
     assert (fast.trade_log.equity == slow.trade_log.equity).all()
     assert (fast.trade_log.shares == slow.trade_log.shares).all()
-    whole, exact = simulate(policy, market, chosen), simulate(policy, market, chosen, exact=True)
+    whole, exact = simulate(policy, market, chosen), simulate_in_environment(policy, market, chosen)
     assert (whole.equity == fast.trade_log.equity).all()
     assert whole.equity == pytest.approx(exact.equity, rel=1e-4)  # a share more or less, where rounding decides
 
@@ -91,18 +95,18 @@ def test_a_diverged_network_is_named_however_it_is_asked() -> None:
     next(policy.parameters()).fill_(float("nan"))
     with pytest.raises(BacktestError, match="diverged"):
         simulate(policy, market, EnvSettings())
-    decide = ask(networks(5, 2), make_account(market, EnvSettings()), "x")
+    decide = ask(networks(5, 2), BacktestAccount(market, EnvSettings()), "x")
     broken = replace(market, features=torch.full_like(market.features, 1e38))
-    assert np.isfinite(decide(make_account(market, EnvSettings()))).all()
+    assert np.isfinite(decide(BacktestAccount(market, EnvSettings()))).all()
     assert simulate(networks(5, 2), broken, EnvSettings()).equity.min() > 0  # clipped, as training clips it
 
 
 def test_ruin_as_in_the_environment() -> None:
     for interval in (1, 7):
         chosen = EnvSettings(decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False)
-        account = KernelAccount(crashing_market(), chosen)
+        account = BacktestAccount(crashing_market(), chosen)
         fast = trade(lambda account: torch.full((1, 2), 0.5), account, name="kernel")
-        slow = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), chosen, exact=True)
+        slow = simulate_in_environment(lambda obs: torch.full((1, 2), 0.5), crashing_market(), chosen)
         assert fast.ruined
         assert (fast.equity == slow.equity).all()
         assert (fast.shares == slow.shares).all()
@@ -110,7 +114,7 @@ def test_ruin_as_in_the_environment() -> None:
 
 def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings() -> None:
     def once_at_first(market: Any, share: float) -> Any:
-        account = KernelAccount(market, EnvSettings(random_start=False))
+        account = BacktestAccount(market, EnvSettings(random_start=False))
         action = torch.full((1, market.num_assets), share)
         return trade(lambda account: action, account, name="once", due=lambda bar: market.num_bars)
 
@@ -131,7 +135,7 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
     tradable = market.tradable.clone()
     tradable[gone, 1] = False
     ending = replace(market, close=close, open=open_, tradable=tradable)
-    account = KernelAccount(ending, EnvSettings(random_start=False))
+    account = BacktestAccount(ending, EnvSettings(random_start=False))
     result = trade(lambda account: torch.full((1, 2), 0.5), account, name="once", due=lambda bar: market.num_bars)
     assert result.ruined
     assert list(result.trades["kind"]) == ["order", "order", "ruin", "ruin"]
@@ -147,7 +151,7 @@ def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest() -> None:
     placed = weight.cuda()
     here = simulate(lambda obs: torch.tanh(obs @ weight[: obs.shape[1]]), market, chosen)
     there = simulate(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)
-    exact = simulate(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen, exact=True)
+    exact = simulate_in_environment(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)
     assert there.equity == pytest.approx(here.equity, rel=1e-4)  # matrix products round differently
     assert exact.equity == pytest.approx(there.equity, rel=1e-12)
     for name, result in simulate_baselines(market.to("cuda"), chosen, every=True).items():

@@ -26,6 +26,24 @@ def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
     assert result.costs_usd.sum() == pytest.approx(0.002 * spent.sum(), rel=1e-9)
 
 
+def test_buy_and_hold_asks_again_for_what_did_not_trade() -> None:
+    market = make_market(60, 4, gaps=False, session_bars=20)
+    open_, close, tradable = market.open.clone(), market.close.clone(), market.tradable.clone()
+    tradable[1:4, 0] = False  # nothing trades where its order would have been filled
+    for prices in (open_, close):  # no price at all before bar 6; a listing after the first session is no member yet
+        prices[:6, 1] = prices[:30, 2] = float("nan")
+    tradable[:6, 1] = tradable[:30, 2] = False
+    halted = replace(market, open=open_, close=close, tradable=tradable)
+    result = simulate_baselines(halted, EnvSettings(cost_bps=20))["buy_and_hold"]
+    assert dict(zip(result.trades["symbol"], result.trades["fill_bar"], strict=True)) == {
+        "S000": 4,
+        "S001": 7,
+        "S003": 1,
+    }
+    assert result.trades["notional_usd"].to_numpy() == pytest.approx(np.full(3, 1e6 / 3), rel=0.05)
+    assert 0 <= result.cash[-1] < 0.01 * result.equity[-1]
+
+
 def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it() -> None:
     market = make_market(80, 4, gaps=False, session_bars=20)
     result = equal_weight(market, EnvSettings(cost_bps=20))
@@ -64,11 +82,13 @@ def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> Non
     for name, result in results.items():
         assert (result.equity[:cut] == changed[name].equity[:cut]).all(), name
         orders = result.trades[result.trades["kind"] == "order"]
-        assert (orders["fill_bar"] % 20 == 1).all(), name
+        late = orders[orders["fill_bar"] % 20 != 1]  # what did not trade on the day is asked for again
+        for bar, symbol in zip(late["fill_bar"], late["symbol"], strict=True):
+            assert not market.tradable[bar - (bar - 1) % 20, market.symbols.index(symbol)], name
         assert result.cash.min() >= -1e-6, name
     assert (results["cash"].equity == 1e6).all()
     weekly = results["inverse_volatility"].trades
-    assert set(weekly[weekly["kind"] == "order"]["fill_bar"]) <= {1, 101, 201, 301}
+    assert {(bar - 1) // 20 % 5 for bar in weekly[weekly["kind"] == "order"]["fill_bar"]} == {0}
 
 
 def test_inverse_volatility_prefers_the_calm() -> None:

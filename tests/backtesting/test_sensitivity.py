@@ -63,17 +63,6 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
     assert sorted(set(late.trades["fill_bar"])) == [bar for bar in expected if bar < 60]
 
 
-@pytest.mark.parametrize("interval", [1, 2, 7])
-@pytest.mark.parametrize("action", ["target", "trade"])
-def test_the_environment_delays_as_the_compiled_account_does(interval: int, action: str) -> None:
-    market = make_market(90, 5)
-    settings = EnvSettings(decision_interval=interval, cost_bps=7, action=action, max_shares=900)
-    fast, slow = (delayed(noisy_policy(5), market, settings, exact=exact) for exact in (False, True))
-    assert (slow.equity == fast.equity).all()
-    assert (slow.shares == fast.shares).all()
-    assert len(slow.trades) == len(fast.trades) > 10
-
-
 @pytest.mark.parametrize("interval", [1, 5])
 def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
     market = make_market(90, 4)

@@ -70,7 +70,7 @@ def test_equity_is_what_the_trade_list_says(variant: str) -> None:
         assert shown.min() > -1e-6
         assert shown.sum() > 0
         expected = expected - np.cumsum(shown)
-    assert result.equity == pytest.approx(expected, rel=1e-11)
+    assert result.equity == pytest.approx(expected, rel=1e-9)
     assert result.cash.min() > -1e-6 or settings.short
     assert result.costs_usd.sum() == pytest.approx(result.trades["cost_usd"].sum(), rel=1e-9) or settings.short
     assert result.turnover_usd.sum() == pytest.approx(result.trades["notional_usd"].sum(), rel=1e-9)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fintrader.envs import TradingEnv
 from tests.engines.strategies import endowment
 
+
 def rows_of(obs: Any, rows: Tensor) -> list[Tensor]:
     """The chosen accounts' observations, flat or factored, as tensors."""
     return [value[rows] for value in obs.values()] if isinstance(obs, dict) else [obs[rows]]

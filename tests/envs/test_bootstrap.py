@@ -48,7 +48,9 @@ def temporal_differences(
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         following, reward, terminated, truncated, info = env.step(torch.rand(16, 2, generator=generator))
-        successor = info["final_obs"] if mode is AutoresetMode.SAME_STEP and mistake != "reset_obs" else following
+        successor = following
+        if mode is AutoresetMode.SAME_STEP and mistake != "reset_obs":
+            successor = torch.where(info["_final_obs"].unsqueeze(1), info["final_obs"], following)
         end = terminated | truncated if mistake == "cut_is_end" else terminated
         if mistake == "end_is_cut":
             end = torch.zeros_like(end)

@@ -29,7 +29,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradcheck(case: dict[str, Any], reward_name: str) -> None:
     settings = EnvSettings(fractional=True, random_start=False, reward=reward_name, reward_scale=100.0, **case)
-    view = market_view(make_market(30, 3, gaps=False), settings, torch.float64)
+    view = market_view(make_market(30, 3, gaps=False), settings)
     reward = make_reward(settings)
     key = torch.zeros(2, dtype=torch.int64)
     cash = torch.full((2,), 1e5, dtype=torch.float64)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.backtesting.account import KernelAccount
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from tests.engines.strategies import env_settings, random_actions
@@ -47,7 +47,7 @@ def test_a_thousand_decisions_to_hold_order_nothing(engine: Any, options: dict[s
 
 
 def test_holding_orders_nothing_in_a_backtest() -> None:
-    account = KernelAccount(split_market(), EnvSettings())
+    account = BacktestAccount(split_market(), EnvSettings())
     account.act(torch.full((1, 7), 0.1))
     held = account.held.copy()
     for _ in range(1000):

@@ -51,7 +51,7 @@ def test_sales_pay_for_purchases_and_buys_share_one_factor() -> None:
     env.step(torch.tensor([[-1.0, 1.0, 0.5]]))  # sell 60 for 600 USD; wanted: 2000 + 2500 USD
     factor = 600 / 4500
     assert env.account.shares[0].tolist() == pytest.approx([0.0, 100 * factor, 50 * factor])
-    assert 0.0 <= float(env.account.cash) < 1e-8
+    assert 0.0 <= float(env.account.cash) < 1e-5
 
 
 def test_costs_add_up() -> None:
@@ -280,8 +280,6 @@ def test_other_misuse() -> None:
         TradingEnv(market.window(3, 4))
     with pytest.raises(EnvError, match="turbulence_column"):
         TradingEnv(market, EnvSettings(turbulence_column="vix"))
-    with pytest.raises(EnvError, match="dtype"):
-        TradingEnv(market, dtype=torch.float16)
     with pytest.raises(EnvError, match="num_envs"):
         TradingEnv(market, num_envs=0)
     with pytest.raises(EnvError, match="seeds"):

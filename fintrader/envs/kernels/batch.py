@@ -23,6 +23,7 @@ from fintrader.envs.kernels.buffers import (
     FINISHED,
     FIRST,
     LOG_RETURN,
+    MARK,
     NEXT_STEP,
     PEAK,
     SAME_STEP,
@@ -33,11 +34,10 @@ from fintrader.envs.kernels.buffers import (
     TRUNCATED,
     TURNOVER,
     WORTH,
-)
-from fintrader.envs.kernels.ledger import (
-    MARK,
     Prices,
     Rules,
+)
+from fintrader.envs.kernels.ledger import (
     add,
     ask_target,
     ask_trade,
@@ -126,8 +126,8 @@ def _finish(
             max(equity, least) / max(before, least) if worth_of == LOG_RETURN else (equity - before) / first
         )
         flags_1[TERMINATED, b], flags_1[TRUNCATED, b], flags_1[DONE, b] = terminated, truncated, terminated | truncated
-        ints_1[BAR, b], ints_1[END, b], ints_1[START, b], ints_1[EPISODE, b] = bar, end, ints_0[START, b], ints_0[EPISODE, b]
-        ints_1[FINAL_BAR, b] = bar
+        ints_1[BAR, b], ints_1[FINAL_BAR, b], ints_1[END, b] = bar, bar, end
+        ints_1[START, b], ints_1[EPISODE, b] = ints_0[START, b], ints_0[EPISODE, b]
 
 
 @njit(error_model="numpy", forceinline=True, cache=True)

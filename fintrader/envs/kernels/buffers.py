@@ -13,7 +13,6 @@ from fintrader.envs.dynamics import MarketView
 from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
-from fintrader.envs.state import Endowment
 
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
 MODES = {
@@ -26,6 +25,8 @@ CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of `floats`; those below describe
 STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
 TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
 FILL, MARK = 0, 1  # the two prices of a bar in `quotes`
+
+
 class Rules(NamedTuple):
     """`EnvSettings` as the compiled code reads them."""
 
@@ -203,5 +204,3 @@ def finish_reward(
                 prior[:, 1] = settings.sharpe_prior_volatility**2
                 memory = torch.where(fresh.unsqueeze(1), prior, memory)
     return value if settings.reward_scale == 1.0 else settings.reward_scale * value, memory
-
-

@@ -2,8 +2,8 @@
 observation in one launch.
 
 It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of money are exact
-(see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are not the two
-roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs triton, which
+(see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are
+not the two roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs triton, which
 torch brings along on Linux with CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
 """
 
@@ -26,7 +26,8 @@ _FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
 _SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
 _LOG_RETURN, _PROFIT = tl.constexpr(buffers.LOG_RETURN), tl.constexpr(buffers.PROFIT)
 _GRID, _INVERSE_GRID = tl.constexpr(WEIGHT_GRID), tl.constexpr(1.0 / WEIGHT_GRID)
-_UNIT, _PER_USD, _PER_WEIGHT = tl.constexpr(1.0 / USD_GRID), tl.constexpr(USD_GRID), tl.constexpr(USD_GRID / WEIGHT_GRID)
+_UNIT, _PER_USD = tl.constexpr(1.0 / USD_GRID), tl.constexpr(USD_GRID)
+_PER_WEIGHT = tl.constexpr(USD_GRID / WEIGHT_GRID)
 
 
 # Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as torch.round does.
@@ -222,9 +223,7 @@ def step_kernel(
         if EVERY_FINAL:
             final_here = bar >= 0
         left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
-        _write_private(
-            final_obs + b * width, final_here, N, n, cash, equity, peak, first, least, left, shares, mark_32
-        )
+        _write_private(final_obs + b * width, final_here, N, n, cash, equity, peak, first, least, left, shares, mark_32)
         if FLAT:
             out = final_obs + b * width + _ACCOUNT_WIDTH + N
             if final_here:

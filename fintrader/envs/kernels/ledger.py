@@ -275,9 +275,7 @@ CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def ask(
-    action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, wish: Any, want: Any
-) -> None:
+def ask(action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, wish: Any, want: Any) -> None:
     """Write to `want [1, N]` the holdings that an action `[1, N]` float32 asks for; `wish` is scratch."""
     value = max(state[EQUITY], 0.0)
     if prices.risk_off[bar]:
@@ -374,6 +372,4 @@ def see(bar: int, state: Any, shares: Any, prices: Prices, out: Any) -> None:
     """`out [1, A + N]` float32: what the account of a backtest sees of itself."""
     end = len(prices.quotes) - 1
     left = (end - bar) / max(end, 1)
-    write_private(
-        out, 0, state[CASH], state[EQUITY], state[PEAK], state[FIRST], left, shares, 0, prices.quotes, bar
-    )
+    write_private(out, 0, state[CASH], state[EQUITY], state[PEAK], state[FIRST], left, shares, 0, prices.quotes, bar)

@@ -71,7 +71,7 @@ class ArrayPool:
         for array in self._arrays:
             if sys.getrefcount(array) == self._FREE:
                 return array
-        fresh = np.zeros(self._shape, self._dtype)
+        fresh: _Array = np.zeros(self._shape, self._dtype)
         if len(self._arrays) < self.KEPT:
             self._arrays.append(fresh)
         return fresh

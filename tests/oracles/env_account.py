@@ -1,0 +1,79 @@
+"""A backtest's account on the environment's readable core: the same numbers, by other code."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fintrader.backtesting.account import Action
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulate import ask, trade
+from fintrader.backtesting.trade_log import TradeLog
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, Policy, TradingEnv
+
+Array = NDArray[np.float64]
+
+
+def simulate_in_environment(policy: Policy, market: MarketTensors, settings: EnvSettings) -> BacktestResult:
+    """As `simulate`, step by step through `TradingEnv`."""
+    account = EnvAccount(market, settings)
+    return trade(ask(policy, account, "environment"), account, name="environment")  # type: ignore[arg-type]
+
+
+class EnvAccount:
+    """The environment's own step, written down."""
+
+    def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
+        self.env = TradingEnv.evaluation(market, settings)
+        self.market, self.settings, self.layout = market, settings, self.env.layout
+        self.trade_log = TradeLog(market, settings)
+        self._obs: Tensor = self.env.reset()[0]
+
+    rows = None
+    """Policies are asked through observations."""
+
+    @property
+    def bar(self) -> int:
+        return int(self.env.account.bar[0])
+
+    @property
+    def equity(self) -> float:
+        return float(self.env.equity[0])
+
+    @property
+    def held(self) -> Array:
+        held: Array = self.env.account.shares[0].to(torch.float64).cpu().numpy()
+        return held
+
+    def observe(self) -> Tensor:
+        return self._obs
+
+    def act(self, action: Action | None, bars: int | None = None) -> bool:
+        """`bars` is not offered here: the environment's interval is fixed."""
+        if action is None:
+            action = torch.zeros(1, self.layout.num_assets)
+        given = torch.as_tensor(action).reshape(1, -1).to(self.env.device)
+        self._obs, _, terminated, truncated, info = self.env.step(given)
+        self._write({name: value[0].cpu().numpy() for name, value in info.items()})
+        if bool(terminated[0]):
+            self.trade_log.ruin(self.bar)
+        return bool(terminated[0] | truncated[0])
+
+    def _write(self, info: dict[str, NDArray[np.float64]]) -> None:
+        """One decision: its fills, then each bar it lasted."""
+        trade_log, bars = self.trade_log, info["bars"].astype(np.int64)
+        first, last = int(bars[0]), int(bars[-1])
+        decided, filled = int(info["decision_bar"]), int(info["fill_bar"])
+        traded, price, cost = (info[name].astype(np.float64) for name in ("fill_shares", "fill_price", "fill_cost"))
+        trade_log.trade("order", decided, filled, first, traded, price, cost)
+        trade_log.shares[first : last + 1] = self.held
+        trade_log.equity[bars] = info["bar_equity"]
+        closed, costs = info["closed_shares"], info["closed_cost"]
+        for k in np.flatnonzero(closed.any(axis=1)):
+            bar = int(bars[k])
+            trade_log.shares[first:bar] -= closed[k]
+            trade_log.trade("forced", bar, bar, bar, closed[k], trade_log.mark[bar], costs[k])
+        np.add.at(trade_log.costs, bars, info["interest"])
