@@ -57,4 +57,4 @@ def test_ppo_waits_for_the_device_only_to_update(device: str, network: dict[str,
         agent.forbid(False)
     assert result.updates == UPDATES
     assert agent.unwaited == (UPDATES - 1) * STEPS
-    assert {parameter.device.type for parameter in agent.parameters} == {device}
+    assert {parameter.device.type for parameter in agent.modules.parameters()} == {device}

@@ -139,7 +139,8 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
     config = write_config(
         tmp_path, tournament=TINY["tournament"] | {"pods": 4}, cache=str(undisturbed.parent / "tensors")
     )
-    assert run(load_config(config)).trials == 4
+    folder = run(load_config(config))
+    assert json.loads((folder / "manifest.json").read_text())["trials"] == 4
     assert yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"]["pods"] == 4
 
 

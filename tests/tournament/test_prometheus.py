@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -119,10 +120,11 @@ def test_counts_survive_a_restart_but_the_rate_does_not_jump(race: Race, endpoin
     assert watch._marks[0][1] >= 400, "the first four pods' steps are not this process's work"
 
 
-def test_the_rate_is_that_of_the_last_half_minute() -> None:
+def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 steps a second for 50 seconds, then none; a mark a second, so that half a minute has 31 of them."""
     now, rates = 0.0, []
-    watch = Watch("run", settings(), clock=lambda: now)
+    monkeypatch.setattr("fintrader.tournament.prometheus.time", SimpleNamespace(monotonic=lambda: now))
+    watch = Watch("run", settings(), lambda seconds: None)
     watch._marks.append((now, 0))
     for second in range(1, 101):
         now, watch.env_steps = float(second), 100 * min(second, 50)
