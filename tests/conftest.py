@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # processes that tests start: Ctrl-C could not be tried.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+ROOT = Path(__file__).parents[1] / "fintrader"
+# numba compiles again what was edited, but not what calls it from another file.
+newest = max(path.stat().st_mtime for path in (*ROOT.glob("envs/kernels/*.py"), *ROOT.glob("agents/numba_*.py")))
+for compiled in ROOT.rglob("*.nb[ic]"):
+    with suppress(FileNotFoundError):
+        if compiled.stat().st_mtime < newest:
+            compiled.unlink()
 
 
 @pytest.fixture

@@ -92,7 +92,8 @@ class BacktestAccount:
     def private(self) -> NDArray[np.float32]:
         """`[A + N]`, as `envs.observation.private_part`; the next call overwrites it."""
         ledger.see(self._bar, self._state, self._shares, self._prices, self._seen)
-        return self._seen[0]
+        seen: NDArray[np.float32] = self._seen[0]
+        return seen
 
     def observe(self) -> Any:
         """What the environment would show: `[1, D]`, or its parts where observations are factored."""

@@ -245,7 +245,7 @@ def advance(
             closed = forced if closed is None else closed + forced
             closed_cost = forced_cost if closed_cost is None else closed_cost + forced_cost
             cost, turnover = cost + total, turnover + notional
-            equity = equity - total
+            equity = cash + in_usd(shares, mark).sum(1)
         peak = torch.maximum(peak, equity)
         if record:
             nothing = torch.zeros_like(fills.traded)

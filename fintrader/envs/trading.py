@@ -48,6 +48,14 @@ ENGINES = ("auto", "torch", "compiled", "fused", "triton")
 _OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
+    """What `engine="auto"` takes: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why none applies."""
+    device = torch.device(device)
+    on_cuda = device.type == "cuda"
+    reason = (why_not_triton if on_cuda else why_not_fused)(settings, device, record=False)
+    return f"torch ({reason})" if reason else "triton" if on_cuda else "fused"
+
+
 class TradingEnv(VectorEnv[Any, Any, Tensor]):
     """B accounts in one market.
 
@@ -262,7 +270,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @property
     def engine(self) -> str:
-        """What steps the accounts: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why no kernel does."""
+        """What steps the accounts, as `engine_for` says it."""
         if self._fused is None:
             return f"torch ({self._why_not_fused})"
         return "fused" if isinstance(self._fused, FusedStep) else "triton"

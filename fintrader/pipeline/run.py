@@ -17,6 +17,7 @@ from fintrader.backtesting.folds import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.settings import CONVENTIONS
+from fintrader.envs.trading import EnvSettings, engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import write_text
 from fintrader.pipeline import evaluation
@@ -182,6 +183,10 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
             config_hash=hashlib.sha256(text.encode()).hexdigest(),
             command=f"fintrader {verb} {folder.config}",
         )
+    if isinstance(config.env, EnvSettings):
+        engine = engine_for(config.env, config.resolved_device())
+        manifest.update(engine=engine)
+        print(f"engine: {engine}")
     if reopened or not folder.config.is_file():
         write_text(folder.config, text)
     if mirror is not None:

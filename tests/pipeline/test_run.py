@@ -50,6 +50,7 @@ def test_a_run_leaves_everything_behind(undisturbed: Path):
         assert (folder / "backtest" / name).stat().st_size > 0, name
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["trials"] == 3
+    assert manifest["engine"] == "fused"
     assert manifest["finished"]
     assert all(manifest["stages"][stage]["done"] for stage in ("data", "tournament", "backtest"))
     assert load_config(folder / "config.yaml").seed == 1

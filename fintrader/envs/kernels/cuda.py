@@ -3,8 +3,8 @@ observation in one launch.
 
 It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of money are exact
 (see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are
-not the two roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs triton, which
-torch brings along on Linux with CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
+not the two roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs
+triton, which torch brings along on Linux with CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
 """
 
 from __future__ import annotations

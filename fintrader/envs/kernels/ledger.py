@@ -37,7 +37,8 @@ def plus(total: Any, value: Any) -> Any:
 def clean(action: Any, bits: Any, b: int, lowest: Any, wish: Any, i: int) -> tuple[float, Any]:
     """Actions in units of the weight grid, none below `lowest`; returns their exposure in these units and the largest
     magnitude's bits."""
-    gross, worst = 0.0, np.int32(0)
+    gross: Any = 0.0
+    worst = np.int32(0)
     for n in range(wish.shape[1]):
         worst = max(worst, bits[b, n] & _MAGNITUDE)
         a = np.rint(min(max(action[b, n], lowest), _ONE) * _GRID)
@@ -59,10 +60,10 @@ def ask_target(
     """`want[i]`: holdings that the wished weights mean, where they differ by more than `band` units of money."""
     for n in range(want.shape[1]):
         price, held = np.float64(quotes[now, MARK, n]), shares[b, n]
-        target = np.float64(wish[i, n]) * unit / (price if price > 0.0 else 1.0)
+        target: Any = np.float64(wish[i, n]) * unit / (price if price > 0.0 else 1.0)
         target = target if price > 0.0 else 0.0
         gap = target - held
-        order = np.trunc(gap) if whole else gap
+        order: Any = np.trunc(gap) if whole else gap
         near = (abs(gap) * price <= band) & (target != 0.0)
         want[i, n] = held + (0.0 if near else order)
 
@@ -135,7 +136,7 @@ def worth(shares: Any, b: int, quotes: Any, bar: int) -> tuple[float, float]:
 @njit(error_model="numpy", forceinline=True, cache=True)
 def variable_cost(x: float, rules: Rules) -> float:
     """USD of an order of notional x USD, without a least commission."""
-    cost = rules.rate * x
+    cost: float = rules.rate * x
     return min(cost + rules.impact * (x * x), x) if rules.impact > 0.0 else cost
 
 
@@ -145,7 +146,8 @@ def trade_cost(x: float, rules: Rules) -> float:
     cost = variable_cost(x, rules)
     if rules.least > 0.0:
         cost = cost + max((rules.least if x > DUST_USD else 0.0) - rules.fee * x, 0.0)
-    return np.rint(cost * USD_GRID) * _UNIT
+    rounded: float = np.rint(cost * USD_GRID) * _UNIT
+    return rounded
 
 
 @njit(error_model="numpy", cache=True)
@@ -249,7 +251,7 @@ def wait(
         if rules.margin > 0.0 and equity < rules.margin * gross:
             brought, due, notional, count = close_positions(shares, b, prices, bar, True, rules, fills, count)
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
-            paid, traded, equity = paid + due, traded + notional, equity - due
+            paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.quotes, bar)[0]
         peak = max(peak, equity)
         if keeps:
             curves[0][bar], curves[1][bar] = shares[b], equity
