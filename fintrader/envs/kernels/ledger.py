@@ -254,7 +254,9 @@ def wait(
             paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.quotes, bar)[0]
         peak = max(peak, equity)
         if keeps:
-            curves[0][bar], curves[1][bar] = shares[b], equity
+            for n in range(shares.shape[1]):  # an assignment of rows would compile, and check shapes, for seconds
+                curves[0][bar, n] = shares[b, n]
+            curves[1][bar] = equity
             curves[2][bar] += paid
             curves[3][bar] += traded
     return cash, equity, peak, cost, turnover, count
