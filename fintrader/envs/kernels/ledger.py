@@ -123,14 +123,23 @@ def add(
 
 
 @njit(error_model="numpy", forceinline=True, cache=True)
-def worth(shares: Any, b: int, quotes: Any, bar: int) -> tuple[float, float]:
-    """USD at the close of `bar`: what the holdings are worth, and their exposure."""
-    value, gross = 0.0, 0.0
+def worth(shares: Any, b: int, quotes: Any, bar: int) -> float:
+    """USD: what the holdings are worth at the close of `bar`."""
+    value = 0.0
     for n in range(shares.shape[1]):
-        x = np.rint(shares[b, n] * np.float64(quotes[bar, MARK, n]))
-        value = plus(value, x)
-        gross = plus(gross, abs(x))
-    return value * _UNIT, gross * _UNIT
+        value = plus(value, np.rint(shares[b, n] * np.float64(quotes[bar, MARK, n])))
+    usd: float = value * _UNIT
+    return usd
+
+
+@njit(error_model="numpy", cache=True)
+def exposure(shares: Any, b: int, quotes: Any, bar: int) -> float:
+    """USD: the holdings at the close of `bar`, short ones counted as long."""
+    gross = 0.0
+    for n in range(shares.shape[1]):
+        gross = plus(gross, abs(np.rint(shares[b, n] * np.float64(quotes[bar, MARK, n]))))
+    usd: float = gross * _UNIT
+    return usd
 
 
 @njit(error_model="numpy", forceinline=True, cache=True)
@@ -243,12 +252,11 @@ def wait(
             brought, due, notional, count = close_positions(shares, b, prices, bar, False, rules, fills, count)
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
             paid, traded = paid + due, traded + notional
-        value, gross = worth(shares, b, prices.quotes, bar)
-        equity = cash + value
-        if rules.margin > 0.0 and equity < rules.margin * gross:
+        equity = cash + worth(shares, b, prices.quotes, bar)
+        if rules.margin > 0.0 and equity < rules.margin * exposure(shares, b, prices.quotes, bar):
             brought, due, notional, count = close_positions(shares, b, prices, bar, True, rules, fills, count)
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
-            paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.quotes, bar)[0]
+            paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.quotes, bar)
         peak = max(peak, equity)
         if keeps:
             for n in range(shares.shape[1]):  # an assignment of rows would compile, and check shapes, for seconds
