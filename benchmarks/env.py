@@ -1,32 +1,40 @@
-"""How fast the trading environment steps, beside FinRL's and ElegantRL's, and how close to the memory's bandwidth.
+"""How fast the trading environment steps, beside FinRL's, ElegantRL's and TorchTrade's, and beside the memory.
 
-100 stocks, 8 features, float32 observations (ours 1,004 wide, FinRL's 1,103, ElegantRL's 1,001). Ours and theirs
-alternate within one run; times are process CPU time (other people use the cores), the best round of several counts.
-FinRL and ElegantRL are downloaded into an environment of their own (`.venv-bench`), without their dependencies.
+Everything alternates within one run on one thread and is timed in process CPU time (other people use the cores). Rates
+are account decisions a second, of the best round. Ratios ("times") are the median of the rounds' own ratios, because
+the two sides of a round meet the same machine; `ranges` holds the lowest and the highest.
+
+Unless it says otherwise, ours has default settings and default options (`copy=True`, random starts, autoreset in the
+same step) with episodes of 1,000 bars and random target weights, on 100 stocks and 8 features: float32 observations of
+1,004 numbers, FinRL's has 1,103, ElegantRL's 1,001.
 
     python benchmarks/env.py [--quick] [--save]
     python benchmarks/env.py --only factored_policy     # policies on the factored observation; see _env_factored.py
     python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers; see _env_cuda.py
 
-The last line is one JSON object. Rates are account steps a second.
+The last line is one JSON object; `table` in it holds the figures that have a target, null where a peer cannot be had.
 
-The roofline counts what a step must move at least, each byte once: it reads the market's row of the observation, three
-rows of prices, the shares and the action, and writes the observation and the shares (`traffic_bytes`), at the speed at
-which torch copies a block of observations in the same run. That is a harder limit than copying observations alone:
-market rows are read at random places, and the prices, shares and actions come on top.
+- FinRL and ElegantRL, the latter as shipped and with its actions and its sales repaired: see _env_peers.py. They order
+  shares, not weights; `trade` is ours under the same contract (orders of up to 100 shares, dead band, next close).
+- TorchTrade's portfolio environment, rebuilt from its contract as it is written (`torchtrade`) and tuned
+  (`torchtrade_tuned`): see _env_torchtrade.py. Ours trades fractions at the close at the same costs, and observes the
+  same windows.
+- `costs` is an impact by order and a least commission beside the proportional costs of `plain`. Participation in a
+  bar's volume, which the target of that figure counts in, is no setting yet and not measured.
+- The roofline counts what a step must move at least, each byte once: it reads the market's row of the observation,
+  three rows of prices, the shares and the action, and writes the observation and the shares (`traffic_bytes`), at the
+  speed at which torch copies a block of observations in the same run. That is a harder limit than copying observations
+  alone: market rows are read at random places, and the prices, shares and actions come on top.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from statistics import median
 from typing import Any
 
 import gymnasium
@@ -35,45 +43,122 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import _env_cuda, _env_factored
-from benchmarks.common import ROOT, finish
+from benchmarks import _env_cuda, _env_factored, _env_torchtrade
+from benchmarks._env_peers import Run, peer_runs
+from benchmarks.common import finish
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.trading import engine_for
 
 BARS, ASSETS, FEATURES, ACCOUNTS = 4096, 100, 8, 4096
-Run = Callable[[int], int]
-"""Takes a number of steps, returns how many account steps that were."""
+SMALL_ASSETS, SMALL_ACCOUNTS = 80, 64
+SIZES, INTERVALS = (1, 64, 1024, 4096, 16384), (1, 5, 30)
+FEE = 2e-3
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "costs": {"impact_bps_per_million_usd": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
+    "fractional": {"fractional": True},
+    "trade": {"action": "trade", "fill": "next_close", "cost_bps": 10.0},
+    "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 50.0, "maintenance_margin": 0.25},
+    "lookback_4": {"lookback": 4},
+    "factored": {"observation": "factored"},
+}
+TARGETS: dict[str, float | None] = {
+    "decisions_per_second_64_accounts_80_stocks_interval_30": 300_000,
+    "interval_30_times_interval_1": 0.4,
+    "times_finrl": 250,
+    "times_elegantrl_repaired": 25,
+    "times_torchtrade_fractional_64": 8,
+    "times_torchtrade_fractional_4096": 8,
+    "times_torchtrade_tuned_fractional_64": None,
+    "times_torchtrade_tuned_fractional_4096": None,
+    "costs_times_plain": 0.7,
+    "share_of_copy_roofline": 0.6,
+}
+"""The least that each figure of `table` should be; none: it stands beside the one it qualifies."""
 
 
-def make_market(seed: int) -> MarketTensors:
-    """Random walks of 100 stocks over 4,096 minutes, 8 features, no context."""
+def make_market(seed: int, assets: int = ASSETS) -> MarketTensors:
+    """Random walks of stocks over 4,096 minutes, 8 features, no context."""
     generator = torch.Generator().manual_seed(seed)
-    moves = torch.randn(BARS, ASSETS, generator=generator, dtype=torch.float64) * 1e-3
+    moves = torch.randn(BARS, assets, generator=generator, dtype=torch.float64) * 1e-3
     close = (50.0 * torch.exp(moves.cumsum(0))).float()
     return MarketTensors(
         open=close.roll(1, 0).index_copy(0, torch.tensor([0]), close[:1]),
         close=close,
-        features=torch.randn(BARS, ASSETS, FEATURES, generator=generator),
+        features=torch.randn(BARS, assets, FEATURES, generator=generator),
         context=torch.zeros(BARS, 0),
-        tradable=torch.ones(BARS, ASSETS, dtype=torch.bool),
-        member=torch.ones(BARS, ASSETS, dtype=torch.bool),
+        tradable=torch.ones(BARS, assets, dtype=torch.bool),
+        member=torch.ones(BARS, assets, dtype=torch.bool),
         session=torch.arange(BARS) // 390,
         minutes=torch.arange(BARS) * 60_000_000_000,
         benchmark=close.double().mean(1),
-        symbols=tuple(f"S{n}" for n in range(ASSETS)),
+        symbols=tuple(f"S{n}" for n in range(assets)),
         feature_names=tuple(f"f{f}" for f in range(FEATURES)),
     )
+
+
+# --- measuring ---------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """How long and how often each side of a comparison runs."""
+
+    def __init__(self, rounds: int, seconds: float) -> None:
+        self.rounds, self.seconds = rounds, seconds
+
+    def alternate(self, runs: dict[str, Run], clock: Callable[[], float] = time.process_time) -> dict[str, list[float]]:
+        """Account steps a second of each run in each round, one after the other in every round."""
+        steps = {}
+        for name, run in runs.items():
+            run(2)  # compiles, and finds its memory
+            start = clock()
+            run(2)
+            steps[name] = max(1, round(2 * self.seconds / max(clock() - start, 1e-6)))
+        rates: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.rounds):
+            for name, run in runs.items():
+                start = clock()
+                done = run(steps[name])
+                rates[name].append(done / (clock() - start))
+        return rates
+
+    def best(self, runs: dict[str, Run]) -> dict[str, float]:
+        """Account steps a second of each run, best of the rounds."""
+        return {name: max(rates) for name, rates in self.alternate(runs).items()}
+
+
+class Figures(dict[str, Any]):
+    """What was measured, by name."""
+
+    def rates(self, rates: dict[str, list[float]], **names: str) -> None:
+        """Note the best round of the runs, each under `names` or `<run>_steps_per_second`."""
+        for run, values in rates.items():
+            self[names.get(run, f"{run}_steps_per_second")] = max(values)
+
+    def times(self, name: str, ours: list[float], theirs: list[float] | None, factor: float = 1.0) -> float | None:
+        """Note and return how many times as fast ours is; None where the peer could not be had."""
+        self[name] = None
+        if theirs is not None:
+            rounds = [factor * our / their for our, their in zip(ours, theirs, strict=True)]
+            self[name] = median(rounds)
+            self.setdefault("ranges", {})[name] = [min(rounds), max(rounds)]
+        found: float | None = self[name]
+        return found
 
 
 # --- ours --------------------------------------------------------------------------------------------------
 
 
-def our_env(market: MarketTensors, accounts: int, **options: Any) -> Run:
+def our_env(
+    market: MarketTensors, accounts: int, settings: dict[str, Any] | EnvSettings | None = None, engine: Any = "auto"
+) -> Run:
     """Random actions through `TradingEnv`."""
-    changes = {"observation": options.pop("observation", "flat")}
-    env = TradingEnv(market, EnvSettings(episode_bars=1000, **changes), num_envs=accounts, copy=False, **options)
+    if not isinstance(settings, EnvSettings):
+        settings = EnvSettings(episode_bars=1000, **(settings or {}))
+    env = TradingEnv(market, settings, num_envs=accounts, engine=engine)
     env.reset(seed=0)
-    actions = [torch.rand(accounts, ASSETS) * 2 - 1 for _ in range(4)]
+    actions = [torch.rand(accounts, market.num_assets) * 2 - 1 for _ in range(4)]
 
     def run(steps: int) -> int:
         for step in range(steps):
@@ -85,13 +170,14 @@ def our_env(market: MarketTensors, accounts: int, **options: Any) -> Run:
 
 def our_env_and_policy(market: MarketTensors, accounts: int) -> Run:
     """A 128-128 tanh network decides."""
-    env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=accounts, copy=False)
+    env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=accounts)
     obs, _ = env.reset(seed=0)
     policy = torch.nn.Sequential(
         torch.nn.Linear(env.layout.width, 128), torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh(),
         torch.nn.Linear(128, ASSETS), torch.nn.Tanh(),
     )  # fmt: skip
     state = {"obs": obs}
+    del obs
 
     @torch.no_grad()
     def run(steps: int) -> int:
@@ -129,96 +215,22 @@ def our_single(market: MarketTensors) -> Run:
     return run
 
 
-# --- theirs ------------------------------------------------------------------------------------------------
+# --- theirs, and the memory's ------------------------------------------------------------------------------
 
 
-def peer(package: str, version: str, path: str) -> ModuleType | None:
-    """One source file of a peer, from an environment of its own; None where it cannot be had."""
-    folder = ROOT / ".venv-bench"
-    python = folder / "bin" / "python"
-    target = folder / f"{package}-{version}"
-    try:
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
-        if not target.exists():
-            command = [str(python), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", package]
-            try:
-                subprocess.run([*command, f"{package}=={version}", "-d", str(target)], check=True, capture_output=True)
-                with tarfile.open(next(target.glob("*.tar.gz"))) as archive:
-                    archive.extractall(target, filter="data")
-            except (subprocess.CalledProcessError, StopIteration):
-                command = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
-                subprocess.run([*command, f"{package}=={version}"], check=True, capture_output=True)
-        source = next(target.rglob(path))
-        spec = importlib.util.spec_from_file_location(f"peer_{package}", source)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except (OSError, subprocess.CalledProcessError, StopIteration, ImportError) as error:
-        print(f"{package} {version} cannot be had here: {error}", file=sys.stderr)
-        return None
-
-
-def finrl_env(module: ModuleType, market: MarketTensors) -> Run:
-    """FinRL's numpy environment (meta/env_stock_trading/env_stocktrading_np.py), one account."""
-    config = {
-        "price_array": market.close.numpy(),
-        "tech_array": market.features.flatten(1).numpy(),
-        "turbulence_array": np.zeros(BARS),
-        "if_train": True,
-    }
-    env = module.StockTradingEnv(config)
-    actions = np.random.default_rng(0).uniform(-1, 1, (8, ASSETS)).astype(np.float32)
+def torchtrade_env(market: MarketTensors, accounts: int, *, tuned: bool) -> Run:
+    """TorchTrade's, rebuilt, with our actions."""
+    kind = _env_torchtrade.TunedPortfolioEnv if tuned else _env_torchtrade.PortfolioEnv
+    env = kind(market, accounts, fee=FEE, episode=1000)
     env.reset()
+    actions = [_env_torchtrade.cash_first(torch.rand(accounts, market.num_assets) * 2 - 1) for _ in range(4)]
 
     def run(steps: int) -> int:
         for step in range(steps):
-            *_, done, _, _ = env.step(actions[step % 8])
-            if done:
-                env.reset()
-        return steps
-
-    return run
-
-
-def elegantrl_env(module: ModuleType, market: MarketTensors, accounts: int) -> Run:
-    """ElegantRL's vector environment; as published it replaces every action by ones."""
-    close, tech = market.close.numpy(), market.features.flatten(1).numpy()
-
-    class Env(module.StockTradingVecEnv):  # type: ignore[name-defined, misc]
-        def load_data_from_disk(self, tech_id_list: object = None) -> tuple[Any, Any]:
-            return close, tech
-
-    env = Env(num_envs=accounts, gpu_id=-1, end_idx=BARS)
-    env.reset()
-    action = torch.rand(accounts, ASSETS) * 2 - 1
-
-    def run(steps: int) -> int:
-        for _ in range(steps):
-            env.step(action)
+            env.step(actions[step % 4])
         return steps * accounts
 
     return run
-
-
-# --- measuring ---------------------------------------------------------------------------------------------
-
-
-def alternate(
-    runs: dict[str, tuple[Run, int]], rounds: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, float]:
-    """Account steps a second of each run, best of `rounds`, one after the other in every round."""
-    best = dict.fromkeys(runs, 0.0)
-    for run, _ in runs.values():
-        run(2)
-    for _ in range(rounds):
-        for name, (run, steps) in runs.items():
-            start = clock()
-            done = run(steps)
-            best[name] = max(best[name], done / (clock() - start))
-    return best
 
 
 def copying(width: int, threads: int = 1) -> Run:
@@ -244,17 +256,121 @@ def traffic_bytes() -> tuple[int, int]:
     return row + 3 * 4 * ASSETS + 3 * 4 * ASSETS + observation, 2 * observation
 
 
+# --- sections ----------------------------------------------------------------------------------------------
+
+
+def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
+    """4,096 accounts beside FinRL's one and ElegantRL's 4,096, and beside the memory."""
+    width = 4 + ASSETS + ASSETS * (FEATURES + 1)
+    runs = {
+        "env_only": our_env(market, ACCOUNTS),
+        "trade": our_env(market, ACCOUNTS, VARIANTS["trade"]),
+        "torch_core": our_env(market, ACCOUNTS, engine="torch"),
+        "copy": copying(width),
+        "single": our_single(market),
+        **peer_runs(market, ACCOUNTS),
+    }
+    rates, figures = clock.alternate(runs), Figures()
+    figures.rates(rates)
+    moved, copied = traffic_bytes()
+    figures["observation_width"] = width
+    figures["copy_gb_per_second"] = figures.pop("copy_steps_per_second") * copied / 1e9
+    figures["roofline_steps_per_second"] = figures["copy_gb_per_second"] * 1e9 / moved
+    figures.times("share_of_copy_roofline", rates["env_only"], rates["copy"], moved / copied)
+    for name in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
+        figures.setdefault(f"{name}_steps_per_second", None)
+        figures.times(f"times_{name}", rates["env_only"], rates.get(name))
+        figures.times(f"trade_times_{name}", rates["trade"], rates.get(name))
+    figures.times("single_times_finrl", rates["single"], rates.get("finrl"))
+    return figures
+
+
+def measure_torchtrade(market: MarketTensors, clock: Clock) -> Figures:
+    """Fractions of shares, like for like, 64 and 4,096 accounts."""
+    figures, windowed = Figures(), _env_torchtrade.windowed(market)
+    figures["torchtrade_equity_difference"] = _env_torchtrade.equity_difference(windowed)
+    for accounts in (SMALL_ACCOUNTS, ACCOUNTS):
+        settings = _env_torchtrade.settings_like_torchtrade(FEE, episode_bars=1000)
+        runs = {"fractional": our_env(windowed, accounts, settings)}
+        runs |= {f"torchtrade{name}": torchtrade_env(windowed, accounts, tuned=bool(name)) for name in ("", "_tuned")}
+        rates = clock.alternate(runs)
+        figures.rates(rates, **{name: f"{name}_{accounts}_steps_per_second" for name in runs})
+        for name in ("torchtrade", "torchtrade_tuned"):
+            figures.times(f"times_{name}_fractional_{accounts}", rates["fractional"], rates[name])
+    return figures
+
+
+def measure_sizes(markets: dict[int, MarketTensors], clock: Clock) -> Figures:
+    """Accounts by decision intervals: `decisions_per_second[stocks][accounts][interval]`."""
+    figures = Figures(decisions_per_second={}, interval_times_interval_1={})
+    for assets, market in markets.items():
+        for accounts in SIZES if assets == ASSETS else (SMALL_ACCOUNTS, ACCOUNTS):
+            runs = {f"{k}": our_env(market, accounts, {"decision_interval": k}) for k in INTERVALS}
+            rates = clock.alternate(runs)
+            place = figures["decisions_per_second"].setdefault(f"{assets}", {})
+            place[f"{accounts}"] = {interval: max(values) for interval, values in rates.items()}
+            for k in INTERVALS[1:]:
+                name = f"interval_{k}_times_interval_1_{assets}_stocks_{accounts}_accounts"
+                figures.times(name, rates[f"{k}"], rates["1"])
+                figures["interval_times_interval_1"][name] = figures.pop(name)
+    return figures
+
+
+def measure_variants(market: MarketTensors, clock: Clock) -> Figures:
+    """What each setting costs, against plain."""
+    figures = Figures(engines={name: engine_for(EnvSettings(**changes), "cpu") for name, changes in VARIANTS.items()})
+    for accounts in (SMALL_ACCOUNTS, ACCOUNTS):
+        for interval in (1, INTERVALS[-1]):
+            runs = {
+                name: our_env(market, accounts, {**changes, "decision_interval": interval})
+                for name, changes in VARIANTS.items()
+            }
+            rates = clock.alternate(runs)
+            place = f"{accounts}_accounts_interval_{interval}"
+            figures.rates(rates, **{name: f"{name}_{place}_steps_per_second" for name in runs})
+            for name in tuple(VARIANTS)[1:]:
+                figures.times(f"{name}_times_plain_{place}", rates[name], rates["plain"])
+    return figures
+
+
+def measure_threads(market: MarketTensors, clock: Clock) -> Figures:
+    """What a second thread brings, beside what it brings to copying."""
+    torch.set_num_threads(2)
+    two_threads = our_env(market, ACCOUNTS)
+    torch.set_num_threads(1)
+    width = 4 + ASSETS + ASSETS * (FEATURES + 1)
+    pair = {"one": our_env(market, ACCOUNTS), "two": two_threads}
+    pair |= {f"copy_{name}": copying(width, threads) for name, threads in (("one", 1), ("two", 2))}
+    wall, cpu, figures = clock.alternate(pair, time.perf_counter), clock.alternate(pair), Figures()
+    figures.times("two_threads_times_one_wall", wall["two"], wall["one"])
+    figures.times("two_threads_copy_times_one_wall", wall["copy_two"], wall["copy_one"])  # what the memory has left
+    figures.times("two_threads_cpu_time_times_one", cpu["one"], cpu["two"])
+    return figures
+
+
+def table(figures: dict[str, Any]) -> dict[str, float | None]:
+    """The figures that have a target."""
+    small = figures["decisions_per_second"][f"{SMALL_ASSETS}"][f"{SMALL_ACCOUNTS}"]
+    intervals = figures["interval_times_interval_1"]
+    found = {
+        "decisions_per_second_64_accounts_80_stocks_interval_30": small["30"],
+        "interval_30_times_interval_1": intervals["interval_30_times_interval_1_80_stocks_64_accounts"],
+        "costs_times_plain": figures[f"costs_times_plain_{ACCOUNTS}_accounts_interval_1"],
+    }
+    return {name: found.get(name, figures.get(name)) for name in TARGETS}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, no training")
+    parser.add_argument("--quick", action="store_true", help="few and short rounds, no policies and no training")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/env.json")
     parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPU's figures alone")
     parser.add_argument("--only", choices=("factored_policy",), help="this section alone, saved under its own name")
     arguments = parser.parse_args()
-    rounds = 3 if arguments.quick else 12
+    clock = Clock(3, 0.05) if arguments.quick else Clock(12, 0.2)
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
     market = make_market(arguments.seed)
@@ -264,72 +380,29 @@ def main() -> None:
         finish("env_cuda", _env_cuda.measure(market, torch.device("cuda")), seed=arguments.seed, save=arguments.save)
         return
     if arguments.only == "factored_policy":
-        figures = _env_factored.measure(market, alternate, rounds)
+        figures = _env_factored.measure(market, clock.best)
         finish(arguments.only, figures, seed=arguments.seed, save=arguments.save)
         return
-    width = 4 + ASSETS + ASSETS * (FEATURES + 1)
-
-    runs: dict[str, tuple[Run, int]] = {
-        "flat": (our_env(market, ACCOUNTS), 20),
-        "factored": (our_env(market, ACCOUNTS, observation="factored"), 20),
-        "torch_core": (our_env(market, ACCOUNTS, engine="torch"), 3),
-        "copy": (copying(width), 40),
-        "single": (our_single(market), 300),
-    }
-    finrl = peer("finrl", "0.3.7", "env_stocktrading_np.py")
-    elegantrl = peer("elegantrl", "0.3.6", "StockTradingEnv.py")
-    if finrl is not None:
-        runs["finrl"] = (finrl_env(finrl, market), 300)
-    if elegantrl is not None:
-        runs["elegantrl"] = (elegantrl_env(elegantrl, market, ACCOUNTS), 1)
-    rate = alternate(runs, rounds)
-    ours, copied = traffic_bytes()
-    roofline = rate["copy"] * copied / ours
-
-    curve = {str(n): alternate({"x": (our_env(market, n), max(8, 20_000 // n))}, 3)["x"] for n in curve_sizes()}
-    figures = {
-        "engine": "fused" if TradingEnv(market, num_envs=2)._fused is not None else "torch",
-        "accounts": ACCOUNTS,
-        "observation_width": width,
-        "env_only_steps_per_second": rate["flat"],
-        "factored_steps_per_second": rate["factored"],
-        "torch_core_steps_per_second": rate["torch_core"],
-        "finrl_steps_per_second": rate.get("finrl"),
-        "elegantrl_steps_per_second": rate.get("elegantrl"),
-        "copy_gb_per_second": rate["copy"] * copied / 1e9,
-        "roofline_steps_per_second": roofline,
-        "share_of_roofline": rate["flat"] / roofline,
-        "times_finrl": ratio(rate["flat"], rate.get("finrl")),
-        "times_elegantrl": ratio(rate["flat"], rate.get("elegantrl")),
-        "factored_times_flat": rate["factored"] / rate["flat"],
-        "single_steps_per_second": rate["single"],
-        "single_times_finrl": ratio(rate["single"], rate.get("finrl")),
-        "curve_steps_per_second": curve,
-        "env_and_policy_steps_per_second": alternate({"x": (our_env_and_policy(market, ACCOUNTS), 3)}, 3)["x"],
-    }
-    figures["factored_policy"] = _env_factored.measure(market, alternate, rounds)
+    markets = {SMALL_ASSETS: make_market(arguments.seed, SMALL_ASSETS), ASSETS: market}
+    figures = Figures(engine=engine_for(EnvSettings(), "cpu"), accounts=ACCOUNTS, ranges={})
+    for part in (
+        measure_peers(market, clock),
+        measure_torchtrade(market, clock),
+        measure_sizes(markets, clock),
+        measure_variants(market, clock),
+        measure_threads(market, clock),
+    ):
+        figures["ranges"] |= part.pop("ranges", {})
+        figures |= part
+    figures |= Figures(clock.best({"env_and_policy_steps_per_second": our_env_and_policy(market, ACCOUNTS)}))
     if not arguments.quick:
+        figures["factored_policy"] = _env_factored.measure(market, clock.best)
         figures["training_steps_per_second"] = our_training(market)
-    torch.set_num_threads(2)
-    two_threads = our_env(market, ACCOUNTS)
-    torch.set_num_threads(1)
-    pair = {"one": (our_env(market, ACCOUNTS), 20), "two": (two_threads, 20)}
-    pair |= {f"copy_{name}": (copying(width, threads), 40) for name, threads in (("one", 1), ("two", 2))}
-    wall, cpu = alternate(pair, rounds, time.perf_counter), alternate(pair, rounds)
-    figures["two_threads_times_one_wall"] = wall["two"] / wall["one"]
-    figures["two_threads_copy_times_one_wall"] = wall["copy_two"] / wall["copy_one"]  # what the memory has left
-    figures["two_threads_cpu_time_times_one"] = cpu["one"] / cpu["two"]
+    figures["table"] = table(figures)
+    for name, found in figures["table"].items():
+        least, shown = TARGETS[name], "no peer" if found is None else f"{found:,.2f}"
+        print(f"{name:56} {shown:>12}" + ("" if least is None else f"   at least {least:,}"))
     finish("env", figures, seed=arguments.seed, save=arguments.save)
-
-
-def curve_sizes() -> list[int]:
-    """1 to 16,384 accounts."""
-    return [4**k for k in range(8)]
-
-
-def ratio(ours: float, theirs: float | None) -> float | None:
-    """None where the peer could not be had."""
-    return None if theirs is None else ours / theirs
 
 
 if __name__ == "__main__":

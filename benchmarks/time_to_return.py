@@ -161,7 +161,7 @@ def train_ours(algo: str, seed: int, seconds: float) -> list[dict[str, float]]:
 
 def finrl_env(market: MarketTensors) -> Any:
     """FinRL's environment over the window, with the costs of everyone."""
-    from benchmarks.env import peer
+    from benchmarks._env_peers import peer
 
     module = peer("finrl", "0.3.7", "env_stocktrading_np.py")
     if module is None:
