@@ -1,4 +1,4 @@
-"""How the app is started: one command line, bound to loopback unless told otherwise, with nothing sent anywhere.
+"""How the app is started: one command line, bound to loopback unless reported otherwise, with nothing sent anywhere.
 
 from fintrader_app.launch import serve
 serve(runs_dir=Path("runs"), port=8501)
@@ -110,15 +110,15 @@ def follow(url: str, parent: int) -> None:
     """Bring the copies up to date again and again, until the process that asked for it is gone."""
     from fintrader.pipeline import open_store
 
-    told = ""
+    reported = ""
     while os.getppid() == parent:
         try:
             open_store(url)
-            told = ""
+            reported = ""
         except FintraderError as error:
-            if str(error) != told:  # a store that is away stays away for a while: say so once
-                told = str(error)
-                print(f"fintrader app: {told}", file=sys.stderr)
+            if str(error) != reported:  # a store that is away stays away for a while: say so once
+                reported = str(error)
+                print(f"fintrader app: {reported}", file=sys.stderr)
         time.sleep(FOLLOW_SECONDS)
 
 

@@ -94,8 +94,8 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
     turns = best.diff().ne(0.0)  # a step is drawn where it rises, however many pods lie between
     turns.iloc[-1] = True
     line = {"shape": "hv", "color": "#616e7c", "width": 1.5, "dash": "dot"}
-    told = {"name": "Best so far", "hovertemplate": "best %{y:.3f}<extra></extra>"}
-    figure.add_scatter(x=x[turns], y=best[turns], mode="lines", line=line, **told)
+    best_line = {"name": "Best so far", "hovertemplate": "best %{y:.3f}<extra></extra>"}
+    figure.add_scatter(x=x[turns], y=best[turns], mode="lines", line=line, **best_line)
     for origin, colour in ORIGINS.items():
         rows = shown[shown["origin"] == origin]
         if len(rows):
@@ -167,7 +167,7 @@ class Attempt:
     finished: float
     state: str
     reason: str = ""
-    told: str = ""
+    hover: str = ""
     """What hovering says below the name: score, place, the reason in full."""
 
 
@@ -189,8 +189,8 @@ def attempts(
 
 def _of(row: Any, started: float, finished: float) -> Attempt:
     score, device = number(row.score), row.device
-    told = (f"<br>score {score:.3f}" if score is not None else "") + (f"<br>on {label(device)}" if device else "")
-    return Attempt(str(row.pod), started, finished, str(row.state), str(row.reason or ""), told)
+    hover = (f"<br>score {score:.3f}" if score is not None else "") + (f"<br>on {label(device)}" if device else "")
+    return Attempt(str(row.pod), started, finished, str(row.state), str(row.reason or ""), hover)
 
 
 def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
@@ -204,13 +204,13 @@ def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
         if event.get("event") == "launched":
             since[pod] = moment
         elif event.get("event") == "lost":
-            told = f"<br>attempt {label(event.get('attempt', ''))}"
+            hover = f"<br>attempt {label(event.get('attempt', ''))}"
             for key in ("host", "slot"):
-                told += f"<br>{key} {label(event[key])}" if event.get(key) else ""
+                hover += f"<br>{key} {label(event[key])}" if event.get(key) else ""
             if detail := event.get("detail"):
-                told += f"<br>{label(without_secrets(str(detail)), 120)}"
+                hover += f"<br>{label(without_secrets(str(detail)), 120)}"
             begin = min(since.pop(pod, moment), moment)
-            found.append(Attempt(pod, begin, moment, "lost", str(event.get("reason") or ""), told))
+            found.append(Attempt(pod, begin, moment, "lost", str(event.get("reason") or ""), hover))
     return found
 
 
@@ -224,8 +224,8 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
         part = rows[rows["state"] == state]
         if not len(part):
             continue
-        told = [
-            f"{label(row.pod)} · {state}" + (f" ({label(row.reason)})" if row.reason else "") + row.told
+        hover = [
+            f"{label(row.pod)} · {state}" + (f" ({label(row.reason)})" if row.reason else "") + row.hover
             for row in part.itertuples()
         ]
         inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
@@ -239,7 +239,7 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
             marker={"color": colour, "line": {"width": 1, "color": "rgba(128,128,128,0.5)"}},
             text=[label(pod) for pod in part["pod"]] if len(rows) <= 60 else None,
             **inside,
-            customdata=told,
+            customdata=hover,
             hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
         )
     if len(found) < total:
@@ -298,8 +298,8 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
         figure.add_trace(_nodes(shown[known], place, scale, few=few))
     rows = list(place.values())
     if len(shown) < len(pods):
-        told = f"{count(len(shown))} of {count(len(pods))} pods shown: the best ones with all their ancestors."
-        figure.layout.meta = {"note": told}
+        note = f"{count(len(shown))} of {count(len(pods))} pods shown: the best ones with all their ancestors."
+        figure.layout.meta = {"note": note}
     framed(figure, x_title="generation", hover="closest", height=min(900, max(280, 60 + 26 * len(set(rows)))))
     deepest = int(shown["generation"].max())
     figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
@@ -339,7 +339,7 @@ def _edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
 
 
 def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool) -> go.Scatter:
-    told = [
+    note = [
         f"{label(row.pod)} · {label(row.origin)} · {label(row.state)}"
         + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
         + (f"<br>child of {label(row.parent)}" if isinstance(row.parent, str) else "")
@@ -353,7 +353,7 @@ def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object
         text=[label(pod) for pod in pods["pod"]] if few else None,
         textposition="top center",
         textfont={"size": 10},
-        customdata=told,
+        customdata=note,
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,
     )

@@ -78,16 +78,16 @@ def runs_folder() -> RunsFolder:
 
 def market_folders(runs: RunsFolder) -> list[Path]:
     """Folders whose market files the app may read."""
-    told = os.environ.get(CACHE_VARIABLE)
-    return [Path(told).resolve()] if told else [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
+    given = os.environ.get(CACHE_VARIABLE)
+    return [Path(given).resolve()] if given else [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
 
 
 def config_folders() -> list[Path]:
     """Folders whose YAML configurations the New run page offers."""
-    told = os.environ.get(CONFIGS_VARIABLE)
+    given = os.environ.get(CONFIGS_VARIABLE)
     here = Path("configs").resolve()
     shipped = {path.parent for path in shipped_configs().values()} - {here}
-    return [Path(told).resolve()] if told else [here, *shipped]
+    return [Path(given).resolve()] if given else [here, *shipped]
 
 
 def page(title: str, render: Callable[[RunsFolder], None]) -> None:
@@ -222,13 +222,13 @@ def linked_several(key: str, options: Sequence[str], default: Sequence[str], mos
     """As `linked`, for a choice of several: in the address with commas between them."""
     widget, state = f"widget_{key}", st.session_state
     asked = _asked(key)
-    told = asked if asked is not None or widget in state else state.get(f"kept_{key}")
-    if told is not None:
-        named = [name for name in dict.fromkeys(told.split(",")) if name]
+    given = asked if asked is not None or widget in state else state.get(f"kept_{key}")
+    if given is not None:
+        named = [name for name in dict.fromkeys(given.split(",")) if name]
         wanted = [name for name in named if name in options][:most]
-        if len(wanted) < len(named) and told == asked:
-            st.warning(f"Not everything the link asks for is here: “{plain(told, 120)}”.")
-        state[widget] = wanted or ([] if told == "" else list(default))
+        if len(wanted) < len(named) and given == asked:
+            st.warning(f"Not everything the link asks for is here: “{plain(given, 120)}”.")
+        state[widget] = wanted or ([] if given == "" else list(default))
     else:
         state[widget] = [name for name in state.get(widget, default) if name in options]
     return widget

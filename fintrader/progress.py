@@ -30,7 +30,7 @@ class Task:
     def __init__(self, owner: Progress, name: str, total: float | None, unit: str) -> None:
         self.name, self.total, self.unit, self.note = name, total, unit, ""
         self.done = self.first = 0.0
-        self.started = self.told = owner.clock()
+        self.started = self.reported = owner.clock()
         self.finished = False
         self._owner = owner
 
@@ -150,8 +150,8 @@ class LineProgress(Progress):
 
     def changed(self, task: Task) -> None:
         now = self.clock()
-        if task.finished or now - task.told >= self._seconds:
-            task.told = now
+        if task.finished or now - task.reported >= self._seconds:
+            task.reported = now
             self.tell(task)
 
 

@@ -83,10 +83,10 @@ def differences(shown: dict[str, StoredBacktest]) -> None:
         zero = number(values[base].get(key))
         for line in lines:
             own = number(values[line].get(key))
-            told = statistic(key, own)
+            text = statistic(key, own)
             if line != base and own is not None and zero is not None:
-                told += f"  ({statistic(key, own - zero, signed=True)})"
-            row[line] = told
+                text += f"  ({statistic(key, own - zero, signed=True)})"
+            row[line] = text
         rows.append(row)
     config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
     config["Metric"] = st.column_config.TextColumn(pinned=True)

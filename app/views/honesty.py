@@ -148,7 +148,7 @@ def rivals(report: dict[str, Any]) -> None:
     for name in dict.fromkeys([*excess, *tests]):
         one, two = part(excess, name), part(tests, name)
         titles = {"excess": "Excess a year", "low": "Low", "high": "High"}
-        row = {"Against": human(name), **{told: percent(one.get(key), signed=True) for key, told in titles.items()}}
+        row = {"Against": human(name), **{title: percent(one.get(key), signed=True) for key, title in titles.items()}}
         row |= {"p, paired bootstrap": chance(one.get("p_value"))}
         rows.append(row | {"p, reality check": chance(two.get("reality_check")), "p, SPA": chance(two.get("spa"))})
     if not rows:
@@ -180,10 +180,10 @@ def overfitting(report: dict[str, Any]) -> None:
     if chance_of_it is not None and is_histogram(found.get("logit_counts"), found.get("logit_edges")):
         charts.show(figures.overfitting_figure({**found, "probability": chance_of_it}), "honesty_pbo")
     folds = [one for one in found.get("windows") or [] if isinstance(one, dict)]
-    told = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
+    span = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
     trials = folds[0].get("trials") if folds else found.get("trials")
     st.caption(
-        f"{told}{probability(found.get('probability'))} of {count(found.get('splits'))} splits lie left of zero: there "
+        f"{span}{probability(found.get('probability'))} of {count(found.get('splits'))} splits lie left of zero: there "
         f"the best of {count(trials)} trials in-sample was below the median out of sample."
     )
     if len(folds) > 1:
@@ -205,8 +205,8 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
         charts.show(figures.random_portfolios_figure({**found, "count": int(drawn)}, returned), "honesty_random")
     above = part(found, "share_above")
     if above:
-        told = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
-        st.caption(f"Share of random portfolios that did better: {told}.")
+        shares = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
+        st.caption(f"Share of random portfolios that did better: {shares}.")
 
 
 def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
@@ -306,13 +306,13 @@ def selection(folder: Folder) -> None:
     if scores.empty:
         return
     st.subheader("The trials it was chosen from", anchor=False)
-    told = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
+    text = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
     named = scores.set_axis([label(pod) for pod in pods.loc[scores.index, "pod"]])
     charts.show(figures.trials_figure(named), "honesty_trials")
     if len(scores) > figures.MOST_BARS:
         best = f"{named.index[0]} with {score(scores.iloc[0])}"
-        told += f" Put together in {figures.BINS} bins; the line marks the best, {best}."
-    st.caption(told)
+        text += f" Put together in {figures.BINS} bins; the line marks the best, {best}."
+    st.caption(text)
 
 
 def provenance(run: Summary, stored: StoredBacktest) -> None:
@@ -329,8 +329,8 @@ def provenance(run: Summary, stored: StoredBacktest) -> None:
         "Window": stored.context.get("window"),
         **{f"Version of {name}": version for name, version in run.versions.items()},
     }
-    told = [{"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()]
-    table(told, "honesty_provenance", height=220)
+    listed = [{"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()]
+    table(listed, "honesty_provenance", height=220)
 
 
 page("Honesty", render)

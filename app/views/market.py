@@ -48,14 +48,14 @@ def head(market: Market) -> None:
     ]
     numbers(cells)
     windows = market.header.get("windows")
-    told = f"{days.index[0]} to {days.index[-1]} ({market.timezone})"
+    text = f"{days.index[0]} to {days.index[-1]} ({market.timezone})"
     if isinstance(windows, list) and len(windows) == len(WINDOWS):
         day_of = market.times.tz_convert(market.timezone)
-        told += " · " + ", ".join(
+        text += " · " + ", ".join(
             f"{name} {day_of[start]:%Y-%m-%d} to {day_of[stop - 1]:%Y-%m-%d}"
             for name, (start, stop) in zip(WINDOWS, windows, strict=True)
         )
-    st.caption(f"{told} · content {plain(market.content_hash[:12])}")
+    st.caption(f"{text} · content {plain(market.content_hash[:12])}")
 
 
 CACHED: dict[str, Any] = {

@@ -168,11 +168,11 @@ def validation(rows: pd.DataFrame) -> None:
         st.info("No validation metrics are stored for this pod.", icon=":material/hourglass_empty:")
         return
     st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
-    told = []
+    listed = []
     for key in dict.fromkeys(key for values in columns.values() for key in values):
         each = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
-        told.append({"Metric": tables.title_of(key), **each})
-    table(told, "pod_metrics", right=columns, height=360)
+        listed.append({"Metric": tables.title_of(key), **each})
+    table(listed, "pod_metrics", right=columns, height=360)
 
 
 page("Pod", render)

@@ -112,8 +112,8 @@ def time_line(
     if launched:  # its bars grow with the clock
         charts.show(race.timeline_figure(found, total), "race_timeline")
     else:
-        told = (*version, len(events))
-        charts.show(lambda: race.timeline_figure(found, total), "race_timeline", version=told)
+        shown_version = (*version, len(events))
+        charts.show(lambda: race.timeline_figure(found, total), "race_timeline", version=shown_version)
 
 
 def lost_pods(events: list[dict[str, object]]) -> None:
@@ -148,14 +148,14 @@ def event_table(events: list[dict[str, object]]) -> None:
     rows = []
     for event in reversed(events[-MOST_EVENTS:]):
         rest = [key for key in event if key not in ("time", "event", "pod") and not is_secret(key)]
-        told = [f"{human(key)} {event[key]}" for key in rest if event[key] not in (None, "")]
+        details = [f"{human(key)} {event[key]}" for key in rest if event[key] not in (None, "")]
         stamp = event.get("time")
         rows.append(
             {
                 "Time (UTC)": pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None,
                 "Event": str(event.get("event", "")),
                 "Pod": str(event.get("pod") or ""),
-                "Details": without_secrets(", ".join(told))[:300],
+                "Details": without_secrets(", ".join(details))[:300],
             }
         )
     config = {"Time (UTC)": st.column_config.DatetimeColumn(format="HH:mm:ss")}

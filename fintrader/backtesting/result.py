@@ -29,7 +29,7 @@ class BacktestResult(History):
     benchmark_name: str = "index"
     bar_minutes: int = 1
     timezone: str = "UTC"
-    """The exchange's own (an IANA name): what is told by weekday or time of day is told in it."""
+    """The exchange's own (an IANA name): figures by weekday or time of day are in it."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
     last_bar: NDArray[np.int64] | None = None

@@ -25,7 +25,7 @@ Decide = Callable[[BacktestAccount], "Action | Holdings | None"]
 """What a strategy does at a decision: an action `[1, N]` or `[N]`, the holdings it wants, or None to order nothing."""
 Due = Callable[[int], int]
 """The first bar after a bar at which a strategy wants to be asked (again)."""
-TOLD_BARS = 100
+REPORT_BARS = 100
 """Bars between two words of progress."""
 Bound = Callable[[int, "NDArray[np.float32]"], "NDArray[np.float32]"]
 """`bound(bar, private [A + N]) -> action [N]`: a policy laid out for one window's market rows."""
@@ -124,11 +124,11 @@ def trade(
     """Run an account to the end of its window, asking `decide` at every decision (`due`: at bar 0 and then)."""
     last = account.market.num_bars - 1
     with torch.no_grad(), (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task:
-        over, told = False, 0
+        over, reported = False, 0
         while not over:
             action = decide(account)
             over = account.act(action, None if due is None else due(account.bar) - account.bar)
-            if account.bar - told >= TOLD_BARS or over:
-                told = account.bar
-                task.update(float(told))
+            if account.bar - reported >= REPORT_BARS or over:
+                reported = account.bar
+                task.update(float(reported))
     return account.trade_log.result(name, note)

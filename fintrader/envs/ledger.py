@@ -170,25 +170,24 @@ def total_cost(notional: Tensor, settings: EnvSettings, *, closing: bool) -> Ten
 def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> Tensor:
     """`[B]` in [0, 1]: the common factor s by which all new positions are scaled to fit the budget; 1 if they fit.
 
-    With X = sum x, the orders' variable costs c and a least commission m, kept back for each of n orders beside the
-    rounding of its amounts, long-only cash covers
+    With X = sum x, c the orders' variable costs and a least commission m for each of n orders, long-only cash covers
 
         s X + s sum c(x) + n m <= cash
 
-    which bounds the cost of the scaled orders from above: c(s x) <= s c(x). With leverage L the
-    budget is L V - G (equity and gross exposure after the reductions) and costs weigh L-fold.
+    which bounds the cost of the scaled orders from above: c(s x) <= s c(x), and no commission exceeds f s x + m. Where
+    not all of it fits, the rounding of amounts is kept back too. With leverage L the budget is L V - G (equity and
+    gross exposure after the reductions) and costs weigh L-fold.
     """
     ordered, leverage = notional.sum(1), settings.max_leverage
-    fits = ordered + leverage * total_cost(notional, settings, closing=False) <= budget
-    orders = (notional > DUST_USD).sum(1, dtype=torch.float64)
-    kept_back = settings.min_commission_usd * orders + 2.0 / USD_GRID * notional.shape[1]
     if settings.costs_are_proportional:
         variable = (settings.fee_rate + settings.spread_rate) * ordered
     else:
         variable = to_grid(variable_cost(notional, settings), USD_GRID).sum(1)
+    least = settings.min_commission_usd * (notional > DUST_USD).sum(1, dtype=torch.float64)
     full = ordered + leverage * variable
-    scale = torch.relu(budget - leverage * kept_back) / torch.where(full > 0, full, torch.ones_like(full))
-    return torch.where(fits, torch.ones_like(scale), torch.clamp(scale, max=1.0))
+    room = torch.relu(budget - leverage * (least + 2.0 / USD_GRID * notional.shape[1]))
+    scale = torch.clamp(room / torch.where(full > 0, full, torch.ones_like(full)), max=1.0)
+    return torch.where(full + leverage * least <= budget, torch.ones_like(scale), scale)
 
 
 def fill_orders(

@@ -234,7 +234,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         on_host = self.device.type == "cpu"
         if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
             raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
-        if self._fused is not None:
+        differentiable = action.requires_grad and torch.is_grad_enabled()  # kernels know no gradient
+        if self._fused is not None and not differentiable:
             return self._step_fused(self._fused, self._state, action)
         account = self.account
         after, reward, terminated, truncated, record = self._advance(

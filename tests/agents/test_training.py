@@ -50,12 +50,12 @@ def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None
 
 
 def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of the test's own, an update takes 10 ms and a save 200 ms: two seconds lie between two saves."""
+    """On a clock of the test's own, an update takes 10 ms and a save 50 ms: half a second lies between two saves."""
     now, saves = [0.0], []
 
     def save(self: Any, name: str = "") -> None:
         saves.append(self.updates)
-        now[0] += 0.2
+        now[0] += 0.05
 
     monkeypatch.setattr(training._Training, "save", save)
     monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -64,9 +64,9 @@ def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         now[0] += 0.01
 
     env = Identity()
-    train(make_agent(SMALL, env.layout), env, Budget(env_steps=600 * 128), on_progress=tick, checkpoint_seconds=0.1)
+    train(make_agent(SMALL, env.layout), env, Budget(env_steps=150 * 128), on_progress=tick, checkpoint_seconds=0.1)
     assert len(saves) == 1 + 3, saves
-    assert [after - before for before, after in pairwise(saves[:-1])] == pytest.approx([200, 200], abs=2)
+    assert [after - before for before, after in pairwise(saves[:-1])] == pytest.approx([50, 50], abs=2)
 
 
 def test_progress_and_metrics(tmp_path: Path) -> None:

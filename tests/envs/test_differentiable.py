@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fintrader.envs import EnvSettings
+from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.dynamics import advance, begin, market_view, observe
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import REWARDS
@@ -23,6 +23,24 @@ CASES: list[dict[str, Any]] = [
     {"action": "target", "decision_interval": 3, "impact_bps_per_million_usd": 50.0},
     {"action": "target", "short": True, "max_leverage": 2.0, "borrow_bps_per_year": 300.0},
 ]
+
+
+def test_a_step_with_gradients_is_one_of_the_core_on_any_engine() -> None:
+    """The kernels know no gradient: the step that asks for one leaves them, and the next goes on where it led."""
+    market, settings = make_market(30, 3, gaps=False), EnvSettings(fractional=True, random_start=False)
+    env, plain = (TradingEnv(market, settings, num_envs=2) for _ in range(2))
+    assert env.engine == "fused"
+    action = torch.tensor([[0.2, 0.3, 0.1], [0.5, 0.1, 0.0]])
+    for one in (env, plain):
+        one.reset()
+        one.step(action)
+    asked = (action * 0.5).requires_grad_()
+    _, reward, *_ = env.step(asked)
+    (gradient,) = torch.autograd.grad(reward.sum(), asked)
+    assert bool((gradient[0] != 0).any())
+    _, other, *_ = plain.step(action * 0.5)
+    torch.testing.assert_close(reward.detach(), other, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(env.step(action)[0], plain.step(action)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("reward_name", REWARDS)

@@ -167,11 +167,12 @@ class LedgerOracle:
             room, L = s.max_leverage * V - G, s.max_leverage
         else:
             room, L = self.cash, 1.0
-        if sum(x) + L * sum(self.cost(v) for v in x) <= room:
+        least = s.min_commission_usd * sum(v > 0.01 for v in x)
+        full = sum(x) + L * sum(self.cost(v, least=False) for v in x)
+        if full + L * least <= room:
             return 1.0
         # Kept back: a least commission for each order, and two units of money for the rounding of each amount.
-        room = max(0.0, room - L * (s.min_commission_usd * sum(v > 0.01 for v in x) + 2 * self.N / 2**20))
-        full = sum(x) + L * sum(self.cost(v, least=False) for v in x)
+        room = max(0.0, room - L * (least + 2 * self.N / 2**20))
         return min(1.0, room / full) if full > 0 else 1.0
 
     # --- one decision ----------------------------------------------------------------------------------

@@ -200,13 +200,12 @@ def step_range(
             book[_CLOSING, i] = closing
             book[_CASH, i] = floats_0[CASH, first + i] + (book[_PAID, i] - closing)
         for i in range(count):
-            cost = rules.rate * book[_ORDERED, i]
-            variable, orders, budget = cost, 0, book[_CASH, i]
+            variable, orders, budget = rules.rate * book[_ORDERED, i], 0, book[_CASH, i]
             if rules.each:
-                cost, variable, orders = cost_of_additions(want, i, quotes, fill_bars[i], rules)
+                variable, orders = cost_of_additions(want, i, quotes, fill_bars[i], rules)
             if rules.short:
                 budget = room(budget, kept, i, quotes, ints_0[BAR, first + i], fill_bars[i], rules.leverage)
-            book[_SCALE, i] = purchase_scale(book[_ORDERED, i], cost, variable, orders, budget, num_assets, rules)
+            book[_SCALE, i] = purchase_scale(book[_ORDERED, i], variable, orders, budget, num_assets, rules)
         for i in range(count):
             b, bar = first + i, min(ints_0[BAR, first + i] + 1, ints_0[END, first + i])
             paid, opened, value = add(

@@ -147,7 +147,7 @@ class Generation:
         """Take over accounts that come from elsewhere (a reset, a checkpoint), all but their memory."""
         for name in Account._fields:
             if name != "memory":
-                getattr(self.account, name).copy_(getattr(account, name))
+                getattr(self.account, name).copy_(getattr(account, name).detach())
 
 
 class StepResult(NamedTuple):

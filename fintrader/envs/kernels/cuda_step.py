@@ -130,9 +130,9 @@ class TritonStep:
         """Accounts that come from elsewhere (a reset, a checkpoint)."""
         if self._reuse:
             packed = self._generations[self._current]
-            packed.memory.copy_(account.memory)
+            packed.memory.copy_(account.memory.detach())
         else:
-            packed = Generation(self._new_buffers(), account.memory)
+            packed = Generation(self._new_buffers(), account.memory.detach())
         packed.copy_from(account)
         return packed
 

@@ -161,15 +161,14 @@ def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, quotes: Any, fill
 
 
 @njit(error_model="numpy", cache=True)
-def cost_of_additions(want: Any, i: int, quotes: Any, filled: int, rules: Rules) -> tuple[float, float, int]:
-    """Of the additions wanted: USD, USD without least commissions, and how many owe one."""
-    total, variable, count = 0.0, 0.0, 0
+def cost_of_additions(want: Any, i: int, quotes: Any, filled: int, rules: Rules) -> tuple[float, int]:
+    """Of the additions wanted: USD without least commissions, and how many owe one."""
+    variable, count = 0.0, 0
     for n in range(want.shape[1]):
         x = abs(np.rint(want[i, n] * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
-        total = plus(total, trade_cost(x, rules))
         variable = plus(variable, np.rint(variable_cost(x, rules) * USD_GRID) * _UNIT)
         count += x > DUST_USD
-    return total, variable, count
+    return variable, count
 
 
 @njit(error_model="numpy", cache=True)
@@ -195,15 +194,13 @@ def room(cash: float, kept: Any, i: int, quotes: Any, now: int, filled: int, lev
 
 
 @njit(error_model="numpy", forceinline=True, cache=True)
-def purchase_scale(
-    ordered: float, cost: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules
-) -> float:
+def purchase_scale(ordered: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules) -> float:
     """`envs.ledger.purchase_scale`, all arguments USD."""
-    if ordered + rules.leverage * cost <= budget:
-        return 1.0
-    kept_back = rules.least * count + 2.0 * _UNIT * num_assets
+    least = rules.least * count
     full = ordered + rules.leverage * variable
-    return min(max(budget - rules.leverage * kept_back, 0.0) / (full if full > 0.0 else 1.0), 1.0)
+    room = max(budget - rules.leverage * (least + 2.0 * _UNIT * num_assets), 0.0)
+    scale = min(room / (full if full > 0.0 else 1.0), 1.0)
+    return 1.0 if full + rules.leverage * least <= budget else scale
 
 
 @njit(error_model="numpy", cache=True)
@@ -328,14 +325,13 @@ def _order(
     quotes, last = prices.quotes, len(prices.quotes) - 1
     filled = bar if rules.same_bar else min(bar + 1, last)
     brought, closed, ordered = reduce(want, 0, -np.inf if rules.short else 0.0, quotes, filled, shares, 0, kept)
-    closing, cost, orders = rules.rate * (closed * _UNIT), rules.rate * (ordered * _UNIT), 0
-    variable = cost
+    closing, variable, orders = rules.rate * (closed * _UNIT), rules.rate * (ordered * _UNIT), 0
     if rules.each:
         closing = cost_of_reductions(shares, 0, kept, 0, quotes, filled, rules)
-        cost, variable, orders = cost_of_additions(want, 0, quotes, filled, rules)
+        variable, orders = cost_of_additions(want, 0, quotes, filled, rules)
     cash = state[CASH] + (brought * _UNIT - closing)
     budget = room(cash, kept, 0, quotes, bar, filled, rules.leverage) if rules.short else cash
-    scale = purchase_scale(ordered * _UNIT, cost, variable, orders, budget, shares.shape[1], rules)
+    scale = purchase_scale(ordered * _UNIT, variable, orders, budget, shares.shape[1], rules)
     held = shares[0].copy()
     paid, opened, _ = add(kept, want, 0, scale, rules.whole, quotes, filled, shares, 0, filled)
     opening = cost_of_added(shares, 0, kept, 0, quotes, filled, rules) if rules.each else rules.rate * (opened * _UNIT)

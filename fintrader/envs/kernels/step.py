@@ -109,7 +109,7 @@ class FusedStep:
 
     def pack(self, account: Account) -> Generation:
         """Accounts that come from elsewhere (a reset, a checkpoint)."""
-        packed = self._fresh(account.memory)
+        packed = self._fresh(account.memory.detach())
         packed.copy_from(account)
         return packed
 

@@ -126,6 +126,7 @@ def test_kills_of_all_kinds_lose_and_double_nothing(nodes: Nodes, tmp_path: Path
     assert chaos.events_of(run, "resumed")
 
 
+@pytest.mark.slow
 def test_a_killed_evaluator_costs_one_attempt(nodes: Nodes, tmp_path: Path, started: Started) -> None:
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
     generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=4)
