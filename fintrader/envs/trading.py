@@ -234,8 +234,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         on_host = self.device.type == "cpu"
         if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
             raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
-        differentiable = action.requires_grad and torch.is_grad_enabled()  # kernels know no gradient
-        if self._fused is not None and not differentiable:
+        if self._fused is not None and not action.requires_grad:  # kernels know no gradient
             return self._step_fused(self._fused, self._state, action)
         account = self.account
         after, reward, terminated, truncated, record = self._advance(
@@ -356,6 +355,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             )
 
     def _check_action(self, actions: Any) -> Tensor:
+        """`[B, N]` float32, or as it is where its gradient is wanted: it requires one then only."""
         if isinstance(actions, np.ndarray):
             if actions.dtype.kind != "f":
                 raise EnvError(f"actions must be floating point, got {actions.dtype}")
@@ -371,12 +371,14 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError(f"actions must be dense and floating point, got {kind}")
         if actions.device != self.device:
             raise EnvError(f"actions lie on {actions.device}, the environment on {self.device}; move them there")
-        action: Tensor = actions if actions.requires_grad else actions.to(torch.float32)  # gradients may be float64
+        differentiable = actions.requires_grad and torch.is_grad_enabled()
+        action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
+        kernel = None if differentiable else self._fused
         if self.device.type == "cpu":
-            if not isinstance(self._fused, FusedStep) and not bool(action.isfinite().all()):  # it looks for itself
+            if not isinstance(kernel, FusedStep) and not bool(action.isfinite().all()):  # it looks for itself
                 raise EnvError("actions contain NaN or infinity; check the policy's output")
             return action
-        return action if self._fused is not None else torch.nan_to_num(action, nan=0.0)  # kernels do that
+        return action if kernel is not None else torch.nan_to_num(action, nan=0.0)  # kernels do that
 
 
 def _device(name: torch.device | str) -> torch.device:

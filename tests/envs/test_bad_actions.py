@@ -51,7 +51,8 @@ def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(engine: str
     for value, row in product(NOT_FINITE.values(), (0, 1)):  # under NEXT_STEP the action in row 0 counts for nothing
         action = torch.full((2, 3), 0.5)
         action[row, 2] = value
-        for given in (action, action.double(), action.half(), action.numpy(), action.double().numpy()):
+        wanted = action.clone().requires_grad_(True)  # a step of the core, on any engine
+        for given in (action, action.double(), action.half(), wanted, action.numpy(), action.double().numpy()):
             with pytest.raises(EnvError, match="NaN or infinity"):
                 env.step(given)
     assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())
