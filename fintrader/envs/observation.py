@@ -1,19 +1,50 @@
 """What an account sees: the layout of the flat observation, the functions that fill it, and those that take it apart.
 
-A market's layout is `ObservationLayout`; a classic environment has a `FlatLayout`.
+A market's layout is `ObservationLayout`; a classic environment has a `FlatLayout`. `Bfloat16Box` is the space of
+observations in a format that numpy does not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import CheckpointError
+
+
+class Bfloat16Box(gymnasium.spaces.Box):
+    """The unbounded space of bfloat16 tensors of a shape, and of the float32 arrays that numpy gets in their place.
+
+    numpy has no bfloat16, so `dtype`, which is always one of numpy's, is float32; `tensor_dtype` is torch's.
+    """
+
+    tensor_dtype = torch.bfloat16
+
+    def __init__(self, shape: tuple[int, ...], seed: Any = None) -> None:
+        super().__init__(-np.inf, np.inf, shape, np.float32, seed)
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a bfloat16 tensor, or a float32 array, of this shape."""
+        if isinstance(x, Tensor):
+            return x.dtype == self.tensor_dtype and tuple(x.shape) == self.shape
+        return super().contains(x)
+
+    def __repr__(self) -> str:
+        return f"Bfloat16Box({self.shape})"
+
+
+@batch_space.register(Bfloat16Box)
+def _batch(space: Bfloat16Box, n: int = 1) -> Bfloat16Box:
+    return Bfloat16Box((n, *space.shape), seed=deepcopy(space.np_random))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class EnvSettings(Settings):
     """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a window's start its
     first bar is repeated). Whatever stores observations grows with it; see `agent.network.encoder`."""
     observation_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the observation."""
+    """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays make float32 of it."""
 
     @field_validator("reward")
     @classmethod

@@ -1,8 +1,9 @@
-"""What `TradingEnv.reset` may be told: which accounts, where they start, what they own, how long they trade."""
+"""What `TradingEnv.reset` may be told: seeds, which accounts, where they start, what they own, how long they trade."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +27,26 @@ class Endowment(NamedTuple):
     """`[B]` int64: bars of an episode; 0 to the window's end."""
 
 
-def check_names(options: Mapping[str, Any]) -> None:
-    """Raises EnvError for an option that does not exist."""
-    unknown = sorted(set(options) - set(RESET_OPTIONS))
+def seed_numbers(seed: Any, count: int) -> int | list[int]:
+    """Raises EnvError unless `seed` is a whole number or `count` of them."""
+    try:
+        return int(index(seed))
+    except TypeError:
+        pass
+    try:
+        numbers = [int(index(one)) for one in seed]
+    except TypeError:
+        raise EnvError(f"a seed is a whole number, or a list of one for each account; got {_shown(seed)}") from None
+    if len(numbers) != count:
+        raise EnvError(f"got {len(numbers)} seeds for {count} accounts; pass one number or one each")
+    return numbers
+
+
+def check_names(options: Any) -> None:
+    """Raises EnvError for what is no dict, and for an option that does not exist."""
+    if not isinstance(options, Mapping):
+        raise EnvError(f"reset options are a dict, such as {{'start': 0}}; got {_shown(options)}")
+    unknown = [name for name in options if name not in RESET_OPTIONS]
     if unknown:
         raise EnvError(f"unknown reset option {unknown[0]!r}; known: {', '.join(RESET_OPTIONS)}")
 
@@ -117,12 +135,16 @@ def _numbers(name: str, value: Any, dtype: torch.dtype, device: torch.device) ->
     """Raises EnvError for what is no number, and for one with a fraction where bars are counted."""
     given = _tensor(value, device)
     if given is None or given.dtype == torch.bool or given.is_complex():
-        shown = repr(value)
-        raise EnvError(f"options[{name!r}] must be numbers, got {shown if len(shown) < 40 else type(value).__name__}")
+        raise EnvError(f"options[{name!r}] must be numbers, got {_shown(value)}")
     counts = given.is_floating_point() and not dtype.is_floating_point
     if counts and not bool((given.isfinite() & (given == given.trunc())).all()):
         raise EnvError(f"options[{name!r}] counts bars: give whole numbers")
     return given.to(dtype)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) < 40 else type(value).__name__
 
 
 ACCOUNT = tuple(f"account.{name}" for name in Account._fields)
@@ -140,6 +162,8 @@ _DTYPES = {
 def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> None:
     """Raises CheckpointError unless `state` has the names, dtypes and shapes of B accounts and N assets."""
     wanted = {*ACCOUNT, *ENDOWMENT, "key"}
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"a state is the dict that state_dict() returned, not {type(state).__name__}")
     if set(state) != wanted:
         odd = ", ".join(sorted(set(state) ^ wanted))
         raise CheckpointError(f"this is no state of a TradingEnv: {odd} missing or unknown")

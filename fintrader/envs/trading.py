@@ -23,7 +23,7 @@ from fintrader.envs.kernels.buffers import Generation
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
 from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import Bfloat16Box, ObservationLayout
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import (
@@ -35,6 +35,7 @@ from fintrader.envs.state import (
     check_values,
     endowment,
     reset_mask,
+    seed_numbers,
     start_bars,
 )
 from fintrader.errors import EnvError
@@ -100,20 +101,30 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         `account` is overwritten two steps later; the CUDA kernel, then a CUDA graph, overwrites the reward in the next
         step and the flags two steps later, too. Copy what must last longer.
 
-        Raises EnvError for a window of one bar, an unknown turbulence column, or `fused` where the
-        kernel does not apply.
+        Raises EnvError for an argument of the wrong type, a device that is not there, a window of one bar, an unknown
+        turbulence column, or `fused` where the kernel does not apply.
         """
-        settings = settings or EnvSettings()
+        settings = EnvSettings() if settings is None else settings
+        if not isinstance(settings, EnvSettings):
+            raise EnvError(
+                f"settings must be EnvSettings, such as EnvSettings(**values); got {type(settings).__name__}"
+            )
+        if not isinstance(market, MarketTensors | Path | str):
+            raise EnvError(f"market must be MarketTensors or the path of a market file, got {type(market).__name__}")
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            modes = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
+            raise EnvError(f"autoreset_mode must be one of {modes}; got {autoreset_mode!r}") from None
         count = settings.num_envs if num_envs is None else num_envs
-        if count < 1:
-            raise EnvError(f"num_envs must be at least 1, got {count}")
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
+            raise EnvError(f"num_envs must be a whole number, at least 1; got {count!r}")
         if not isinstance(market, MarketTensors):
             market = MarketTensors.load(market)
         self.settings = settings
-        self.num_envs = count
-        self.market = market if device is None else market.to(device)
+        self.num_envs = int(count)
+        self.market = market if device is None else market.to(_device(device))
         self.device = self.market.device
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
@@ -124,8 +135,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (market.num_assets,), np.float32)
         self.single_observation_space = self._single_observation_space()
-        self.action_space = batch_space(self.single_action_space, count)
-        self.observation_space = batch_space(self.single_observation_space, count)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
         self._fused = self._fuse(engine, copy=copy)
         self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
@@ -190,8 +201,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
-        options = dict(options or {})
+        options = {} if options is None else options
         check_names(options)
+        options = dict(options)
         mask = reset_mask(options.pop("reset_mask", None), self.num_envs, self.device)
         start = start_bars(options.pop("start", None), self.num_envs, self.market.num_bars, self.device)
         previous = None if self._state is None else self.account
@@ -222,8 +234,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         on_host = self.device.type == "cpu"
         if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
             raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
-        differentiable = action.requires_grad and torch.is_grad_enabled()  # kernels know no gradient
-        if self._fused is not None and not differentiable:
+        if self._fused is not None and not action.requires_grad:  # kernels know no gradient
             return self._step_fused(self._fused, self._state, action)
         account = self.account
         after, reward, terminated, truncated, record = self._advance(
@@ -301,16 +312,19 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return observe(self._view, account, self._obs_dtype)
 
     def _single_observation_space(self) -> gymnasium.Space[Any]:
+        def box(width: int) -> gymnasium.spaces.Box[Any]:
+            if self.settings.observation_dtype == "bfloat16":
+                return Bfloat16Box((width,))
+            return gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
+
         if self.settings.observation == "flat":
-            return gymnasium.spaces.Box(-np.inf, np.inf, (self.layout.width,), np.float32)
-        private = gymnasium.spaces.Box(-np.inf, np.inf, (self.layout.private_width,), np.float32)
+            return box(self.layout.width)
+        private = box(self.layout.private_width)
         clock = gymnasium.spaces.Box(0, self.market.num_bars - 1, (), np.int64)
         return gymnasium.spaces.Dict({"private": private, "clock": clock})
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
-        if not isinstance(seed, int | np.integer) and len(seed) != self.num_envs:
-            raise EnvError(f"got {len(seed)} seeds for {self.num_envs} accounts; pass one number or one each")
-        return account_keys(seed, self.num_envs, self.device)
+        return account_keys(seed_numbers(seed, self.num_envs), self.num_envs, self.device)
 
     def _endow(self, options: dict[str, Any], mask: Tensor | None = None) -> Endowment:
         shape = (self.num_envs, self.layout.num_assets)
@@ -341,21 +355,37 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             )
 
     def _check_action(self, actions: Any) -> Tensor:
+        """`[B, N]` float32, or as it is where its gradient is wanted: it requires one then only."""
         if isinstance(actions, np.ndarray):
             if actions.dtype.kind != "f":
                 raise EnvError(f"actions must be floating point, got {actions.dtype}")
-            actions = torch.from_numpy(np.ascontiguousarray(actions))
+            with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinity below
+                actions = torch.from_numpy(np.ascontiguousarray(actions, dtype=np.float32))
         if not isinstance(actions, Tensor):
             raise EnvError(f"actions must be a torch tensor or a numpy array, got {type(actions).__name__}")
         shape = (self.num_envs, self.layout.num_assets)
         if tuple(actions.shape) != shape:
             raise EnvError(f"actions have shape {tuple(actions.shape)}, expected {shape}")
-        if not actions.is_floating_point():
-            raise EnvError(f"actions must be floating point, got {actions.dtype}")
+        if not actions.is_floating_point() or actions.layout is not torch.strided:
+            kind = actions.dtype if actions.layout is torch.strided else actions.layout
+            raise EnvError(f"actions must be dense and floating point, got {kind}")
         if actions.device != self.device:
             raise EnvError(f"actions lie on {actions.device}, the environment on {self.device}; move them there")
+        differentiable = actions.requires_grad and torch.is_grad_enabled()
+        action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
+        kernel = None if differentiable else self._fused
         if self.device.type == "cpu":
-            if not isinstance(self._fused, FusedStep) and not bool(actions.isfinite().all()):  # it looks for itself
+            if not isinstance(kernel, FusedStep) and not bool(action.isfinite().all()):  # it looks for itself
                 raise EnvError("actions contain NaN or infinity; check the policy's output")
-            return actions
-        return actions if self._fused is not None else torch.nan_to_num(actions, nan=0.0)  # kernels do that
+            return action
+        return action if kernel is not None else torch.nan_to_num(action, nan=0.0)  # kernels do that
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise EnvError(f"{name!r} is no device: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EnvError("torch sees no CUDA device here; use device='cpu'")
+    return device

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import TradingEnv
 from fintrader.envs.adapters.dlpack import DlpackEnv
-from fintrader.envs.adapters.rllib import NumpyVectorEnv
+from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
 from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 
 

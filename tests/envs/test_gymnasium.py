@@ -11,8 +11,10 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import vector as wrappers
 
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
 from fintrader.errors import EnvError
 from tests.factories import make_market
 
@@ -88,3 +90,84 @@ def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None
             np.testing.assert_array_equal(np.stack(their_info["final_obs"][done]), our_info["final_obs"][done].numpy())
             assert set(their_info) <= set(our_info) | {"final_info", "_final_info"}
     assert ends > 3 or mode is AutoresetMode.NEXT_STEP
+
+
+WRAPPERS: dict[str, Any] = {
+    "observations": wrappers.NormalizeObservation,
+    "rewards": wrappers.NormalizeReward,
+    "statistics": wrappers.RecordEpisodeStatistics,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "mode"),
+    [
+        ("observations", AutoresetMode.NEXT_STEP),  # it takes no other
+        ("rewards", AutoresetMode.NEXT_STEP),
+        ("rewards", AutoresetMode.SAME_STEP),
+        ("statistics", AutoresetMode.NEXT_STEP),
+        ("statistics", AutoresetMode.SAME_STEP),
+    ],
+)
+def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environments(
+    wrapper: str, mode: AutoresetMode
+) -> None:
+    market, count = make_market(40, 3), 3
+    settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
+    theirs = WRAPPERS[wrapper](reference(mode, market, settings, count))
+    ours = WRAPPERS[wrapper](NumpyVectorEnv(TradingEnv(market, settings, num_envs=count, autoreset_mode=mode)))
+    expected, _ = theirs.reset(seed=[5, 6, 7])
+    obs, _ = ours.reset(seed=[5, 6, 7])
+    np.testing.assert_allclose(obs, expected, rtol=1e-5, atol=1e-5)
+    rng, ends = np.random.default_rng(1), 0
+    for _ in range(40):
+        action = rng.uniform(-1, 1, (count, 3)).astype(np.float32)
+        *their_out, their_info = theirs.step(action)
+        *our_out, our_info = ours.step(action)
+        for x, y in zip(their_out, our_out, strict=True):
+            np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-5)
+        if wrapper == "statistics" and "episode" in their_info:
+            ends += int(their_info["_episode"].sum())
+            np.testing.assert_array_equal(our_info["_episode"], their_info["_episode"])
+            np.testing.assert_array_equal(our_info["episode"]["l"], their_info["episode"]["l"])
+            np.testing.assert_allclose(our_info["episode"]["r"], their_info["episode"]["r"], rtol=1e-5, atol=1e-9)
+    assert ends > 3 or wrapper != "statistics"
+
+
+def test_the_three_wrappers_work_on_top_of_each_other() -> None:
+    env: Any = NumpyVectorEnv(
+        TradingEnv(make_market(60, 3), EnvSettings(episode_bars=5), num_envs=4, autoreset_mode=AutoresetMode.NEXT_STEP)
+    )
+    for wrapper in WRAPPERS.values():
+        env = wrapper(env)
+    env.action_space.seed(1)
+    obs, _ = env.reset(seed=1)
+    for _ in range(30):
+        obs, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        assert env.observation_space.contains(obs.astype(np.float32))
+        assert reward.shape == terminated.shape == truncated.shape == (4,)
+    assert list(env.length_queue) == [5] * 20
+
+
+@pytest.mark.parametrize("observation", ["flat", "factored"])
+def test_the_space_tells_bfloat16_from_what_numpy_gets_of_it(observation: str) -> None:
+    settings = EnvSettings(observation=observation, observation_dtype="bfloat16", episode_bars=5)
+    env = TradingEnv(make_market(60, 3), settings, num_envs=4)
+    obs, _ = env.reset(seed=1)
+    part, space, single = obs, env.observation_space, env.single_observation_space
+    assert env.observation_space.contains(obs if observation == "flat" else {**obs, "clock": obs["clock"].numpy()})
+    if observation == "factored":
+        part, space, single = obs["private"], space["private"], single["private"]
+    assert part.dtype == space.tensor_dtype == single.tensor_dtype == torch.bfloat16
+    assert space.shape == tuple(part.shape)
+    assert single.contains(part[0])
+    assert not space.contains(part.float())
+    assert not space.contains(part[:2])
+
+    numpy = NumpyVectorEnv(env)
+    shown, _ = numpy.reset(seed=1)
+    assert numpy.observation_space.contains(shown)
+    shown = shown if observation == "flat" else shown["private"]
+    assert shown.dtype == space.dtype == np.float32
+    np.testing.assert_array_equal(shown, part.float().numpy())
+    assert space.contains(space.sample())

@@ -2,7 +2,7 @@
 
 | module | for | autoreset mode it needs |
 |---|---|---|
-| `single` | `gymnasium.make`: one account, numpy | DISABLED |
+| `gymnasium` | `gymnasium.make`: one account, numpy; `NumpyVectorEnv`: many | DISABLED; any |
 | `sb3` | Stable-Baselines3 `VecEnv` | SAME_STEP |
 | `torchrl` | torchrl `EnvBase` | DISABLED (it resets by mask) |
 | `skrl` | skrl, tensors without a copy | SAME_STEP, bootstrapped by the wrapper |

@@ -1,9 +1,14 @@
 """Gymnasium's doors: `make` gives one account with numpy in and out, `make_vec` a `TradingEnv`.
 
-import gymnasium, fintrader
-env = gymnasium.make("fintrader/Trading-v0", market=market)  # without a market: a small synthetic one
-obs, info = env.reset(seed=1)
-obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
+    import gymnasium, fintrader
+    env = gymnasium.make("fintrader/Trading-v0", market=market)  # without a market: a small synthetic one
+    obs, info = env.reset(seed=1)
+    obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
+
+What is written against vector environments in numpy, gymnasium's own wrappers included, wants a `NumpyVectorEnv`:
+
+    env = NumpyVectorEnv(TradingEnv(market, settings, autoreset_mode=AutoresetMode.NEXT_STEP))
+    env = gymnasium.wrappers.vector.NormalizeObservation(env)
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from fintrader.data.build import make_market
@@ -47,6 +52,42 @@ def built_in_market() -> MarketTensors:
 def make_trading_env(market: MarketTensors | Path | str | None = None, **options: Any) -> TradingEnv:
     """A `TradingEnv` for `gymnasium.make_vec`; without a market it trades `built_in_market()`."""
     return TradingEnv(built_in_market() if market is None else market, **options)
+
+
+def to_batch(actions: Any, device: torch.device) -> Tensor:
+    """Anything numpy makes numbers of as a float32 tensor. Raises EnvError for the rest."""
+    try:
+        with np.errstate(over="ignore"):  # the environment refuses infinity
+            array = np.asarray(actions, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise EnvError(f"actions must be an array of numbers, got {type(actions).__name__}") from None
+    return torch.as_tensor(array, device=device)
+
+
+class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
+    """A `TradingEnv` with numpy in and out, for anything written against gymnasium's vector environments."""
+
+    def __init__(self, env: TradingEnv) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.metadata = env.metadata
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self.render_mode = None
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As `TradingEnv.reset`, in numpy."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return to_numpy(obs), to_numpy(info)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As `TradingEnv.step`, in numpy."""
+        obs, reward, terminated, truncated, info = self.env.step(to_batch(actions, self.env.device))
+        return to_numpy(obs), to_numpy(reward), to_numpy(terminated), to_numpy(truncated), to_numpy(info)
 
 
 class SingleTradingEnv(gymnasium.Env[Any, Any]):

@@ -18,6 +18,7 @@ import torch
 from pettingzoo import ParallelEnv
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.adapters.gymnasium import to_batch
 from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
@@ -67,14 +68,19 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
-        """One decision of every trader still in. Raises EnvError when one of their actions is missing."""
+        """One decision of every trader still in. Raises EnvError when an action is missing, misshapen or not finite."""
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise EnvError(f"no action for {missing[0]}; every agent in `agents` needs one")
-        batch = np.zeros((1, self.env.num_traders, self.env.layout.num_assets), dtype=np.float32)
+        batch = torch.zeros((1, self.env.num_traders, self.env.layout.num_assets))
         for agent in self.agents:
-            batch[0, self.possible_agents.index(agent)] = actions[agent]
-        _, reward, terminated, truncated, info = self.env.step(torch.from_numpy(batch))
+            action = to_batch(actions[agent], torch.device("cpu"))
+            if action.shape != batch.shape[2:]:
+                raise EnvError(
+                    f"the action of {agent} has shape {tuple(action.shape)}, expected {tuple(batch.shape[2:])}"
+                )
+            batch[0, self.possible_agents.index(agent)] = action
+        _, reward, terminated, truncated, info = self.env.step(batch)
         places = {agent: self.possible_agents.index(agent) for agent in self.agents}
         observations = self._rows(info["final_obs"][0])
         rewards = {agent: float(reward[0, i]) for agent, i in places.items()}

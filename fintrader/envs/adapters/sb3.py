@@ -19,7 +19,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from fintrader.envs.adapters.gymnasium import to_numpy
+from fintrader.envs.adapters.gymnasium import to_batch, to_numpy
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 
@@ -51,8 +51,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
 
     def step_wait(self) -> VecEnvStepReturn:
         """obs `[B, D]`, reward `[B]`, done `[B]`, a list of B infos."""
-        actions = torch.as_tensor(self._actions, dtype=torch.float32, device=self.env.device)
-        obs, reward, terminated, truncated, info = self.env.step(actions)
+        obs, reward, terminated, truncated, info = self.env.step(to_batch(self._actions, self.env.device))
         done = _copy(terminated | truncated)
         cut = _copy(truncated)
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": bool(flag)} for flag in cut]

@@ -1,4 +1,4 @@
-"""skrl: `TradingEnv` as a `Wrapper`; tensors pass through without a copy.
+"""skrl: `TradingEnv` as a `Wrapper`; tensors pass through without a copy (bfloat16 observations as float32).
 
     env = SkrlEnv(TradingEnv(market, settings))
     agent = PPO(models=models, memory=memory, cfg=cfg, observation_space=env.observation_space, ...)
@@ -59,17 +59,18 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
     def reset(self) -> tuple[Tensor, dict[str, Any]]:
         """Accounts begin once; afterwards they are reset one by one as they end, and this returns where they stand."""
         if self._first is None:
-            self._first = self._env.reset()
+            obs, info = self._env.reset()
+            self._first = (obs.float(), info)
         return self._first
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """obs `[B, D]`; reward, terminated, truncated `[B, 1]`; `info["truncated"]` keeps the true flags `[B]`."""
         obs, reward, terminated, truncated, info = self._env.step(actions)
-        info["truncated"] = truncated
+        obs, info["truncated"] = obs.float(), truncated
         self._first = (obs, info)
         if self._agent is None:
             return obs, reward.unsqueeze(1), terminated.unsqueeze(1), truncated.unsqueeze(1), info
-        reward = reward.unsqueeze(1) + self._value(info["final_obs"]) * truncated.unsqueeze(1)
+        reward = reward.unsqueeze(1) + self._value(info["final_obs"].float()) * truncated.unsqueeze(1)
         ended = (terminated | truncated).unsqueeze(1)
         return obs, reward, ended, torch.zeros_like(ended), info
 

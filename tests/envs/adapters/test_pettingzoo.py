@@ -49,6 +49,12 @@ def test_agrees_with_the_vectorised_game() -> None:
     env.reset()
     with pytest.raises(EnvError, match="trader_1"):
         env.step({"trader_0": np.zeros(3, dtype=np.float32)})
+    before = [one.clone() for one in env.env.account]
+    good = np.zeros(3, dtype=np.float32)
+    for bad, message in ((0.5, "shape"), (good[:2], "shape"), ("buy", "numbers"), (good + np.nan, "NaN")):
+        with pytest.raises(EnvError, match=message):
+            env.step({"trader_0": good, "trader_1": bad})
+    assert all(torch.equal(one, kept) for one, kept in zip(env.env.account, before, strict=True))
 
 
 def test_every_temporal_difference_is_zero() -> None:

@@ -1,7 +1,8 @@
-"""RLlib: an environment runner's episodes, and exact bootstrapping at time limits."""
+"""RLlib: training, an environment runner's episodes, and exact bootstrapping at time limits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,24 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.envs.adapters.gymnasium import SingleTradingEnv
-from fintrader.envs.adapters.rllib import NumpyVectorEnv, rllib_env
+from fintrader.envs.adapters.gymnasium import NumpyVectorEnv, SingleTradingEnv
+from fintrader.envs.adapters.rllib import rllib_env
+from fintrader.envs.settings import EnvSettings
 from fintrader.errors import ConfigError
 from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
+
+
+@pytest.fixture
+def local_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray of this test's own, whatever cluster runs on this machine."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    pytest.importorskip("ray.rllib", reason="RLlib is not installed here; `make test-adapters` runs this test")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
+    yield
+    ray.shutdown()
 
 
 def test_creator_makes_what_rllib_asks_for(tmp_path: Path) -> None:
@@ -59,3 +73,28 @@ def test_runner_episodes_equal_the_known_value() -> None:
     assert cuts > 20
     assert ruins > 2  # about one in 130 steps, hence so many steps
     runner.stop()
+
+
+@pytest.mark.ray
+def test_two_rounds_of_training_with_a_registered_environment(tmp_path: Path, local_ray: None) -> None:
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.tune.registry import register_env
+
+    make_market(200, 3).save(tmp_path / "market.safetensors")
+    register_env("fintrader", rllib_env)
+    world = {"market": tmp_path / "market.safetensors", "settings": EnvSettings(episode_bars=20)}
+    config = (
+        PPOConfig()
+        .environment("fintrader", env_config=world)
+        .env_runners(num_env_runners=1, num_envs_per_env_runner=8, gym_env_vectorize_mode="vector_entry_point")
+        .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2)
+    )
+    algo = config.build_algo()
+    before = {name: value.copy() for name, value in algo.get_module().get_state().items()}
+    results = [algo.train(), algo.train()]
+    after = algo.get_module().get_state()
+    algo.stop()
+    sampled = [result["env_runners"]["num_env_steps_sampled_lifetime"] for result in results]
+    assert 256 <= sampled[0] < sampled[1]
+    assert 0 < results[1]["env_runners"]["episode_len_mean"] <= 20.0
+    assert any((after[name] != value).any() for name, value in before.items())

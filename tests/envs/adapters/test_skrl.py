@@ -77,6 +77,17 @@ def test_nothing_is_copied() -> None:
     assert obs.data_ptr() == seen[0][0].data_ptr()
 
 
+def test_bfloat16_observations_reach_models_as_float32(tmp_path: Path) -> None:
+    settings = EnvSettings(episode_bars=5, observation_dtype="bfloat16")
+    env = SkrlEnv(TradingEnv(make_market(100, 3), settings, num_envs=4))
+    agent = make_agent(env, tmp_path, 8)
+    obs, _ = env.reset()
+    for _ in range(6):  # past an episode's end, where the last observation is valued, too
+        action, _ = agent.policy.act({"observations": obs}, role="policy")
+        obs, reward, *_ = env.step(action)
+        assert obs.dtype == reward.dtype == torch.float32
+
+
 def test_ppo_returns_equal_the_known_value(tmp_path: Path) -> None:
     env = SkrlEnv(TradingEnv(oracle_market(), oracle_settings(), num_envs=8, seed=3))
     agent = make_agent(env, tmp_path, 60, oracle=True)

@@ -1,0 +1,178 @@
+"""What is no action, or no argument, is refused with one typed error and changes nothing: at every door and engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
+from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
+from fintrader.errors import CheckpointError, EnvError, FintraderError
+from tests.factories import make_market
+
+MARKET = make_market(30, 3)
+NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf"), "minus infinity": -float("inf")}
+ENGINES = [
+    "torch",
+    "fused",
+    pytest.param(
+        "compiled",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler"),
+        ],
+    ),
+]
+
+
+def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:
+    """Two accounts after one step, the first of them at its episode's end."""
+    env = TradingEnv(MARKET, EnvSettings(**settings), num_envs=2, autoreset_mode=mode, engine=engine)
+    options = {"episode_bars": torch.tensor([1, 9])} if mode is not AutoresetMode.DISABLED else None
+    env.reset(seed=1, options=options)
+    env.step(torch.full((2, 3), 0.2))
+    return env
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(engine: str, mode: AutoresetMode) -> None:
+    env, twin = stepped(mode, engine), stepped(mode, engine)
+    before, account = env.state_dict(), env.account
+    for value, row in product(NOT_FINITE.values(), (0, 1)):  # under NEXT_STEP the action in row 0 counts for nothing
+        action = torch.full((2, 3), 0.5)
+        action[row, 2] = value
+        wanted = action.clone().requires_grad_(True)  # a step of the core, on any engine
+        for given in (action, action.double(), action.half(), wanted, action.numpy(), action.double().numpy()):
+            with pytest.raises(EnvError, match="NaN or infinity"):
+                env.step(given)
+    assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())
+    for after, expected in zip(env.step(torch.full((2, 3), 0.5)), twin.step(torch.full((2, 3), 0.5)), strict=True):
+        if isinstance(after, torch.Tensor):
+            assert torch.equal(after, expected)
+    assert all(torch.equal(value, before[f"account.{name}"]) for name, value in account._asdict().items())
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (torch.full((2, 3), 1e300, dtype=torch.float64), "infinity"),  # an action is a float32
+        (np.full((2, 3), 1e300), "infinity"),
+        (torch.zeros(2, 3).to_sparse(), "dense"),
+        (torch.zeros(2, 4), "shape"),
+        (torch.zeros(6), "shape"),
+        (np.zeros((2, 3), dtype=object), "floating"),
+        (None, "tensor"),
+    ],
+    ids=str,
+)
+def test_engines_refuse_the_same(engine: Any, action: Any, message: str) -> None:
+    env = stepped(AutoresetMode.SAME_STEP, engine)
+    before = env.state_dict()
+    with pytest.raises(EnvError, match=message):
+        env.step(action)
+    assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize(
+    "kind", ["f2", ">f4", np.longdouble, torch.float16, torch.float64, torch.bfloat16, torch.float8_e4m3fn], ids=str
+)
+def test_every_floating_point_format_is_an_action(engine: Any, kind: Any) -> None:
+    env, twin = stepped(AutoresetMode.SAME_STEP, engine), stepped(AutoresetMode.SAME_STEP, engine)
+    action = torch.full((2, 3), 0.25)
+    env.step(action.to(kind) if isinstance(kind, torch.dtype) else action.numpy().astype(kind))
+    twin.step(action)
+    assert all(torch.equal(left, twin.state_dict()[name]) for name, left in env.state_dict().items())
+
+
+@pytest.mark.parametrize("value", NOT_FINITE.values(), ids=NOT_FINITE)
+@pytest.mark.parametrize("door", ["single", "numpy vector", "traders"])
+def test_other_doors_refuse_what_is_not_finite(door: str, value: float) -> None:
+    if door == "single":
+        single = gymnasium.make("fintrader/Trading-v0", market=MARKET).unwrapped
+        single.reset(seed=1)
+        step: Callable[[], Any] = lambda: single.step(np.full(3, value, dtype=np.float32))  # noqa: E731
+        books = single.vector_env.account
+    elif door == "numpy vector":
+        vector = NumpyVectorEnv(TradingEnv(MARKET, num_envs=2))
+        vector.reset(seed=1)
+        step = lambda: vector.step([[value] * 3] * 2)  # noqa: E731
+        books = vector.env.account
+    else:
+        games = MultiTraderEnv(MARKET, EnvSettings(), TraderSettings(num_traders=2))
+        games.reset(seed=1)
+        step = lambda: games.step(torch.full((1, 2, 3), value))  # noqa: E731
+        books = games.account
+    before = [one.clone() for one in books]
+    with pytest.raises(EnvError, match="NaN or infinity"):
+        step()
+    assert all(torch.equal(one, kept) for one, kept in zip(books, before, strict=True))
+
+
+@pytest.mark.parametrize("actions", [None, "buy", [[0.0] * 3, [0.0] * 2], {"a": 1.0}], ids=str)
+def test_what_numpy_makes_no_numbers_of_is_refused(actions: Any) -> None:
+    vector = NumpyVectorEnv(TradingEnv(MARKET, num_envs=2))
+    vector.reset(seed=1)
+    with pytest.raises(EnvError, match="actions"):
+        vector.step(actions)
+
+
+@pytest.mark.parametrize("seed", [1.5, "a", [1, "a"], [1.5, 2.0], [1, 2, 3]], ids=str)
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    env = stepped(AutoresetMode.SAME_STEP, "auto")
+    before = env.state_dict()
+    with pytest.raises(EnvError, match="seed"):
+        env.reset(seed=seed)
+    assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())
+    with pytest.raises(EnvError, match="seed"):
+        TradingEnv(MARKET, num_envs=2, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [[3, 4], (3, 4), np.array([3, 4]), torch.tensor([3, 4])], ids=str)
+def test_seeds_may_come_in_any_sequence(seed: Any) -> None:
+    env, twin = TradingEnv(MARKET, num_envs=2), TradingEnv(MARKET, num_envs=2)
+    env.reset(seed=seed)
+    twin.reset(seed=[3, 4])
+    assert torch.equal(env.state_dict()["key"], twin.state_dict()["key"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_envs": 2.5}, "num_envs"),
+        ({"num_envs": True}, "num_envs"),
+        ({"num_envs": "2"}, "num_envs"),
+        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"device": "cuda:99"}, "CUDA"),
+        ({"autoreset_mode": "SAME_STEP"}, "autoreset_mode"),
+        ({"settings": {"episode_bars": 5}}, "EnvSettings"),
+        ({"market": None}, "market"),
+        ({"market": {}}, "market"),
+    ],
+    ids=str,
+)
+def test_what_no_environment_is_made_of_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        TradingEnv(**({"market": MARKET} | arguments))
+
+
+def test_what_is_no_dict_is_refused() -> None:
+    env = stepped(AutoresetMode.SAME_STEP, "auto")
+    before = env.state_dict()
+    for options in ([1], "start", {1: 2}):
+        with pytest.raises(FintraderError, match="option"):
+            env.reset(options=options)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="state_dict"):
+        env.load_state_dict(None)  # type: ignore[arg-type]
+    assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())
