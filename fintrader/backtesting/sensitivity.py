@@ -6,7 +6,7 @@ Every row is a whole simulation with one thing changed. What a result survives i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -138,11 +138,3 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
 def _row(kind: str, setting: str, daily: Array | None, chosen: bool = False) -> Variation:
     numbers = {name: None if daily is None else getattr(m, name)(daily) for name in STATISTICS}
     return {"kind": kind, "setting": setting, "chosen": chosen, **numbers}
-
-
-def by_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Rows grouped, in order."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(str(row["kind"]), []).append(row)
-    return groups

@@ -45,6 +45,7 @@ def kill_and_compare(folder: Path, algo: str, kills: int, updates: int) -> None:
     assert set(judged) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_no_trace_in_the_result(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, "sac", kills=1, updates=16)
 

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
 import pytest
 import torch
 
 from fintrader.backtesting import simulate
 from fintrader.backtesting.folds import stitch
-from fintrader.backtesting.sensitivity import by_kind, delayed, sensitivity, without_each
+from fintrader.backtesting.sensitivity import delayed, sensitivity, without_each
 from fintrader.envs import EnvSettings
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
+
+
+def by_kind(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """In the order of the rows, which stand together by kind."""
+    return {kind: list(group) for kind, group in groupby(rows, key=lambda row: row["kind"])}
 
 
 def test_rows_are_the_simulations_they_name() -> None:

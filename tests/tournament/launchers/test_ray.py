@@ -57,6 +57,7 @@ def nodes() -> Iterator[Nodes]:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
     nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
