@@ -52,6 +52,14 @@ def why_not_fused(settings: EnvSettings, device: torch.device, *, record: bool) 
     return "it keeps no record" if record else None
 
 
+def _references(arrays: list[_Array]) -> list[int]:
+    return [sys.getrefcount(array) for array in arrays]
+
+
+_FREE = _references([np.zeros(0)])[0]
+"""References to an array that only a list holds: versions of Python count their own differently."""
+
+
 class ArrayPool:
     """Arrays of one shape, each handed out again only when nobody holds it, nor a tensor made of it, any more.
 
@@ -60,7 +68,6 @@ class ArrayPool:
     """
 
     KEPT = 4
-    _FREE = 3  # references to an array that only the pool holds: its list, the loop's name, getrefcount's argument
 
     def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
         self._shape, self._dtype = shape, dtype
@@ -68,9 +75,9 @@ class ArrayPool:
 
     def take(self) -> _Array:
         """An array that holds anything, but nothing that is not finite."""
-        for array in self._arrays:
-            if sys.getrefcount(array) == self._FREE:
-                return array
+        for place, references in enumerate(_references(self._arrays)):
+            if references == _FREE:
+                return self._arrays[place]
         fresh: _Array = np.zeros(self._shape, self._dtype)
         if len(self._arrays) < self.KEPT:
             self._arrays.append(fresh)
