@@ -13,6 +13,9 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
+MOST_CASH_USD = float(1 << 32)
+"""More than that could grow beyond the sums of money that are exact (`envs.ledger`), where engines would differ."""
+
 REWARDS = ("profit", "log_return", "mean_variance", "drawdown", "differential_sharpe")
 
 
@@ -51,8 +54,8 @@ class EnvSettings(Settings):
     """Least commission of one order, USD."""
 
     # --- account ---------------------------------------------------------------------------------------
-    initial_cash_usd: Positive = 1_000_000.0
-    """Cash of an account at the start of an episode, USD."""
+    initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
+    """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of what is added up exactly."""
     ruin_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode terminates."""
     short: bool = False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fintrader.envs.ledger import Account
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
 from fintrader.errors import CheckpointError, EnvError
 
 RESET_OPTIONS = ("reset_mask", "start", "cash_usd", "shares", "episode_bars")
@@ -74,6 +74,8 @@ def endowment(
         value = _numbers(name, options.get(name, default), kind, device)
         if name == "cash_usd" and not bool((value.isfinite() & (value >= 0)).all()):
             raise EnvError("options['cash_usd'] must be finite and not negative")
+        if name == "cash_usd" and bool((value > MOST_CASH_USD).any()):
+            raise EnvError(f"options['cash_usd'] must be at most {MOST_CASH_USD:,.0f}: sums of more are not exact")
         if name == "episode_bars" and name in options and bool((value < 1).any()):
             raise EnvError("options['episode_bars'] must be at least 1")
         try:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import ConfigError, EnvError
 from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import assert_bit_equal
 from tests.factories import examples, make_market
@@ -79,7 +80,7 @@ def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(eng
 )
 def test_an_action_orders_its_share_of_the_most(engine: Any, action: float, most: float, ordered: int) -> None:
     market = make_market(10, 2, gaps=False)
-    config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=1e10, random_start=False)
+    config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=4e9, random_start=False)
     env = TradingEnv(market, config, num_envs=1, engine=engine)
     env.reset()
     env.step(torch.tensor([[action, 0.0]]))
@@ -102,6 +103,13 @@ def test_engines_agree_on_any_amount_of_money_and_any_price(
     config = config.model_copy(update={"initial_cash_usd": cash, "max_shares": 3e5 if seed % 2 else 57.5})
     slow, fast = (TradingEnv(market, config, num_envs=5, seed=seed, engine=engine) for engine in ENGINES)
     assert_bit_equal(slow, fast, random_actions(seed, 25, 5, 6), endowed=False)
+
+
+def test_more_money_than_is_added_up_exactly_is_refused_at_the_door() -> None:
+    with pytest.raises(ConfigError, match="initial_cash_usd"):
+        EnvSettings(initial_cash_usd=1e10)
+    with pytest.raises(EnvError, match="at most"):
+        TradingEnv(make_market(10, 2), num_envs=1).reset(options={"cash_usd": 1e10})
 
 
 def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine() -> None:
