@@ -35,8 +35,9 @@ def make_market(
     gaps: bool = True,
     session_bars: int = 20,
     volatility: float = 0.01,
+    volume: float = 1e9,
 ) -> MarketTensors:
-    """A random market. With `gaps`: missing bars, a late listing, a delisting and a non-member (if N >= 4)."""
+    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late listing, a delisting and a non-member (if N >= 4)."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(0, volatility, (num_bars, num_assets))
     close = 50 * np.exp(np.cumsum(steps, axis=0)) * np.linspace(0.5, 2.0, num_assets)
@@ -58,11 +59,13 @@ def make_market(
             tradable[:late, 1] = tradable[ended:, 2] = False
             tradable[late, 1] = tradable[ended - 1, 2] = True
             member[num_bars // 3 : num_bars // 2, 3] = False
+    traded = np.random.default_rng(seed + 1).exponential(size=close.shape)
     features = rng.normal(size=(num_bars, num_assets, num_features))
     features[np.isnan(close)] = 0.0
     third = num_bars // 3
     return MarketTensors(
         **numbers(open=open_, close=close, features=features, context=rng.normal(size=(num_bars, 2))),
+        **numbers(volume=np.where(tradable, np.round(volume * traded), 0.0)),
         tradable=torch.tensor(tradable),
         member=torch.tensor(member),
         **clock(num_bars, session_bars),
@@ -100,7 +103,7 @@ def planted_market(
     open_ = np.vstack([np.full((1, num_assets), 100.0), close[:-1]])
     features = np.concatenate([regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2)
     return MarketTensors(
-        **numbers(open=open_, close=close, features=features),
+        **numbers(open=open_, close=close, volume=np.full_like(close, 1e9), features=features),
         context=torch.zeros(num_bars, 1),
         tradable=torch.ones(num_bars, num_assets, dtype=torch.bool),
         member=torch.ones(num_bars, num_assets, dtype=torch.bool),
@@ -132,7 +135,7 @@ def joined(market: MarketTensors, other: MarketTensors, cut: int) -> MarketTenso
 
 def pick_assets(market: MarketTensors, order: Sequence[int]) -> MarketTensors:
     """The market with these assets, in this order."""
-    names = ("open", "close", "features", "tradable", "member")
+    names = ("open", "close", "volume", "features", "tradable", "member")
     arrays = {name: getattr(market, name)[:, list(order)] for name in names}
     return replace(market, symbols=tuple(market.symbols[n] for n in order), **arrays)
 

@@ -18,6 +18,7 @@ from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.dynamics import market_view
 from fintrader.envs.kernels import ledger
 from fintrader.envs.kernels.buffers import Prices, Rules
+from fintrader.results.catalogue import OrderCounts
 
 Array = NDArray[np.float64]
 Action: TypeAlias = "Tensor | NDArray[np.float32]"
@@ -37,8 +38,8 @@ def flat_action(action: Action) -> NDArray[np.float32]:
     return np.asarray(values, dtype=np.float32).reshape(-1)
 
 
-KINDS = np.array(["order", "forced"], dtype=object)
-"""Names of `ledger.ORDER` and `ledger.FORCED`."""
+KINDS = np.array(["order", "forced", "split"], dtype=object)
+"""Names of `ledger.ORDER`, `FORCED` and `SPLIT`."""
 _COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 
@@ -53,13 +54,15 @@ class BacktestAccount:
         view = market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market, self.settings = market, settings
         self.layout = ObservationLayout.of(market, settings.lookback)
-        self.trade_log = log = TradeLog(market, settings)
+        self.view = view
+        self.trade_log = log = TradeLog(market, settings, view)
         self._rows = view.rows
         self._end = market.num_bars - 1
         self._bar = 0
-        self._state = np.full(4, float(settings.initial_cash_usd))
+        self._state = np.zeros(8)
+        self._state[[ledger.CASH, ledger.EQUITY, ledger.PEAK, ledger.FIRST]] = settings.initial_cash_usd
         self._prices, self._rules = Prices.of(view), Rules.of(settings)
-        self._curves = (log.shares, log.equity, log.costs, log.turnover)
+        self._curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         shape = (1, market.num_assets)
         self._shares, self._want, self._kept = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._wish, self._nothing = np.zeros(shape, np.float32), np.zeros((1, 0))
@@ -116,8 +119,9 @@ class BacktestAccount:
             ledger.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
         start, interval = self._bar, self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
-        # An order has at most N fills, and every symbol ends or is called in at most once an interval.
-        room = self._noted + self._shares.size * (2 + (stop - start if self._rules.margin else 0))
+        # An order has at most N fills; every symbol ends at most once, and splits or is called in at most once a bar.
+        often = self._rules.margin > 0.0 or self.view.eventful
+        room = self._noted + self._shares.size * (2 + (2 * (stop - start) if often else 0))
         while room > len(self._fills[0]):
             self._fills = tuple(np.concatenate((column, np.zeros_like(column))) for column in self._fills)
         self._bar, self._noted, ruined = ledger.decide_and_wait(
@@ -128,6 +132,8 @@ class BacktestAccount:
         if over:
             kinds, *columns = (column[: self._noted] for column in self._fills)
             self.trade_log.trades(KINDS[kinds], *columns)
+            given, capped, unfilled, cancelled = self._state[ledger.ORDERS :].tolist()
+            self.trade_log.orders = OrderCounts(int(given), int(capped), int(unfilled), cancelled)
         if ruined:
             self.trade_log.ruin(self._bar)
         return over

@@ -18,7 +18,7 @@ from torch import Tensor
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult, of_market
-from fintrader.backtesting.simulate import simulate_rule
+from fintrader.backtesting.simulate import open_account, trade
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.progress import Progress
@@ -41,23 +41,30 @@ def baseline_settings(settings: EnvSettings) -> EnvSettings:
 class TowardsWeights:
     """A rule that holds target weights: sized in shares at the bars `due`, and ordered until they have traded.
 
-    A symbol in which nothing trades at the bar of its fill is ordered again for the next bar in which it can trade, at
-    the size it was given, and one without a price is sized at its first; the money for them is not spent on others.
+    What does not trade at the bar of its fill, or is more than a bar's volume takes, is ordered again for the next bar
+    in which it can trade, at the size it was given, and a symbol without a price is sized at its first; the money for
+    them is not spent on others.
     """
 
-    def __init__(self, weights: Weights, due: frozenset[int], market: MarketTensors, settings: EnvSettings) -> None:
-        self._weights, self._due, self._settings = weights, np.array(sorted(due)), settings
-        self._mark = torch.nan_to_num(market.close, nan=0.0).to(torch.float64).cpu().numpy()
-        self._sells = market.tradable.cpu().numpy()
-        self._buys = self._sells & market.member.cpu().numpy()
-        self._delay = 0 if settings.fill == "close" else 1
-        self._wanted, self._usd = np.zeros(market.num_assets), np.zeros(market.num_assets)
-        self._pending = np.zeros(market.num_assets, dtype=bool)
-        self._unpriced = self._pending.copy()
+    def __init__(self, weights: Weights, due: frozenset[int], account: BacktestAccount) -> None:
+        view, assets = account.view, account.market.num_assets
+        self._weights, self._due, self._settings = weights, np.array(sorted(due)), account.settings
+        self._mark, self._most = (value.to(torch.float64).numpy() for value in (view.mark, view.most))
+        self._sells = (view.fill > 0).numpy() & (self._most > 0)
+        self._buys = self._sells & view.buyable.numpy()
+        self._event_row, self._splits = view.event_row.numpy(), view.splits.numpy()
+        self._delay = 0 if self._settings.fill == "close" else 1
+        self._wanted, self._usd, self._held = np.zeros(assets), np.zeros(assets), np.zeros(assets)
+        self._pending, self._unpriced, self._could = (np.zeros(assets, dtype=bool) for _ in range(3))
+        self._bar = 0
 
     def decide(self, account: BacktestAccount) -> Holdings:
         """What to hold: the weights' shares where they are due, what is still wanted where it has not traded."""
         bar, held = account.bar, account.held
+        for row in np.unique(self._event_row[self._bar + 1 : bar + 1]):
+            self._wanted = self._whole(self._wanted * self._splits[row])
+        # What could trade and did not change lacks the money, and will not have it later.
+        self._pending &= ~(self._could & (held == self._held))
         if bar in self._due:
             self._usd = self._weights(bar).cpu().numpy() * account.equity
             self._wanted, self._pending = held.copy(), np.zeros_like(self._pending)
@@ -65,13 +72,19 @@ class TowardsWeights:
         price = self._mark[bar]
         sized = self._unpriced & (price > 0)
         change = np.where(sized, self._usd / np.where(sized, price, 1.0) - held, 0.0)
-        self._wanted += change if self._settings.fractional else np.trunc(change)
+        self._wanted += self._whole(change)
         self._unpriced &= ~sized & (self._usd > 0) & (held == 0)
         self._pending |= sized & (self._wanted != held)
         wanted = np.where(self._pending, self._wanted, held)
         filled = min(bar + self._delay, len(self._mark) - 1)
-        self._pending &= ~np.where(wanted > held, self._buys[filled], self._sells[filled])
+        can = np.where(wanted > held, self._buys[filled], self._sells[filled])
+        self._could, self._held, self._bar = self._pending & can, held.copy(), bar
+        self._pending &= ~(can & (np.abs(wanted - held) <= self._most[filled]))
         return Holdings(wanted)
+
+    def _whole(self, shares: Array) -> Array:
+        """Whole shares unless fractions trade; 2^-20 makes good what rounding took."""
+        return shares if self._settings.fractional else np.trunc(shares + np.sign(shares) * 2.0**-20)
 
     def next_due(self, bar: int) -> int:
         """The next rebalancing, or before it the bar ahead of one in which something still wanted can trade."""
@@ -101,9 +114,9 @@ def simulate_weights(
 
     Raises BacktestError for a window of fewer than two bars.
     """
-    settings = baseline_settings(settings)
-    rule = TowardsWeights(weights, due, market, settings)
-    return simulate_rule(rule.decide, market, settings, name=name, due=rule.next_due, note=note, progress=progress)
+    account = open_account(market, baseline_settings(settings), name)
+    rule = TowardsWeights(weights, due, account)
+    return trade(rule.decide, account, name=name, due=rule.next_due, note=note, progress=progress)
 
 
 def equal_weights(market: MarketTensors, bar: int) -> Tensor:
@@ -209,7 +222,7 @@ def _from_past(
     the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the rest stays in cash.
     """
     ends = m.session_ends(market.session.cpu().numpy())
-    close = market.close.cpu().to(torch.float64).numpy()[ends]
+    close = market.adjusted_close.cpu().numpy()[ends]
 
     def weights(bar: int) -> Tensor:
         allowed = (market.member[bar] & market.tradable[bar]).cpu().numpy()
@@ -248,6 +261,7 @@ def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str
         mark=np.broadcast_to(0.0, (bars, assets)),
         costs_usd=nothing,
         turnover_usd=nothing,
+        income_usd=nothing,
         trades=empty_trades(),
         has_positions=False,
         **of_market(market),

@@ -3,7 +3,7 @@
 for fold in make_folds(market, WalkForwardSettings()):
     part = fold_market(market, fold)      # its windows are the fold's: a tournament runs on it as on any market
     ...                                   # tournament on `part`, then simulate its policy on part.split().test
-whole = stitch(results, settings)         # one result over all test windows, each bar tested once
+whole = stitch(results)                   # one result over all test windows, each bar tested once
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pydantic import Field
 
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.trade_log import MINUTE_NS, Fills, cost_of_closing, trade_frame
+from fintrader.backtesting.trade_log import MINUTE_NS, Fills, trade_frame
 from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors, Windows
-from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.results.backtest_files import TRADE_COLUMNS
+from fintrader.results.catalogue import OrderCounts
 
 Array = NDArray[np.float64]
 
@@ -94,10 +94,10 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     return replace(market.window(start, stop), windows=windows, meta=meta)
 
 
-def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: str | None = None) -> BacktestResult:
+def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:
     """Test windows one after another as one result: each starts with what the one before left.
 
-    At the end of every window but the last the positions are sold at the last mark, at `settings`' costs; the next
+    At the end of every window but the last the positions are sold at the last mark, at costs; the next
     window begins in cash. Shares and trades are scaled to the capital carried over, so they may be fractions.
     Raises BacktestError when windows overlap or trade other symbols.
     """
@@ -108,7 +108,7 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
     for number, result in enumerate(results):
         if number and (result.symbols != results[0].symbols or result.minutes[0] <= results[number - 1].minutes[-1]):
             raise BacktestError(f"test window {number} overlaps the one before it, or trades other symbols")
-        closed = result if number == len(results) - 1 else _sold(result, settings)
+        closed = result if number == len(results) - 1 else _sold(result)
         parts.append(_scaled(closed, carried, bars))
         bars += len(result.minutes)
         carried *= float(closed.equity[-1]) / closed.initial_cash_usd
@@ -121,7 +121,7 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
     levels = [parts[0].benchmark]
     for part in parts[1:]:
         levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
-    names = ("minutes", "equity", "shares", "mark", "costs_usd", "turnover_usd")
+    names = ("minutes", "equity", "shares", "mark", "costs_usd", "turnover_usd", "income_usd")
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     trades = [part.trades for part in parts if len(part.trades)]
     frame = pd.concat(trades, ignore_index=True).astype(TRADE_COLUMNS) if trades else parts[0].trades
@@ -131,6 +131,8 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
         session=np.concatenate(sessions),
         benchmark=np.concatenate(levels),
         trades=frame,
+        orders=OrderCounts(*(sum(counts) for counts in zip(*(part.orders for part in parts), strict=True))),
+        closing_cost_usd=parts[-1].closing_cost_usd,
         ruined=any(part.ruined for part in parts),
         last_bar=None,
         note=parts[0].note or f"{len(parts)} test windows in a row",
@@ -138,14 +140,14 @@ def stitch(results: Sequence[BacktestResult], settings: EnvSettings, *, name: st
     )
 
 
-def _sold(result: BacktestResult, settings: EnvSettings) -> BacktestResult:
+def _sold(result: BacktestResult) -> BacktestResult:
     """The same result with everything sold at the last bar's mark."""
     held = result.shares[-1]
     which = np.flatnonzero(held)
     if not which.size or not result.has_positions:
         return result
-    notional = np.abs(held * result.mark[-1])
-    cost = cost_of_closing(notional, settings)
+    notional, cost = np.abs(held * result.mark[-1]), result.closing_cost_usd
+    assert cost is not None  # it has positions
     kind, bar = np.full(which.size, "forced", dtype=object), np.full(which.size, len(result.minutes) - 1)
     fills = Fills(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
     time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
@@ -173,5 +175,7 @@ def _scaled(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
         shares=result.shares * factor,
         costs_usd=result.costs_usd * factor,
         turnover_usd=result.turnover_usd * factor,
+        income_usd=result.income_usd * factor,
+        orders=result.orders._replace(cancelled_usd=result.orders.cancelled_usd * factor),
         trades=trades,
     )

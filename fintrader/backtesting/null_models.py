@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.backtesting.trade_log import carried_close
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
@@ -109,12 +108,15 @@ def _static_returns(
         raise BacktestError("the window holds one bar; random portfolios need at least two")
     fill = market.open[1] if settings.fill == "next_open" else market.close[1]
     entry = fill.cpu().to(torch.float64).numpy()
+    growth = market.events.growth(market.close)
+    if growth is not None:
+        entry = entry * growth[1].cpu().numpy()
     can = (market.member[0] & market.tradable[0] & market.member[1] & market.tradable[1]).cpu().numpy()
     names = np.flatnonzero(can & (np.nan_to_num(entry) > 0))
     if not names.size:
         raise BacktestError("no member trades in the window's first two bars; start the window at another bar")
     ends = m.session_ends(market.session.cpu().numpy())
-    filled = carried_close(market)[np.ix_(ends, names)] / entry[names]
+    filled = _carried(market.adjusted_close.cpu().numpy())[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
@@ -126,3 +128,11 @@ def _static_returns(
         wealth[-1] *= 1 - rate
     returns: Array = wealth[1:] / wealth[:-1] - 1
     return returns
+
+
+def _carried(close: Array) -> Array:
+    """`[T, N]`: the newest price at or before each bar, 0 before the first."""
+    steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
+    newest = np.maximum.accumulate(steps, axis=0)
+    carried: Array = np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)
+    return carried

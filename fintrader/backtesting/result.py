@@ -34,6 +34,8 @@ class BacktestResult(History):
     """The account was closed for ruin before the window's end."""
     last_bar: NDArray[np.int64] | None = None
     """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not noted."""
+    closing_cost_usd: Array | None = None
+    """`[N]`: what it would cost to close each position at the window's end."""
     note: str = ""
     """One line on how the strategy trades, for tables and the report."""
 
@@ -41,7 +43,7 @@ class BacktestResult(History):
         bars = len(self.minutes)
         if bars < 2:
             raise BacktestError(f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two")
-        for name in ("session", "equity", "costs_usd", "turnover_usd", "benchmark", "shares", "mark"):
+        for name in ("session", "equity", "costs_usd", "turnover_usd", "income_usd", "benchmark", "shares", "mark"):
             if len(getattr(self, name)) != bars:
                 raise BacktestError(f"{self.name}: {name} has {len(getattr(self, name))} rows for {bars} bars")
         if not np.isfinite(self.equity).all():
@@ -84,8 +86,12 @@ class BacktestResult(History):
         return measure(self)
 
     def trade_list_profit(self) -> float:
-        """Profit recomputed from the trade list alone: cash flows, costs and interest, and what is held at the end."""
-        flows = -(self.trades["shares"] * self.trades["price_usd"]).sum() - self.trades["cost_usd"].sum()
+        """Profit recomputed from the trade list: cash flows, costs, interest, dividends, what is held at the end."""
+        flows = (
+            self.income_usd.sum()
+            - (self.trades["shares"] * self.trades["price_usd"]).sum()
+            - self.trades["cost_usd"].sum()
+        )
         interest = self.costs_usd.sum() - self.trades["cost_usd"].sum()
         held = self.trades.groupby("symbol")["shares"].sum()
         last = dict(zip(self.symbols, self.mark[-1], strict=True))

@@ -68,7 +68,7 @@ def sensitivity(
         daily = None
         # One fold may leave nothing to go on with: no figures then, and the other rows stand.
         with contextlib.suppress(BacktestError):
-            daily = (parts[0] if len(parts) == 1 else stitch(parts, changed)).daily_returns
+            daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
         rows.append(_row(kind, setting, daily, chosen))
 
     total = len(costs) + len(fills) + 2 + len(shifts) + stocks

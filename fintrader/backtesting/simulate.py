@@ -55,7 +55,7 @@ def simulate(
     it can be, and its actions agree to float32 rounding. Raises BacktestError for a window of fewer than two bars and
     for an output that cannot be traded.
     """
-    account = _account(market, settings, name)
+    account = open_account(market, settings, name)
     return trade(ask(policy, account, name), account, name=name, progress=progress, note=note)
 
 
@@ -102,11 +102,12 @@ def simulate_rule(
 
     Raises BacktestError for a window of fewer than two bars.
     """
-    account = _account(market, settings, name)
+    account = open_account(market, settings, name)
     return trade(decide, account, name=name, due=due, progress=progress, note=note)
 
 
-def _account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
+def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
+    """An account at the window's first bar. Raises BacktestError for a window of fewer than two bars."""
     if market.num_bars < 2:
         raise BacktestError(f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two")
     return BacktestAccount(market, settings)

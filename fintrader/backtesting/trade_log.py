@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
-from fintrader.envs.ledger import closing_cost
+from fintrader.envs.dynamics import MarketView
+from fintrader.envs.ledger import Bar, closing_cost, in_usd
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
+from fintrader.results.catalogue import OrderCounts
 
 Array = NDArray[np.float64]
 MINUTE_NS = 60_000_000_000
@@ -36,13 +38,14 @@ class Fills(NamedTuple):
 class TradeLog:
     """Arrays over T bars and N assets, written by whoever runs the account."""
 
-    def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
+    def __init__(self, market: MarketTensors, settings: EnvSettings, view: MarketView) -> None:
         bars, assets = market.num_bars, market.num_assets
-        self.market, self.settings = market, settings
-        self.mark = carried_close(market)
+        self.market, self.settings, self._view = market, settings, view
+        self.mark: Array = view.mark.cpu().to(torch.float64).numpy()
         self.equity = np.full(bars, float(settings.initial_cash_usd))
         self.shares = np.zeros((bars, assets))
-        self.costs, self.turnover = np.zeros(bars), np.zeros(bars)
+        self.costs, self.turnover, self.income = np.zeros(bars), np.zeros(bars), np.zeros(bars)
+        self.orders = OrderCounts()
         self.ruined = False
         self._fills: list[Fills] = []
 
@@ -64,11 +67,21 @@ class TradeLog:
     def ruin(self, bar: int) -> None:
         """Close a ruined account at its last mark, with costs; its equity then stays what is left."""
         held = self.shares[bar].copy()
-        cost = cost_of_closing(np.abs(held * self.mark[bar]), self.settings)
+        cost = self.cost_of_closing(bar)
         self.trade("ruin", bar, bar, bar, -held, self.mark[bar], cost)
         self.ruined = True
         self.shares[bar:] = 0.0
         self.equity[bar:] = self.equity[bar] - cost.sum()
+
+    def cost_of_closing(self, bar: int) -> Array:
+        """`[N]` USD: what closing every position at its mark of `bar` costs; however large, it fills."""
+        held = torch.from_numpy(self.shares[[bar]])
+        quote = self._view.quote(torch.tensor([bar], device=self._view.mark.device))._replace(
+            price=self._view.mark[[bar]]
+        )
+        quote = Bar(*(value.cpu() for value in quote))
+        cost: Array = closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[0].numpy()
+        return cost
 
     def result(self, name: str, note: str) -> BacktestResult:
         """Everything noted so far, as a result."""
@@ -79,7 +92,10 @@ class TradeLog:
             mark=self.mark,
             costs_usd=self.costs,
             turnover_usd=self.turnover,
+            income_usd=self.income,
             trades=self._trades(),
+            orders=self.orders,
+            closing_cost_usd=self.cost_of_closing(len(self.equity) - 1),
             ruined=self.ruined,
             last_bar=self.market.last_bar.cpu().numpy(),
             note=note,
@@ -92,7 +108,7 @@ class TradeLog:
         whole = Fills(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
         start = self.market.minutes.cpu().numpy()
         length = self.market.bar_minutes * MINUTE_NS
-        at_open = (whole.kind == "order") & (self.settings.fill == "next_open")
+        at_open = (whole.kind == "split") | ((whole.kind == "order") & (self.settings.fill == "next_open"))
         filled = start[whole.filled] + np.where(at_open, 0, length)
         return trade_frame(whole, self.market.symbols, start[whole.decided] + length, filled)
 
@@ -112,18 +128,3 @@ def trade_frame(fills: Fills, symbols: Sequence[str], decided_ns: Any, filled_ns
         "kind": fills.kind,
     }
     return pd.DataFrame(frame).astype(TRADE_COLUMNS)
-
-
-def cost_of_closing(notional: Array, settings: EnvSettings) -> Array:
-    """`[N]` USD: what selling positions worth `notional [N]` at their last mark costs."""
-    cost: Array = closing_cost(torch.from_numpy(notional).unsqueeze(0), settings)[0].numpy()
-    return cost
-
-
-def carried_close(market: MarketTensors) -> Array:
-    """`[T, N]` float64: the newest close at or before each bar, 0 before the first."""
-    close = market.close.cpu().to(torch.float64).numpy()
-    steps = np.where(np.isnan(close), 0, np.arange(len(close))[:, None])
-    newest = np.maximum.accumulate(steps, axis=0)
-    carried: Array = np.nan_to_num(np.take_along_axis(close, newest, axis=0), nan=0.0)
-    return carried

@@ -17,12 +17,14 @@ from torch import Tensor
 from fintrader.errors import MarketError
 from fintrader.files import atomic_file
 
-FORMAT = "fintrader-market-1"
+FORMAT = "fintrader-market-2"
 _KINDS = {
-    "open": torch.float32, "close": torch.float32, "features": torch.float32, "context": torch.float32,
-    "tradable": torch.bool, "member": torch.bool, "session": torch.int64, "minutes": torch.int64,
-    "benchmark": torch.float64,
+    "open": torch.float32, "close": torch.float32, "volume": torch.float32, "features": torch.float32,
+    "context": torch.float32, "tradable": torch.bool, "member": torch.bool, "session": torch.int64,
+    "minutes": torch.int64, "benchmark": torch.float64,
 }  # fmt: skip
+_EVENT = "event_"
+"""Begins the names under which a market file holds its events."""
 _SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -55,6 +57,43 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
+class Events(NamedTuple):
+    """Splits and cash dividends, E of them, by bar and then asset; at most one of each asset a bar."""
+
+    bar: Tensor
+    """`[E]` int64: the first bar of the ex-date. Whoever held the share at the close before is concerned."""
+    asset: Tensor
+    """`[E]` int64."""
+    split: Tensor
+    """`[E]` float64: new shares for an old one; 1 where there is a dividend only."""
+    dividend_usd: Tensor
+    """`[E]` float64: cash paid for an old share."""
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, float, float]] = ()) -> Events:
+        """Events of rows (bar, asset, split, dividend), in any order, on CPU."""
+        bar, asset, split, dividend = list(zip(*sorted(rows), strict=True)) or ((), (), (), ())
+        whole = (torch.tensor(values, dtype=torch.int64) for values in (bar, asset))
+        return cls(*whole, *(torch.tensor(values, dtype=torch.float64) for values in (split, dividend)))
+
+    def within(self, start: int, stop: int) -> Events:
+        """Those of bars `[start, stop)`, counted from `start`."""
+        here = (self.bar >= start) & (self.bar < stop)
+        return Events(self.bar[here] - start, *(value[here] for value in self[1:]))
+
+    def growth(self, close: Tensor) -> Tensor | None:
+        """`[T, N]` float64: what one share of the first bar has become by each bar, dividends reinvested at the close
+        before their ex-date; None without events. `close [T, N]` are prices as traded."""
+        if not len(self.bar):
+            return None
+        inner = self.bar > 0  # what happened before the first bar changes nothing after it
+        bar, asset, split, dividend = (value[inner] for value in self)
+        share = torch.nan_to_num(dividend / close[bar - 1, asset].to(torch.float64), nan=0.0)
+        steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
+        steps[bar, asset] = split / (1.0 - share)
+        return steps.cumprod(0)
+
+
 class Windows(NamedTuple):
     """Half-open ranges of bars `[start, stop)`; validation and test lie an embargo after what precedes them."""
 
@@ -76,15 +115,17 @@ class MarketTensors:
     """A market of `N` assets over `T` bars, on one device.
 
     Bar `t` covers the minute(s) that begin at `minutes[t]`; everything in row `t` is known once that bar has
-    closed. A row without a trade carries the last past close with `tradable` False; before a symbol's first
-    bar and after its last one there is no price (NaN). A symbol whose last price lies before the end of the
-    data has ended: the environment sells it at that bar (`last_bar`).
+    closed. Prices are as traded. A row without a trade carries the last past close with `tradable` False (adjusted
+    on an ex-date); before a symbol's first bar and after its last one there is no price (NaN). A symbol whose last
+    price lies before the end of the data has ended: the environment sells it at that bar (`last_bar`).
     """
 
     open: Tensor
     """`[T, N]` float32, USD."""
     close: Tensor
     """`[T, N]` float32, USD; NaN where the symbol is not listed."""
+    volume: Tensor
+    """`[T, N]` float32, shares traded in the bar; 0 where there was no trade."""
     features: Tensor
     """`[T, N, F]` float32, finite, standardised with training-window statistics; 0 where undefined."""
     context: Tensor
@@ -105,6 +146,8 @@ class MarketTensors:
     benchmark_name: str = "index"
     bar_minutes: int = 1
     windows: Windows | None = None
+    events: Events = field(default_factory=Events.of)
+    """Splits and dividends; prices before and after them are as traded."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: where it came from (source, hashes), the exchange's time zone, normalisation statistics, known
     optimum if planted."""
@@ -156,17 +199,25 @@ class MarketTensors:
         steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
         return (listed * steps).amax(dim=0) - 1
 
+    @property
+    def adjusted_close(self) -> Tensor:
+        """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal to `close` at the
+        first bar, so that nothing before an ex-date depends on it."""
+        growth = self.events.growth(self.close)
+        close = self.close.to(torch.float64)
+        return close if growth is None else close * growth
+
     def to(self, device: torch.device | str) -> MarketTensors:
         """The same market on another device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.arrays()}
-        return replace(self, **moved)
+        return replace(self, **moved, events=Events(*(value.to(device) for value in self.events)))
 
     def window(self, start: int, stop: int) -> MarketTensors:
         """Bars `[start, stop)` as a view. Raises MarketError when that is empty or outside the market."""
         if not 0 <= start < stop <= self.num_bars:
             raise MarketError(f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars")
         rows: dict[str, Any] = {name: tensor[start:stop] for name, tensor in self.arrays()}
-        return replace(self, **rows, windows=None, trusted=True)
+        return replace(self, **rows, events=self.events.within(start, stop), windows=None, trusted=True)
 
     def split(self) -> Split:
         """Train, validation and test. Raises MarketError when the market was built without windows."""
@@ -175,9 +226,14 @@ class MarketTensors:
         return Split(*(self.window(start, stop) for start, stop in self.windows))
 
     def arrays(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of each array."""
+        """Name and tensor of each array with a row for each bar."""
         for name in _KINDS:
             yield name, getattr(self, name)
+
+    def _stored(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.arrays()
+        for name, tensor in self.events._asdict().items():
+            yield _EVENT + name, tensor
 
     def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
         """`[T]` datetime64[ns], UTC, start of each bar."""
@@ -186,13 +242,14 @@ class MarketTensors:
     def content_hash(self) -> str:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are equal."""
         digest = hashlib.sha256(self._header().encode())
-        for name, tensor in self.arrays():
+        for name, tensor in self._stored():
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def _header(self) -> str:
-        header = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _KINDS}
+        arrays = {*_KINDS, "events"}
+        header = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays}
         header["format"] = FORMAT
         return json.dumps(header, sort_keys=True, allow_nan=False)
 
@@ -202,7 +259,7 @@ class MarketTensors:
         try:
             with atomic_file(Path(path)) as file:
                 file.write(self._preamble(content))
-                for _, tensor in stored_order(self.arrays()):
+                for _, tensor in stored_order(self._stored()):
                     file.write(bytes_of(tensor))
         except OSError as error:
             raise MarketError(
@@ -212,7 +269,7 @@ class MarketTensors:
 
     def _preamble(self, content: str) -> bytes:
         """All bytes of the file before its arrays."""
-        return preamble(stored_order(self.arrays()), {"header": self._header(), "content_hash": content})
+        return preamble(stored_order(self._stored()), {"header": self._header(), "content_hash": content})
 
     @classmethod
     def load(cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False) -> MarketTensors:
@@ -230,10 +287,12 @@ class MarketTensors:
                 if header.pop("format", None) != FORMAT:
                     raise MarketError(f"{path} is no market file of this version; build it again")
                 rows = {name: file.get_tensor(name) for name in _KINDS}
+                events = Events(*(file.get_tensor(_EVENT + name) for name in Events._fields))
             windows = header.pop("windows")
             for name in ("symbols", "feature_names", "context_names"):
                 header[name] = tuple(header[name])
-            market = cls(**rows, **header, windows=Windows(*map(tuple, windows)) if windows else None, trusted=True)
+            header["windows"] = Windows(*map(tuple, windows)) if windows else None
+            market = cls(**rows, **header, events=events, trusted=True)
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
         if verify:
@@ -259,7 +318,9 @@ class MarketTensors:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
         if bars == 0 or assets == 0:
             raise MarketError(f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}")
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("open", "close", "tradable", "member"), (bars, assets))
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("open", "close", "volume", "tradable", "member"), (bars, assets)
+        )
         shapes |= dict.fromkeys(("session", "minutes", "benchmark"), (bars,))
         shapes["features"] = bars, assets, len(self.feature_names)
         shapes["context"] = bars, len(self.context_names)
@@ -272,6 +333,8 @@ class MarketTensors:
                 raise MarketError(f"{name} lies on {tensor.device}, close on {self.close.device}")
         if len(self.symbols) != assets or len(set(self.symbols)) != assets:
             raise MarketError(f"{len(set(self.symbols))} distinct symbols for {assets} assets")
+        if any(value.shape != self.events.bar.shape or value.device != self.close.device for value in self.events):
+            raise MarketError("events need one bar, asset, split and dividend each, on the device of the prices")
         if self.windows is not None:
             edges = [edge for window in self.windows for edge in window]
             if edges != sorted(edges) or edges[0] < 0 or edges[-1] > bars or any(a >= b for a, b in self.windows):
@@ -290,6 +353,18 @@ class MarketTensors:
             "prices must be positive, or NaN where not listed": ((self.close > 0) | self.close.isnan()).all()
             & ((self.open > 0) | self.open.isnan()).all()
             & ~self.close.isinf().any(),
+            "volume must be finite and not negative": (self.volume >= 0).all() & self.volume.isfinite().all(),
+            f"an event lies outside the market's {self.num_bars} bars and {self.num_assets} assets": _inside(
+                self.events.bar, self.num_bars
+            )
+            & _inside(self.events.asset, self.num_assets),
+            "events must come by bar and then asset, one of an asset a bar": (
+                (self.events.bar * self.num_assets + self.events.asset).diff() > 0
+            ).all(),
+            "a split must be finite and positive, a dividend finite and not negative": (
+                (self.events.split > 0) & (self.events.dividend_usd >= 0)
+            ).all()
+            & (self.events.split + self.events.dividend_usd).isfinite().all(),
             "a tradable cell needs an open and a close": (
                 ~self.tradable | (self.open.isfinite() & self.close.isfinite())
             ).all(),
@@ -297,3 +372,7 @@ class MarketTensors:
         for message, holds in checks.items():
             if not bool(holds):
                 raise MarketError(message)
+
+
+def _inside(numbers: Tensor, count: int) -> Tensor:
+    return ((numbers >= 0) & (numbers < count)).all()

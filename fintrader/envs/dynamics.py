@@ -14,7 +14,19 @@ import torch
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.ledger import Account, closing_cost, desired_shares, fill_orders, in_usd, total_cost, trade_cost
+from fintrader.envs.ledger import (
+    Account,
+    Bar,
+    apply_events,
+    closing_cost,
+    desired_shares,
+    fill_costs,
+    fill_orders,
+    in_usd,
+    round_to_zero,
+    split_shares,
+    total_cost,
+)
 from fintrader.envs.observation import market_rows, private_part
 from fintrader.envs.reward import Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
@@ -38,6 +50,12 @@ class MarketView(NamedTuple):
     """`[T, N]`: the price orders fill at in that bar, 0 where the symbol does not trade."""
     buyable: Tensor
     """`[T, N]` bool: positions may grow (tradable, a member, and not the symbol's last bar)."""
+    most: Tensor
+    """`[T, N]` float32: shares that an order takes at most; infinite without a limit."""
+    volume: Tensor
+    """`[T, N]` float32: shares traded."""
+    spread: Tensor
+    """`[N]` float64: half-spread as a share of the notional."""
     rows: Tensor
     """`[T, N*F + N + M]`: the market's part of the observation."""
     last_bar: Tensor
@@ -48,6 +66,18 @@ class MarketView(NamedTuple):
     """`[T]` bool: turbulence above its threshold."""
     ends: bool
     """Whether any symbol ends inside the window."""
+    event_row: Tensor
+    """`[T]` int64: the row of `splits` and `dividends` that a bar has; 0, which changes nothing, for most."""
+    splits: Tensor
+    """`[R, N]` float64: new shares for an old one."""
+    dividends: Tensor
+    """`[R, N]` float64: USD for an old share."""
+    eventful: bool
+    """Whether the window holds a split or a dividend."""
+
+    def quote(self, bar: Tensor) -> Bar:
+        """What the bars `[B]` mean to orders."""
+        return Bar(self.fill[bar], self.buyable[bar], self.most[bar], self.volume[bar], self.spread)
 
 
 class Record(NamedTuple):
@@ -57,6 +87,9 @@ class Record(NamedTuple):
     """`[B]`: orders were decided at its close."""
     fill_bar: Tensor
     """`[B]`: and filled in it."""
+    ordered: Tensor
+    """`[B, N]`, signed: what was asked for, in shares of the fill bar. What did not fill of it was cancelled: nothing
+    traded, the order exceeded its share of the volume, or there was not the money."""
     fill_shares: Tensor
     """`[B, N]`, signed: bought > 0."""
     fill_price: Tensor
@@ -73,6 +106,8 @@ class Record(NamedTuple):
     """`[B, k, N]` USD: cost of the forced trades."""
     interest: Tensor
     """`[B, k]` USD: paid for borrowed stock and cash."""
+    income: Tensor
+    """`[B, k]` USD: dividends, and cash for what splits left of a share; negative where shares were owed."""
     cost: Tensor
     """`[B]` USD: everything paid."""
     turnover: Tensor
@@ -80,14 +115,16 @@ class Record(NamedTuple):
 
     def without(self, mask: Tensor) -> Record:
         """Nothing traded and nothing paid in the rows of `mask` `[B]`."""
-        names = ("fill_shares", "fill_cost", "closed_shares", "closed_cost", "interest", "cost", "turnover")
+        names = ("ordered", "fill_shares", "fill_cost", "closed_shares", "closed_cost", "interest", "income", "cost")
+        names = (*names, "turnover")
         values = {name: getattr(self, name) for name in names}
         rows = {name: mask.view(-1, *[1] * (value.ndim - 1)) for name, value in values.items()}
         return self._replace(**{n: torch.where(rows[n], torch.zeros_like(v), v) for n, v in values.items()})
 
 
 def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.dtype = torch.float32) -> MarketView:
-    """Sanitise a market once. Raises EnvError for a window of one bar or an unknown turbulence column."""
+    """Sanitise a market once. Raises EnvError for a window of one bar, an unknown turbulence column or symbol, and bars
+    without volume where orders take a share of it."""
     bars = market.num_bars
     if bars < 2:
         raise EnvError(f"the window holds {bars} bar(s); trading needs at least two")
@@ -102,17 +139,58 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
     last_bar = torch.where(ends, final, torch.full_like(final, bars))
     price = market.open if settings.fill == "next_open" else close
     fill = torch.where(market.tradable, torch.nan_to_num(price, nan=0.0), torch.zeros_like(close))
+    volume = torch.where(market.tradable, market.volume, torch.zeros_like(market.volume))
+    event_row, splits, dividends = _event_rows(market)
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).to(torch.float64)
     return MarketView(
         mark=carried.to(torch.float32).contiguous(),
         fill=fill.to(torch.float32).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
+        most=_most(volume, settings),
+        volume=volume.contiguous(),
+        spread=_spread(market, settings),
         rows=market_rows(market.features, market.tradable, market.context, obs_dtype, settings.lookback),
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
         risk_off=_risk_off(market, settings),
         ends=bool(ends.any()),
+        event_row=event_row,
+        splits=splits,
+        dividends=dividends,
+        eventful=len(splits) > 1,
     )
+
+
+def _most(volume: Tensor, settings: EnvSettings) -> Tensor:
+    if settings.participation is None:
+        return torch.full_like(volume, torch.inf)
+    if not bool((volume > 0).any()):
+        raise EnvError(
+            "the bars hold no volume, of which an order may take a share; set env.participation to none to fill orders "
+            "of any size"
+        )
+    return round_to_zero(volume.to(torch.float64) * settings.participation, settings).to(torch.float32).contiguous()
+
+
+def _spread(market: MarketTensors, settings: EnvSettings) -> Tensor:
+    unknown = sorted(set(settings.half_spread_bps_of) - set(market.symbols))
+    if unknown:
+        raise EnvError(f"env.half_spread_bps_of: the market has no {', '.join(unknown)}; remove what it does not trade")
+    rates = [settings.half_spread_bps_of.get(name, settings.half_spread_bps) / 1e4 for name in market.symbols]
+    return torch.tensor(rates, dtype=torch.float64, device=market.device)
+
+
+def _event_rows(market: MarketTensors) -> tuple[Tensor, Tensor, Tensor]:
+    """`event_row`, `splits` and `dividends` of a view."""
+    events = market.events
+    bars, place = events.bar.unique(return_inverse=True)
+    row = torch.zeros(market.num_bars, dtype=torch.int64, device=market.device)
+    row[bars] = torch.arange(1, len(bars) + 1, device=market.device)
+    splits = torch.ones(len(bars) + 1, market.num_assets, dtype=torch.float64, device=market.device)
+    dividends = torch.zeros_like(splits)
+    splits[place + 1, events.asset] = events.split
+    dividends[place + 1, events.asset] = events.dividend_usd
+    return row, splits, dividends
 
 
 def _risk_off(market: MarketTensors, settings: EnvSettings) -> Tensor:
@@ -211,46 +289,67 @@ def advance(
     `action` `[B, N]`; `move_prices` lets the orders wanted `[B, N]` (signed shares) change the fill prices `[B, N]`
     before anything fills. Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
     """
-    bar = account.bar
-    fill_bar = bar if settings.fill == "close" else torch.minimum(bar + 1, account.end_bar)
+    bar, same_bar = account.bar, settings.fill == "close"
+    fill_bar = bar if same_bar else torch.minimum(bar + 1, account.end_bar)
     flat = view.risk_off[bar] if settings.turbulence_column is not None else None
-    mark = view.mark[bar]
-    want = desired_shares(action, account.shares, account.equity, mark, flat, settings)
-    fill_price = view.fill[fill_bar]
+    mark, cash, shares = view.mark[bar], account.cash, account.shares
+    want = desired_shares(action, shares, account.equity, mark, flat, settings)
+    income = torch.zeros_like(cash)
+    if view.eventful and not same_bar:  # what was asked for before a split is asked for in new shares
+        split = view.splits[view.event_row[fill_bar]]
+        order = split_shares(want - shares, split, settings)
+        cash, shares, income = apply_events(
+            cash, shares, mark, split, view.dividends[view.event_row[fill_bar]], settings
+        )
+        want, mark = shares + order, mark.to(torch.float64) / split
+    quote = view.quote(fill_bar)
     if move_prices is not None:
-        fill_price = move_prices(want - account.shares, fill_price)
-    fills = fill_orders(account.cash, account.shares, want, fill_price, view.buyable[fill_bar], mark, settings)
+        quote = quote._replace(price=move_prices(want - shares, quote.price))
+    ordered = want - shares
+    fills = fill_orders(cash, shares, want, quote, mark, settings)
 
     cash, shares, peak = fills.cash, fills.shares, account.peak_equity
     cost, turnover, equity = fills.cost, fills.turnover, account.equity
     steps = []
-    for _ in range(settings.decision_interval):
+    for number in range(settings.decision_interval):
         moving = bar < account.end_bar
         bar = bar + moving
-        mark = view.mark[bar]
+        before, mark = view.mark[torch.clamp(bar - 1, min=0)], view.mark[bar]
         closed, closed_cost, interest = None, None, torch.zeros_like(cash)
+        if view.eventful:
+            row = torch.where(moving, view.event_row[bar], torch.zeros_like(bar))
+            if number > 0 or same_bar:
+                cash, shares, income = apply_events(
+                    cash, shares, before, view.splits[row], view.dividends[row], settings
+                )
+            before = before.to(torch.float64) / view.splits[row]
         if settings.short and settings.borrow_bps_per_year > 0.0:
-            interest = _interest(cash, shares, view, bar, moving, settings)
+            interest = _interest(cash, shares, before, view, bar, moving, settings)
             cash, cost = cash - interest, cost + interest
         if view.ends:
             over = (view.last_bar == bar.unsqueeze(1)) & moving.unsqueeze(1)
-            cash, shares, closed, closed_cost, total, notional = _close_positions(cash, shares, mark, over, settings)
+            cash, shares, closed, closed_cost, total, notional = _close_positions(
+                cash, shares, view.quote(bar)._replace(price=mark), over, settings
+            )
             cost, turnover = cost + total, turnover + notional
         value = in_usd(shares, mark)
         equity = cash + value.sum(1)
         if settings.maintenance_margin > 0.0:
             gross = value.abs().sum(1)
             called = (moving & (equity < settings.maintenance_margin * gross)).unsqueeze(1) & (view.fill[bar] > 0)
-            cash, shares, forced, forced_cost, total, notional = _close_positions(cash, shares, mark, called, settings)
+            cash, shares, forced, forced_cost, total, notional = _close_positions(
+                cash, shares, view.quote(bar)._replace(price=mark), called, settings
+            )
             closed = forced if closed is None else closed + forced
             closed_cost = forced_cost if closed_cost is None else closed_cost + forced_cost
             cost, turnover = cost + total, turnover + notional
             equity = cash + in_usd(shares, mark).sum(1)
         peak = torch.maximum(peak, equity)
         if record:
-            nothing = torch.zeros_like(fills.traded)
+            nothing = torch.zeros_like(fills.reduced)
             closed, closed_cost = (nothing, nothing) if closed is None else (closed, closed_cost)
-            steps.append((bar, equity, closed, closed_cost, interest))
+            steps.append((bar, equity, closed, closed_cost, interest, income))
+        income = torch.zeros_like(income)
 
     outcome = Outcome(
         account.equity, equity, account.peak_equity, peak, account.first_equity, cost, turnover, account.memory
@@ -264,31 +363,31 @@ def advance(
     after = after._replace(finished=terminated | truncated)
     entry = None
     if record:
-        paid = closing_cost(fills.closing, settings) + trade_cost(fills.opening, settings)
+        paid, traded = fill_costs(fills, quote, settings), fills.added - fills.reduced
         by_bar = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
-        entry = Record._make((account.bar, fill_bar, fills.traded, fill_price, paid, *by_bar, cost, turnover))
+        entry = Record._make((account.bar, fill_bar, ordered, traded, quote.price, paid, *by_bar, cost, turnover))
     return after, settings.reward_scale * reward(outcome), terminated, truncated, entry
 
 
 def _interest(
-    cash: Tensor, shares: Tensor, view: MarketView, bar: Tensor, moving: Tensor, settings: EnvSettings
+    cash: Tensor, shares: Tensor, before: Tensor, view: MarketView, bar: Tensor, moving: Tensor, settings: EnvSettings
 ) -> Tensor:
     """`[B]`: a year's rate on the short notional (at the last close) and on borrowed cash, for the bar's length."""
-    held = in_usd(shares, view.mark[torch.clamp(bar - 1, min=0)])
-    borrowed = torch.relu(-held).sum(1) + torch.relu(-cash)
+    borrowed = torch.relu(-in_usd(shares, before)).sum(1) + torch.relu(-cash)
     return borrowed * (settings.borrow_bps_per_year / 1e4) * view.years[bar] * moving
 
 
 def _close_positions(
-    cash: Tensor, shares: Tensor, mark: Tensor, where: Tensor, settings: EnvSettings
+    cash: Tensor, shares: Tensor, quote: Bar, where: Tensor, settings: EnvSettings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Close positions where `[B, N]` says so, at the mark: cash, shares, traded, costs `[B, N]`, cost, notional."""
+    """Close positions where `[B, N]` says so: cash, shares, traded, costs `[B, N]`, cost, notional."""
     closed = torch.where(where, shares, torch.zeros_like(shares))
-    value = in_usd(closed, mark)
+    value = in_usd(closed, quote.price)
     notional = value.abs()
-    total = total_cost(notional, settings, closing=True)
+    total = total_cost(closed, notional, quote, settings, closing=True)
     kept = torch.where(where, torch.zeros_like(shares), shares)
-    return cash + (value.sum(1) - total), kept, -closed, closing_cost(notional, settings), total, notional.sum(1)
+    costs = closing_cost(closed, notional, quote, settings)
+    return cash + (value.sum(1) - total), kept, -closed, costs, total, notional.sum(1)
 
 
 def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:

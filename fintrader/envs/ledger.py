@@ -1,13 +1,15 @@
 """The ledger: accounts, orders, fills and costs, as pure functions over `[B]` and `[B, N]` tensors.
 
-A trade of notional x (USD, x >= 0) costs
+An order takes at most a share `participation` of its bar's volume v (shares); the rest of it is cancelled. A trade of
+q shares and notional x (USD, both >= 0) costs
 
-    max(m * [x > dust] - f x, 0) + min(f x + h x + kappa x^2, x)
+    max(m * [x > dust] - f x, 0) + min(f x + h x + kappa x sqrt(min(q / v, 1)), x)
 
-with f commission, h half-spread, kappa impact and m the least commission of an order. Prices stay the bar's;
-everything a trade loses is in its cost, so that for each account and step
+with f commission, h half-spread, kappa impact (the square-root law: Almgren et al. 2005, Toth et al. 2011) and m the
+least commission of an order. Prices stay the bar's; everything a trade loses is in its cost, so that for each account
+and step
 
-    V[t+1] - V[t] = sum_i (price P&L of holdings and fills)_i - costs
+    V[t+1] - V[t] = sum_i (price P&L of holdings and fills)_i + dividends - costs
 
 Shares and cash are float64, prices the market's float32. Every amount of money is counted in units of 2^-20 USD
 before amounts are added up, so that sums up to 8.6 billion USD are exact: neither the order of tickers nor the engine
@@ -63,6 +65,21 @@ class Account(NamedTuple):
     """`[B]` bool: the last step ended the episode and the account was not reset yet."""
 
 
+class Bar(NamedTuple):
+    """What a bar means to orders that fill in it."""
+
+    price: Tensor
+    """`[B, N]` USD, 0 where nothing trades."""
+    buyable: Tensor
+    """`[B, N]` bool: positions may grow."""
+    most: Tensor
+    """`[B, N]` shares that an order takes at most."""
+    volume: Tensor
+    """`[B, N]` shares."""
+    spread: Tensor
+    """`[N]` float64: half-spread as a share of the notional."""
+
+
 class Fills(NamedTuple):
     """What one round of orders did."""
 
@@ -70,16 +87,14 @@ class Fills(NamedTuple):
     """`[B]` after the fills."""
     shares: Tensor
     """`[B, N]` after the fills."""
-    traded: Tensor
-    """`[B, N]` signed: bought > 0, sold < 0."""
+    reduced: Tensor
+    """`[B, N]`, signed: sold > 0, of what was held."""
+    added: Tensor
+    """`[B, N]`, signed: bought > 0, beyond it."""
     cost: Tensor
     """`[B]` USD."""
     turnover: Tensor
     """`[B]` USD, sum of the notionals."""
-    closing: Tensor
-    """`[B, N]` USD: notionals of the reductions."""
-    opening: Tensor
-    """`[B, N]` USD: notionals of the additions."""
 
 
 def to_grid(value: Tensor, units: float) -> Tensor:
@@ -137,9 +152,32 @@ def desired_shares(
     return want
 
 
-def trade_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
-    """`[B, N]` USD: cost of orders of these notionals (`[B, N]` USD, >= 0)."""
-    cost = variable_cost(notional, settings)
+def apply_events(
+    cash: Tensor, shares: Tensor, mark: Tensor, split: Tensor, dividend: Tensor, settings: EnvSettings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits and dividends of a bar, before anything trades in it: cash `[B]`, shares `[B, N]`, income `[B]` USD.
+
+    `mark` `[B, N]` is the close before, `split` (new shares for an old one) and `dividend` (USD an old share) `[B, N]`.
+    Where only whole shares trade, what a split leaves of one is paid in cash, at that close.
+    """
+    after = split_shares(shares, split, settings)
+    # What is left of a share: rounding, where the ratio is a fraction, is far below a unit of money.
+    left = shares * split - after
+    income = (in_usd(shares, dividend) + in_usd(left, mark.to(torch.float64) / split)).sum(1)
+    return cash + income, after, income
+
+
+def split_shares(shares: Tensor, split: Tensor, settings: EnvSettings) -> Tensor:
+    """`[B, N]`: shares times `split`, whole ones unless fractions trade (2^-20 makes good what rounding took)."""
+    product = shares * split
+    if settings.fractional:
+        return product
+    return torch.where(split == 1.0, shares, torch.trunc(product + torch.sign(product) * 2.0**-20))
+
+
+def trade_cost(shares: Tensor, notional: Tensor, bar: Bar, settings: EnvSettings) -> Tensor:
+    """`[B, N]` USD: cost of orders of so many shares (signed) and these notionals (USD, >= 0)."""
+    cost = variable_cost(shares, notional, bar, settings)
     if settings.min_commission_usd > 0.0:
         orders = (notional > DUST_USD).to(torch.float64)
         short_of = settings.min_commission_usd * orders - settings.fee_rate * notional
@@ -147,27 +185,34 @@ def trade_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
     return to_grid(cost, USD_GRID)
 
 
-def variable_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
+def variable_cost(shares: Tensor, notional: Tensor, bar: Bar, settings: EnvSettings) -> Tensor:
     """`[B, N]` USD: what grows with an order's size, at least in proportion, up to all of its notional."""
-    cost = (settings.fee_rate + settings.spread_rate) * notional
+    cost = (settings.fee_rate + bar.spread) * notional
     if settings.impact_rate == 0.0:
         return cost
-    return torch.minimum(cost + settings.impact_rate * (notional * notional), notional)
+    volume = bar.volume.to(torch.float64)
+    known = (volume > 0) & (shares != 0)
+    # Both ways of a `where` are differentiated, and the square root has no slope at 0.
+    taken = torch.where(known, shares.abs(), torch.ones_like(shares)) / torch.where(
+        known, volume, torch.ones_like(volume)
+    )
+    impact = settings.impact_rate * (notional * torch.sqrt(torch.clamp(taken, max=1.0)))
+    return torch.minimum(cost + impact, notional)
 
 
-def closing_cost(notional: Tensor, settings: EnvSettings) -> Tensor:
+def closing_cost(shares: Tensor, notional: Tensor, bar: Bar, settings: EnvSettings) -> Tensor:
     """`[B, N]`: as `trade_cost`, but an order that reduces a position never costs more than its notional."""
-    return torch.minimum(trade_cost(notional, settings), notional)
+    return torch.minimum(trade_cost(shares, notional, bar, settings), notional)
 
 
-def total_cost(notional: Tensor, settings: EnvSettings, *, closing: bool) -> Tensor:
+def total_cost(shares: Tensor, notional: Tensor, bar: Bar, settings: EnvSettings, *, closing: bool) -> Tensor:
     """`[B]` USD: cost of all orders of an account. Proportional costs are taken of the sum, which is exact."""
     if settings.costs_are_proportional:
         return (settings.fee_rate + settings.spread_rate) * notional.sum(1)
-    return (closing_cost if closing else trade_cost)(notional, settings).sum(1)
+    return (closing_cost if closing else trade_cost)(shares, notional, bar, settings).sum(1)
 
 
-def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> Tensor:
+def purchase_scale(addition: Tensor, bar: Bar, budget: Tensor, settings: EnvSettings) -> Tensor:
     """`[B]` in [0, 1]: the common factor s by which all new positions are scaled to fit the budget; 1 if they fit.
 
     With X = sum x, c the orders' variable costs and a least commission m for each of n orders, long-only cash covers
@@ -178,11 +223,12 @@ def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> T
     not all of it fits, the rounding of amounts is kept back too. With leverage L the budget is L V - G (equity and
     gross exposure after the reductions) and costs weigh L-fold.
     """
-    ordered, leverage = notional.sum(1), settings.max_leverage
+    notional, leverage = in_usd(addition, bar.price).abs(), settings.max_leverage
+    ordered = notional.sum(1)
     if settings.costs_are_proportional:
         variable = (settings.fee_rate + settings.spread_rate) * ordered
     else:
-        variable = to_grid(variable_cost(notional, settings), USD_GRID).sum(1)
+        variable = to_grid(variable_cost(addition, notional, bar, settings), USD_GRID).sum(1)
     least = settings.min_commission_usd * (notional > DUST_USD).sum(1, dtype=torch.float64)
     full = ordered + leverage * variable
     room = torch.relu(budget - leverage * (least + 2.0 / USD_GRID * notional.shape[1]))
@@ -190,42 +236,44 @@ def purchase_scale(notional: Tensor, budget: Tensor, settings: EnvSettings) -> T
     return torch.where(full + leverage * least <= budget, torch.ones_like(scale), scale)
 
 
-def fill_orders(
-    cash: Tensor, shares: Tensor, want: Tensor, price: Tensor, buyable: Tensor, mark: Tensor, settings: EnvSettings
-) -> Fills:
-    """Move holdings from `shares` towards `want` at `price`: reductions first, then additions, scaled to fit.
+def fill_orders(cash: Tensor, shares: Tensor, want: Tensor, bar: Bar, mark: Tensor, settings: EnvSettings) -> Fills:
+    """Move holdings from `shares` towards `want` in `bar`: reductions first, then additions, scaled to fit.
 
-    `price` `[B, N]` is 0 where nothing trades; `buyable` says where positions may grow; `mark` values
-    holdings that cannot trade against the leverage limit. Long-only accounts keep cash >= 0 and shares >= 0.
+    `mark` values holdings that cannot trade against the leverage limit. Long-only accounts keep cash >= 0 and
+    shares >= 0.
     """
-    trades = price > 0
+    trades = bar.price > 0
+    most = bar.most.to(torch.float64)
+    want = torch.minimum(torch.maximum(want, shares - most), shares + most)
     # The part of the way that leads towards zero, and what lies beyond it.
     nearest = torch.minimum(torch.maximum(want, torch.clamp(shares, max=0.0)), torch.clamp(shares, min=0.0))
     kept = torch.where(trades, nearest, shares)
-    addition = torch.where(buyable & trades, want - kept, torch.zeros_like(want))
+    addition = torch.where(bar.buyable & trades, want - kept, torch.zeros_like(want))
 
-    reduced = in_usd(shares - kept, price)
-    closing = reduced.abs()
-    closing_total = total_cost(closing, settings, closing=True)
-    cash = cash + (reduced.sum(1) - closing_total)
+    reduced = shares - kept
+    brought = in_usd(reduced, bar.price)
+    closing = brought.abs()
+    closing_total = total_cost(reduced, closing, bar, settings, closing=True)
+    cash = cash + (brought.sum(1) - closing_total)
     budget = cash
     if settings.short:
-        value = in_usd(kept, torch.where(trades, price, mark))
+        value = in_usd(kept, torch.where(trades, bar.price, mark))
         budget = settings.max_leverage * (cash + value.sum(1)) - value.abs().sum(1)
-    scale = purchase_scale(in_usd(addition, price).abs(), budget, settings)
+    scale = purchase_scale(addition, bar, budget, settings)
     filled = kept + round_to_zero(scale.unsqueeze(1) * addition, settings)
-    added = in_usd(filled - kept, price)
-    opening = added.abs()
-    opening_total = total_cost(opening, settings, closing=False)
-    cash = cash - (added.sum(1) + opening_total)
+    added = filled - kept
+    paid = in_usd(added, bar.price)
+    opening = paid.abs()
+    opening_total = total_cost(added, opening, bar, settings, closing=False)
+    cash = cash - (paid.sum(1) + opening_total)
     if not settings.short:
         cash = torch.relu(cash)  # the rounding of an exactly exhausted budget, far below a unit of money
-    return Fills(
-        cash=cash,
-        shares=filled,
-        traded=filled - shares,
-        cost=closing_total + opening_total,
-        turnover=(closing + opening).sum(1),
-        closing=closing,
-        opening=opening,
-    )
+    cost, turnover = closing_total + opening_total, (closing + opening).sum(1)
+    return Fills(cash, filled, reduced, added, cost, turnover)
+
+
+def fill_costs(fills: Fills, bar: Bar, settings: EnvSettings) -> Tensor:
+    """`[B, N]` USD: what each order of a round cost."""
+    closing, opening = (in_usd(shares, bar.price).abs() for shares in (fills.reduced, fills.added))
+    paid = closing_cost(fills.reduced, closing, bar, settings)
+    return paid + trade_cost(fills.added, opening, bar, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -43,13 +44,21 @@ class EnvSettings(Settings):
     decision_interval: Annotated[int, Field(ge=1)] = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
+    # --- volume ----------------------------------------------------------------------------------------
+    participation: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.1
+    """Most of a bar's volume that an order takes; the rest of the order is cancelled. None: orders of any size fill,
+    as in the papers."""
+
     # --- costs -----------------------------------------------------------------------------------------
     cost_bps: Annotated[float, Field(ge=0.0, le=5000.0)] = 20.0
     """Commission and fees, basis points of the notional (the paper's 0.2 % is 20)."""
     half_spread_bps: Annotated[float, Field(ge=0.0, lt=5000.0)] = 0.0
     """Half the bid-ask spread, basis points of the notional."""
-    impact_bps_per_million_usd: NonNegative = 0.0
-    """Temporary impact: basis points per million USD of one order, so that its cost is quadratic in its size."""
+    half_spread_bps_of: Mapping[str, Annotated[float, Field(ge=0.0, lt=5000.0)]] = Field(default_factory=dict)
+    """Half-spreads of symbols that have their own, such as {AAPL: 0.5}; the others have `half_spread_bps`."""
+    impact_bps: NonNegative = 0.0
+    """Temporary impact: basis points of the notional of an order as large as all of its bar's volume; falls with the
+    square root of the order's share of the volume."""
     min_commission_usd: NonNegative = 0.0
     """Least commission of one order, USD."""
 
@@ -111,7 +120,7 @@ class EnvSettings(Settings):
     def _consistent(self) -> Self:
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
-        if self.cost_bps + self.half_spread_bps >= 10_000.0:
+        if self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0) >= 10_000.0:
             raise ValueError("cost_bps and half_spread_bps together must stay below 10,000")
         return self
 
@@ -127,18 +136,18 @@ class EnvSettings(Settings):
 
     @property
     def impact_rate(self) -> float:
-        """kappa in the impact cost kappa * notional^2, per USD."""
-        return self.impact_bps_per_million_usd / 1e4 / 1e6
+        """kappa in the impact cost kappa * notional * sqrt(share of the volume)."""
+        return self.impact_bps / 1e4
 
     @property
     def costs_are_proportional(self) -> bool:
         """Whether the cost of all orders is that of their sum."""
-        return self.min_commission_usd == 0.0 and self.impact_rate == 0.0
+        return self.min_commission_usd == 0.0 and self.impact_rate == 0.0 and not self.half_spread_bps_of
 
 
 CONVENTIONS = (
-    *("fill", "decision_interval", "fractional", "rebalance_band"),
-    *("cost_bps", "half_spread_bps", "impact_bps_per_million_usd", "min_commission_usd", "borrow_bps_per_year"),
+    *("fill", "decision_interval", "fractional", "rebalance_band", "participation"),
+    *("cost_bps", "half_spread_bps", "half_spread_bps_of", "impact_bps", "min_commission_usd", "borrow_bps_per_year"),
     *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
     *("turbulence_column", "turbulence_threshold"),
 )

@@ -105,7 +105,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             policies.append(load_policy(_policy(folder.root)))
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
         rows = sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
-    whole = {name: stitch(results, env, name=name) for name, results in parts.items() if len(results) == len(folders)}
+    whole = {name: stitch(results, name=name) for name, results in parts.items() if len(results) == len(folders)}
     free = whole.pop("null_model", None)
     context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
     context |= _data_summary(Path(str(manifest.values["market"])), tests)

@@ -42,7 +42,7 @@ TRADE_COLUMNS: dict[str, str] = {
     "kind": "str",
 }  # fmt: skip
 """One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`, `forced` (the symbol
-ended, or a margin call) or `ruin` (the account was closed)."""
+ended, or a margin call), `ruin` (the account was closed) or `split` (the change that a split made, at no price)."""
 _TABLES = {
     "equity": EQUITY_COLUMNS,
     "positions": POSITION_COLUMNS,

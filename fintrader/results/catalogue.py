@@ -22,8 +22,18 @@ from fintrader import metrics as m
 Array = NDArray[np.float64]
 EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
-CAPACITY_SHARE = 0.5
-CAPACITY_IMPACT_BPS_PER_MILLION = 10.0
+
+
+class OrderCounts(NamedTuple):
+    """What became of a strategy's orders; one that is given again counts again."""
+
+    given: int = 0
+    capped: int = 0
+    """Asked for more than their share of the bar's volume."""
+    unfilled: int = 0
+    """Of which nothing filled: no trade in the bar, no volume, or no money."""
+    cancelled_usd: float = 0.0
+    """What did not fill of all of them, at the close of the bar they met."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -46,9 +56,13 @@ class History:
     """`[T]` fees, spread, impact and interest, at the bar whose equity they first reduce."""
     turnover_usd: Array
     """`[T]` notional bought and sold, at the same bars."""
+    income_usd: Array
+    """`[T]` dividends, and cash for what splits left of a share, at the bar that begins with them."""
     trades: pd.DataFrame
     """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not;
-    `kind` is `order`, `forced` (the symbol ended, or a margin call) or `ruin` (the account was closed)."""
+    `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
+    change that a split made, at no price)."""
+    orders: OrderCounts = OrderCounts()
     has_positions: bool = True
     """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
 
@@ -166,9 +180,13 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     open_lots: dict[str, list[_Lot]] = {}
     closed: list[tuple[str, float, float, float]] = []
     times = trades["fill_time"].astype("int64").to_numpy()
-    columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd"))
-    for time, symbol, shares, price, cost in zip(times, *columns, strict=True):
+    columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind"))
+    for time, symbol, shares, price, cost, kind in zip(times, *columns, strict=True):
         lots = open_lots.setdefault(symbol, [])
+        if kind == "split":
+            ratio = 1.0 + shares / sum(lot.shares for lot in lots)
+            lots[:] = [_Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time) for lot in lots]
+            continue
         left, each = float(shares), cost / abs(shares)
         while lots and left * lots[0].shares < 0:
             lot = lots[0]
@@ -187,22 +205,13 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(closed, columns=["symbol", "shares", "profit_usd", "minutes"])
 
 
+def _fills(s: _Sample) -> float:
+    return float((s.of.trades["kind"] != "split").sum())
+
+
 def _break_even_bps(s: _Sample) -> float | None:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
     return m.ratio(s.profit_before_costs * 1e4, s.traded_usd)
-
-
-def _capacity(s: _Sample) -> float | None:
-    """Capital C at which impact eats half the profit: the notional x of each order scales with C, its impact with C².
-
-    impact(C) = Σ κ (x C/C₀)², profit(C) = P C/C₀, so C = C₀ · P/2 / Σ κ x² with κ = 10 bps per million USD.
-    """
-    if not len(s.of.trades):
-        return None
-    profit = float(s.of.equity[-1] - s.of.equity[0])
-    kappa = CAPACITY_IMPACT_BPS_PER_MILLION / 1e4 / 1e6
-    impact = kappa * float(np.square(s.of.trades["notional_usd"].to_numpy()).sum())
-    return m.ratio(s.of.equity[0] * CAPACITY_SHARE * profit, impact) if profit > 0 else 0.0
 
 
 def _mean(values: Array | pd.Series) -> float | None:
@@ -334,15 +343,19 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("cost_usd", "Costs paid", _USD, "Σ fees, spread, impact, interest", _LEDGER, lambda s: s.cost),
         ("cost_share", "Costs/capital", _SHARE, "costs/V[0]", _LEDGER, lambda s: s.cost / s.of.equity[0]),
         ("break_even_cost_bps", "Break-even cost", "bps", "profit before costs/notional", "algebra", _break_even_bps),
+        ("trades", "Fills", "count", "rows of the trade list but splits", _LEDGER, _fills),
+        ("orders", "Orders", "count", "an order given again counts again", _LEDGER, lambda s: s.of.orders.given),
         (
-            "capacity_usd",
-            "Capacity estimate",
-            _USD,
-            "V[0]·(P/2)/Σκx², κ = 10 bps per million USD",
-            "quadratic impact, Almgren and Chriss (2000)",
-            _capacity,
+            "capped_orders",
+            "Orders cut to the volume",
+            "count",
+            "> participation",
+            _LEDGER,
+            lambda s: s.of.orders.capped,
         ),
-        ("trades", "Fills", "count", "rows of the trade list", _LEDGER, lambda s: float(len(s.of.trades))),
+        ("unfilled_orders", "Orders unfilled", "count", "nothing traded", _LEDGER, lambda s: s.of.orders.unfilled),
+        ("cancelled_usd", "Orders cancelled", _USD, "asked − filled", _LEDGER, lambda s: s.of.orders.cancelled_usd),
+        ("income_usd", "Dividends", _USD, "and cash for fractions", _LEDGER, lambda s: float(s.of.income_usd.sum())),
         ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
         ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
         ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trips("profit_usd", _mean)),
@@ -368,7 +381,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: m.max_drawdown(s.minute)),
     ),
 }
-_OF_POSITIONS = {"break_even_cost_bps", "capacity_usd", *(row[0] for row in _GROUPS["trading"][6:])}
+_OF_POSITIONS = {"break_even_cost_bps", *(row[0] for row in _GROUPS["trading"][5:])}
 
 
 def _defined(key: str, compute: Compute) -> Compute:

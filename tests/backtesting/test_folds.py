@@ -45,7 +45,7 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tm
         simulate(noisy_policy(4), fold_market(market, fold).split().test, settings)
         for fold in make_folds(market, SHORT)
     ]
-    whole = stitch(parts, settings, name="walk-forward")
+    whole = stitch(parts, name="walk-forward")
     assert len(whole.equity) == sum(len(part.equity) for part in parts)
     assert (np.diff(whole.minutes) > 0).all()
     growth = 1.0
@@ -62,7 +62,7 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tm
     assert len(np.unique(whole.session)) == 20
     assert whole.metrics["sharpe"] is not None
     baselines = [simulate_baselines(fold_market(market, f).split().test, settings) for f in make_folds(market, SHORT)]
-    rivals = {name: stitch([fold[name] for fold in baselines], settings) for name in baselines[0]}
+    rivals = {name: stitch([fold[name] for fold in baselines]) for name in baselines[0]}
     assert rivals["benchmark"].equity == pytest.approx(
         1e6 * rivals["benchmark"].benchmark / rivals["benchmark"].benchmark[0]
     )
@@ -74,6 +74,6 @@ def test_overlapping_windows_are_refused() -> None:
     market = make_market(100, 3)
     result = simulate(noisy_policy(3), market, EnvSettings())
     with pytest.raises(BacktestError, match="overlaps"):
-        stitch([result, result], EnvSettings())
+        stitch([result, result])
     with pytest.raises(BacktestError, match="no test window"):
-        stitch([], EnvSettings())
+        stitch([])

@@ -95,12 +95,12 @@ def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
     for row in groups["cost_bps"]:
         changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
         parts = [simulate(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
-        assert row["cumulative_return"] == stitch(parts, changed).metrics["cumulative_return"]
+        assert row["cumulative_return"] == stitch(parts).metrics["cumulative_return"]
         assert row["chosen"] == (row["setting"] == "7")
     returns = [row["cumulative_return"] for row in groups["cost_bps"]]
     assert returns == sorted(returns, reverse=True)
     late = [delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)]
-    assert groups["delay_bars"][1]["sharpe"] == stitch(late, settings).metrics["sharpe"]
+    assert groups["delay_bars"][1]["sharpe"] == stitch(late).metrics["sharpe"]
 
 
 def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:

@@ -29,7 +29,7 @@ class EnvAccount:
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         self.env = TradingEnv.evaluation(market, settings)
         self.market, self.settings, self.layout = market, settings, self.env.layout
-        self.trade_log = TradeLog(market, settings)
+        self.trade_log = TradeLog(market, settings, self.env._view)
         self._obs: Tensor = self.env.reset()[0]
 
     rows = None
@@ -77,3 +77,4 @@ class EnvAccount:
             trade_log.shares[first:bar] -= closed[k]
             trade_log.trade("forced", bar, bar, bar, closed[k], trade_log.mark[bar], costs[k])
         np.add.at(trade_log.costs, bars, info["interest"])
+        np.add.at(trade_log.income, bars, info["income"])

@@ -39,6 +39,7 @@ from fintrader.envs.kernels.buffers import (
 )
 from fintrader.envs.kernels.ledger import (
     add,
+    apply_events,
     ask_target,
     ask_trade,
     clean,
@@ -48,6 +49,7 @@ from fintrader.envs.kernels.ledger import (
     purchase_scale,
     reduce,
     room,
+    split_orders,
     unit_of,
     wait,
     worth,
@@ -64,7 +66,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _TOGETHER = 32  # accounts that go through a stage together: their temporaries fit into the nearest cache
 _LINE = 64  # bytes the processor fetches at once
 # Rows of `book`.
-_UNITS, _CLOSED, _ORDERED, _SCALE, _PAID, _OPENED, _VALUE, _CASH, _PEAK, _COST, _TURNOVER, _EQUITY, _CLOSING = range(13)
+_UNITS, _CLOSED, _ORDERED, _SCALE, _PAID, _OPENED, _VALUE, _CASH, _PEAK, _COST, _TURNOVER, _EQUITY, _CLOSING, _OWNED = (
+    range(14)
+)
 
 
 @njit(inline="always", error_model="numpy", cache=True)
@@ -159,10 +163,11 @@ def step_range(
     ints_0, floats_0, flags_0, shares_0 = old
     ints_1, floats_1, flags_1, shares_1 = new
     num_bars, num_assets = quotes.shape[0], quotes.shape[2]
-    quote_bytes, row_bytes, row_stride = num_assets * 8, row_width * 4, rows.shape[1] * 4
+    quote_bytes, row_bytes, row_stride = num_assets * 12, row_width * 4, rows.shape[1] * 4
     kept, want = np.empty((_TOGETHER, num_assets)), np.empty((_TOGETHER, num_assets))
-    wish, book = np.empty((_TOGETHER, num_assets), np.float32), np.empty((13, _TOGETHER))
+    wish, book = np.empty((_TOGETHER, num_assets), np.float32), np.empty((14, _TOGETHER))
     bars, fill_bars = np.empty(_TOGETHER, np.int64), np.empty(_TOGETHER, np.int64)
+    turns = np.empty(_TOGETHER, np.bool_)
     lowest, floor = np.float32(-1.0 if rules.short else 0.0), -np.inf if rules.short else 0.0
     curves, fills = nothing
     plain = interval == 1 and rules.borrow == 0.0 and rules.margin == 0.0
@@ -172,7 +177,7 @@ def step_range(
         for i in range(count):
             b = first + i
             ahead = min(ints_0[BAR, b], num_bars - 2) * quote_bytes  # its prices lie anywhere: ask for them now
-            for line in range(quote_bytes // 2, 2 * quote_bytes, _LINE):
+            for line in range(num_assets * 8, 2 * quote_bytes, _LINE):
                 prefetch(quotes, ahead + line)
             book[_UNITS, i], worst = clean(action, bits, b, lowest, wish, i)
             strange = max(strange, worst)
@@ -181,6 +186,7 @@ def step_range(
             bar, end = ints_0[BAR, first + i], ints_0[END, first + i]
             bars[i] = min(bar + interval, end)
             fill_bars[i] = bar if rules.same_bar else min(bar + 1, end)
+            turns[i] = fill_bars[i] > bar and prices.event_row[fill_bars[i]] > 0
         for i in range(count):
             b = first + i
             bar = ints_0[BAR, b]
@@ -191,20 +197,28 @@ def step_range(
                 ask_target(wish, i, book[_UNITS, i], band, rules.whole, quotes, bar, shares_0, b, want)
             else:
                 ask_trade(action, b, rules, shares_0, want, i)
-            brought, closed, ordered = reduce(want, i, floor, quotes, fill_bars[i], shares_0, b, kept)
+            held, book[_OWNED, i] = shares_0, floats_0[CASH, b]
+            if turns[i]:
+                # Splits and dividends come before the fills: from here on holdings stand where they will be written.
+                split_orders(shares_0, b, want, i, prices, fill_bars[i], rules.whole)
+                income, _ = apply_events(shares_0, b, prices, fill_bars[i], rules.whole, shares_1, fills, 0)
+                book[_OWNED, i] += income
+                held = shares_1
+            brought, closed, ordered = reduce(want, i, floor, quotes, fill_bars[i], held, b, kept)
             book[_PAID, i], book[_CLOSED, i], book[_ORDERED, i] = brought * _UNIT, closed * _UNIT, ordered * _UNIT
         for i in range(count):
             closing = rules.rate * book[_CLOSED, i]
             if rules.each:
-                closing = cost_of_reductions(shares_0, first + i, kept, i, quotes, fill_bars[i], rules)
+                held = shares_1 if turns[i] else shares_0
+                closing = cost_of_reductions(held, first + i, kept, i, prices, fill_bars[i], rules)
             book[_CLOSING, i] = closing
-            book[_CASH, i] = floats_0[CASH, first + i] + (book[_PAID, i] - closing)
+            book[_CASH, i] = book[_OWNED, i] + (book[_PAID, i] - closing)
         for i in range(count):
             variable, orders, budget = rules.rate * book[_ORDERED, i], 0, book[_CASH, i]
             if rules.each:
-                variable, orders = cost_of_additions(want, i, quotes, fill_bars[i], rules)
+                variable, orders = cost_of_additions(want, i, prices, fill_bars[i], rules)
             if rules.short:
-                budget = room(budget, kept, i, quotes, ints_0[BAR, first + i], fill_bars[i], rules.leverage)
+                budget = room(budget, kept, i, prices, ints_0[BAR, first + i], fill_bars[i], rules.leverage)
             book[_SCALE, i] = purchase_scale(book[_ORDERED, i], variable, orders, budget, num_assets, rules)
         for i in range(count):
             b, bar = first + i, min(ints_0[BAR, first + i] + 1, ints_0[END, first + i])
@@ -215,7 +229,7 @@ def step_range(
         for i in range(count):
             opening = rules.rate * book[_OPENED, i]
             if rules.each:
-                opening = cost_of_added(shares_1, first + i, kept, i, quotes, fill_bars[i], rules)
+                opening = cost_of_added(shares_1, first + i, kept, i, prices, fill_bars[i], rules)
             cash = book[_CASH, i] - (book[_PAID, i] + opening)
             cash = cash if rules.short else max(cash, 0.0)
             book[_COST, i], book[_TURNOVER, i] = book[_CLOSING, i] + opening, book[_CLOSED, i] + book[_OPENED, i]
@@ -223,9 +237,11 @@ def step_range(
             book[_PEAK, i] = max(floats_0[PEAK, first + i], book[_EQUITY, i])
         for i in range(count):
             b, bar = first + i, ints_0[BAR, first + i]
-            if not plain or (bar < bars[i] and prices.ends[bars[i]]):
+            happens = prices.ends[bars[i]] or (rules.same_bar and prices.event_row[bars[i]] > 0)
+            if not plain or (bar < bars[i] and happens):
+                fresh = bar + 1 if rules.same_bar else bar + 2
                 cash, equity, peak, cost, turnover, _ = wait(
-                    b, bar, bars[i], book[_CASH, i], floats_0[PEAK, b], book[_COST, i], book[_TURNOVER, i], shares_1,
+                    b, bar, bars[i], fresh, book[_CASH, i], floats_0[PEAK, b], book[_COST, i], book[_TURNOVER, i], shares_1,
                     prices, rules, curves, fills, 0,
                 )  # fmt: skip
                 if bar < bars[i]:

@@ -24,7 +24,7 @@ BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of `ints`
 CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of `floats`; those below describe the step, before any reset
 STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
 TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
-FILL, MARK = 0, 1  # the two prices of a bar in `quotes`
+MOST, FILL, MARK = 0, 1, 2  # what `quotes` say of a bar
 
 
 class Rules(NamedTuple):
@@ -37,7 +37,7 @@ class Rules(NamedTuple):
     each: bool
     """Costs are those of each order, not of their sum."""
     rate: float
-    """Commission and half-spread."""
+    """Commission and half-spread; of symbols with a spread of their own see `Prices.spread`."""
     fee: float
     impact: float
     least: float
@@ -77,12 +77,23 @@ class Prices(NamedTuple):
     """`MarketView` as the compiled code reads it."""
 
     quotes: Any
-    """`[T, 2, N]` float32, units of money: fill prices, negative where a symbol may be sold only and 0 where it does
-    not trade, and closes; side by side, so that a step reads one stretch of memory."""
+    """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices, negative where a symbol
+    may be sold only and 0 where it does not trade; and closes. Side by side, so that a step, which goes from one bar's
+    close through the next bar, reads one stretch of memory."""
+    volume: Any
+    """`[T, N]` float32, shares."""
+    spread: Any
+    """`[N]` float64, as a share of the notional."""
     last_bar: Any
     """`[N]` int64."""
     ends: Any
     """`[T]` bool: bars at which any symbol ends."""
+    event_row: Any
+    """`[T]` int64: row of `splits` and `dividends`; 0 for nothing."""
+    splits: Any
+    """`[R, N]` float64: new shares for an old one."""
+    dividends: Any
+    """`[R, N]` float64: units of money for an old share."""
     risk_off: Any
     """`[T]` bool."""
     years: Any
@@ -93,7 +104,18 @@ class Prices(NamedTuple):
         """The prices of a market on CPU."""
         last_bar = view.last_bar.numpy()
         ends = np.isin(np.arange(len(view.mark)), last_bar)
-        return cls(pack_quotes(view).numpy(), last_bar, ends, view.risk_off.numpy(), view.years.numpy())
+        return cls(
+            quotes=pack_quotes(view).numpy(),
+            volume=view.volume.numpy(),
+            spread=view.spread.numpy(),
+            last_bar=last_bar,
+            ends=ends,
+            event_row=view.event_row.numpy(),
+            splits=view.splits.numpy(),
+            dividends=(view.dividends * USD_GRID).numpy(),
+            risk_off=view.risk_off.numpy(),
+            years=view.years.numpy(),
+        )
 
 
 class Buffers(NamedTuple):
@@ -172,8 +194,9 @@ class StepResult(NamedTuple):
 
 
 def pack_quotes(view: MarketView) -> Tensor:
-    """`[T, 2, N]`: see `Prices.quotes`."""
-    return torch.stack((torch.where(view.buyable, view.fill, -view.fill), view.mark), dim=1) * USD_GRID
+    """`[T, 3, N]`: see `Prices.quotes`."""
+    fill = torch.where(view.buyable, view.fill, -view.fill)
+    return torch.stack((view.most, fill * USD_GRID, view.mark * USD_GRID), dim=1)
 
 
 def finish_reward(

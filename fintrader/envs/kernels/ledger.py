@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fintrader.envs.kernels.buffers import FILL, MARK, Prices, Rules
+from fintrader.envs.kernels.buffers import FILL, MARK, MOST, Prices, Rules
 from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
 
-ORDER, FORCED = 0, 1
-"""Kinds of fill."""
+ORDER, FORCED, SPLIT = 0, 1, 2
+"""Kinds of change in what is held."""
 _GRID = np.float32(WEIGHT_GRID)
 _UNIT = 1.0 / USD_GRID
 _PER_WEIGHT = USD_GRID / WEIGHT_GRID
@@ -91,7 +91,8 @@ def reduce(
     for n in range(want.shape[1]):
         signed = np.float64(quotes[filled, FILL, n])
         price, held = abs(signed), shares[b, n]
-        goal = max(want[i, n], floor)
+        most = np.float64(quotes[filled, MOST, n])
+        goal = min(max(max(want[i, n], floor), held - most), held + most)
         left = min(max(goal, min(held, 0.0)), max(held, 0.0))
         left = left if price > 0.0 else held
         more = goal - left if signed > 0.0 else 0.0
@@ -143,16 +144,19 @@ def exposure(shares: Any, b: int, quotes: Any, bar: int) -> float:
 
 
 @njit(error_model="numpy", forceinline=True, cache=True)
-def variable_cost(x: float, rules: Rules) -> float:
+def variable_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> float:
     """USD of an order of notional x USD, without a least commission."""
-    cost: float = rules.rate * x
-    return min(cost + rules.impact * (x * x), x) if rules.impact > 0.0 else cost
+    cost: float = (rules.fee + spread) * x
+    if rules.impact > 0.0:
+        share = abs(shares) / volume if (volume > 0.0) & (shares != 0.0) else 1.0
+        cost = min(cost + rules.impact * (x * np.sqrt(min(share, 1.0))), x)
+    return cost
 
 
 @njit(error_model="numpy", forceinline=True, cache=True)
-def trade_cost(x: float, rules: Rules) -> float:
+def trade_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> float:
     """USD of an order of notional x USD (`envs.ledger.trade_cost`)."""
-    cost = variable_cost(x, rules)
+    cost = variable_cost(shares, x, volume, spread, rules)
     if rules.least > 0.0:
         cost = cost + max((rules.least if x > DUST_USD else 0.0) - rules.fee * x, 0.0)
     rounded: float = np.rint(cost * USD_GRID) * _UNIT
@@ -160,43 +164,86 @@ def trade_cost(x: float, rules: Rules) -> float:
 
 
 @njit(error_model="numpy", cache=True)
-def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, quotes: Any, filled: int, rules: Rules) -> float:
+def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
     """USD, order by order."""
     total = 0.0
     for n in range(kept.shape[1]):
-        x = abs(np.rint((shares[b, n] - kept[i, n]) * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
-        total = plus(total, min(trade_cost(x, rules), x))
+        sold, volume = shares[b, n] - kept[i, n], np.float64(prices.volume[filled, n])
+        x = abs(np.rint(sold * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
+        total = plus(total, min(trade_cost(sold, x, volume, prices.spread[n], rules), x))
     return total
 
 
 @njit(error_model="numpy", cache=True)
-def cost_of_additions(want: Any, i: int, quotes: Any, filled: int, rules: Rules) -> tuple[float, int]:
+def cost_of_additions(want: Any, i: int, prices: Prices, filled: int, rules: Rules) -> tuple[float, int]:
     """Of the additions wanted: USD without least commissions, and how many owe one."""
     variable, count = 0.0, 0
     for n in range(want.shape[1]):
-        x = abs(np.rint(want[i, n] * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
-        variable = plus(variable, np.rint(variable_cost(x, rules) * USD_GRID) * _UNIT)
+        volume = np.float64(prices.volume[filled, n])
+        x = abs(np.rint(want[i, n] * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
+        cost = variable_cost(want[i, n], x, volume, prices.spread[n], rules)
+        variable = plus(variable, np.rint(cost * USD_GRID) * _UNIT)
         count += x > DUST_USD
     return variable, count
 
 
 @njit(error_model="numpy", cache=True)
-def cost_of_added(shares: Any, b: int, kept: Any, i: int, quotes: Any, filled: int, rules: Rules) -> float:
+def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
     """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
     for n in range(kept.shape[1]):
-        x = abs(np.rint((shares[b, n] - kept[i, n]) * abs(np.float64(quotes[filled, FILL, n])))) * _UNIT
-        total = plus(total, trade_cost(x, rules))
+        bought, volume = shares[b, n] - kept[i, n], np.float64(prices.volume[filled, n])
+        x = abs(np.rint(bought * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
+        total = plus(total, trade_cost(bought, x, volume, prices.spread[n], rules))
     return total
 
 
 @njit(error_model="numpy", cache=True)
-def room(cash: float, kept: Any, i: int, quotes: Any, now: int, filled: int, leverage: float) -> float:
+def apply_events(
+    source: Any, b: int, prices: Prices, bar: int, whole: bool, shares: Any, fills: Any, count: int
+) -> tuple[float, int]:
+    """Write to `shares` what the holdings of `source` become by the splits of `bar`; returns the income (USD) and the
+    fills noted so far."""
+    row, income = prices.event_row[bar], 0.0
+    for n in range(shares.shape[1]):
+        held, split = source[b, n], prices.splits[row, n]
+        after = split_shares(held, split, whole)
+        left = held * split - after
+        worth_of_left = left * (np.float64(prices.quotes[bar - 1, MARK, n]) / split)
+        income += np.rint(held * prices.dividends[row, n]) + np.rint(worth_of_left)
+        if after != held:
+            count = _note(fills, count, SPLIT, bar, bar, n, after - held, 0.0, 0.0)
+        shares[b, n] = after
+    return income * _UNIT, count
+
+
+@njit(error_model="numpy", cache=True)
+def split_shares(shares: float, split: float, whole: bool) -> float:
+    """`envs.ledger.split_shares`."""
+    product = shares * split
+    if not whole:
+        return product
+    return shares if split == 1.0 else np.trunc(product + np.sign(product) * 2.0**-20)
+
+
+@njit(error_model="numpy", cache=True)
+def split_orders(held: Any, b: int, want: Any, i: int, prices: Prices, bar: int, whole: bool) -> None:
+    """Make of the holdings wanted in old shares those wanted in new ones."""
+    row = prices.event_row[bar]
+    for n in range(want.shape[1]):
+        split = prices.splits[row, n]
+        order = split_shares(want[i, n] - held[b, n], split, whole)
+        want[i, n] = split_shares(held[b, n], split, whole) + order
+
+
+@njit(error_model="numpy", cache=True)
+def room(cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, leverage: float) -> float:
     """USD of exposure that equity at the fill prices leaves after the reductions."""
-    value, gross = 0.0, 0.0
+    value, gross, row = 0.0, 0.0, prices.event_row[filled] if filled > now else 0
     for n in range(kept.shape[1]):
-        price = abs(np.float64(quotes[filled, FILL, n]))
-        x = np.rint(kept[i, n] * (price if price > 0.0 else np.float64(quotes[now, MARK, n])))
+        price = abs(np.float64(prices.quotes[filled, FILL, n]))
+        before = np.float64(prices.quotes[now, MARK, n]) / prices.splits[row, n]
+        x = np.rint(kept[i, n] * (price if price > 0.0 else before))
         value = plus(value, x)
         gross = plus(gross, abs(x))
     return leverage * (cash + value * _UNIT) - gross * _UNIT
@@ -223,7 +270,8 @@ def close_positions(
         if leaves and shares[b, n] != 0.0:
             price = np.float64(prices.quotes[bar, MARK, n])
             x = np.rint(shares[b, n] * price) * _UNIT
-            each = min(trade_cost(abs(x), rules), abs(x))
+            volume = np.float64(prices.volume[bar, n])
+            each = min(trade_cost(shares[b, n], abs(x), volume, prices.spread[n], rules), abs(x))
             value, notional, cost = value + x, notional + abs(x), cost + each
             count = _note(fills, count, FORCED, bar, bar, n, -shares[b, n], price * _UNIT, each)
             shares[b, n] = 0.0
@@ -232,20 +280,28 @@ def close_positions(
 
 @njit(error_model="numpy", cache=True)
 def wait(
-    b: int, start: int, stop: int, cash: float, peak: float, cost: float, turnover: float, shares: Any, prices: Prices,
-    rules: Rules, curves: Any, fills: Any, count: int,
+    b: int, start: int, stop: int, fresh: int, cash: float, peak: float, cost: float, turnover: float, shares: Any,
+    prices: Prices, rules: Rules, curves: Any, fills: Any, count: int,
 ) -> tuple[float, float, float, float, float, int]:  # fmt: skip
     """Mark every bar after `start` up to `stop`; returns cash, equity, peak, cost, turnover (USD) and fills noted.
 
-    `curves` (shares `[T, N]`, equity, costs, turnover `[T]`; empty: not kept) take what happened at each bar.
+    Splits and dividends have been applied up to the bar before `fresh`. `curves` (shares `[T, N]`, equity, costs,
+    turnover, income `[T]`; empty: not kept) take what happened at each bar.
     """
     equity, keeps = 0.0, len(curves[1]) > 0
     for bar in range(start + 1, stop + 1):
         paid, traded = 0.0, 0.0
+        row = prices.event_row[bar]
+        if row > 0 and bar >= fresh:
+            earned, count = apply_events(shares, b, prices, bar, rules.whole, shares, fills, count)
+            cash += earned
+            if keeps:
+                curves[4][bar] += earned
         if rules.borrow > 0.0:
             owed = 0.0
             for n in range(shares.shape[1]):
-                owed += max(-np.rint(shares[b, n] * np.float64(prices.quotes[bar - 1, MARK, n])), 0.0)
+                before = np.float64(prices.quotes[bar - 1, MARK, n]) / prices.splits[row, n]
+                owed += max(-np.rint(shares[b, n] * before), 0.0)
             paid = (owed * _UNIT + max(-cash, 0.0)) * rules.borrow * prices.years[bar]
             cash, cost = cash - paid, cost + paid
         if prices.ends[bar]:
@@ -279,8 +335,9 @@ def _note(
     return count + 1
 
 
-CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3
-"""Places in the `state` of a backtest's account, all USD."""
+CASH, EQUITY, PEAK, FIRST, ORDERS, CAPPED, UNFILLED, CANCELLED = range(8)
+"""Places in the `state` of a backtest's account: four amounts in USD; orders given, those among them that asked for
+more than their share of the volume, those of which nothing filled; and USD of all that was cancelled."""
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
@@ -309,13 +366,22 @@ def decide_and_wait(
     ruined there.
     """
     start, stop, interval = times
+    fresh = start + 1
+    if not rules.same_bar and start < stop:
+        fresh = start + 2
+        if prices.event_row[start + 1] > 0:
+            if want.size:
+                split_orders(shares, 0, want, 0, prices, start + 1, rules.whole)
+            earned, count = apply_events(shares, 0, prices, start + 1, rules.whole, shares, fills, count)
+            state[CASH] += earned
+            curves[4][start + 1] += earned
     if want.size:
         count = _order(start, state, shares, prices, rules, curves, fills, count, want, kept)
     bar = start
     while bar < stop:
         next_look = min(bar + interval, stop)
         cash, equity, peak, _, _, count = wait(
-            0, bar, next_look, state[CASH], state[PEAK], 0.0, 0.0, shares, prices, rules, curves, fills, count
+            0, bar, next_look, fresh, state[CASH], state[PEAK], 0.0, 0.0, shares, prices, rules, curves, fills, count
         )
         state[CASH], state[EQUITY], state[PEAK] = cash, equity, peak
         bar = next_look
@@ -332,27 +398,34 @@ def _order(
     """Carry out orders; returns the fills noted so far."""
     quotes, last = prices.quotes, len(prices.quotes) - 1
     filled = bar if rules.same_bar else min(bar + 1, last)
-    brought, closed, ordered = reduce(want, 0, -np.inf if rules.short else 0.0, quotes, filled, shares, 0, kept)
+    floor = -np.inf if rules.short else 0.0
+    held, asked = shares[0].copy(), np.maximum(want[0], floor) - shares[0]
+    brought, closed, ordered = reduce(want, 0, floor, quotes, filled, shares, 0, kept)
     closing, variable, orders = rules.rate * (closed * _UNIT), rules.rate * (ordered * _UNIT), 0
     if rules.each:
-        closing = cost_of_reductions(shares, 0, kept, 0, quotes, filled, rules)
-        variable, orders = cost_of_additions(want, 0, quotes, filled, rules)
+        closing = cost_of_reductions(shares, 0, kept, 0, prices, filled, rules)
+        variable, orders = cost_of_additions(want, 0, prices, filled, rules)
     cash = state[CASH] + (brought * _UNIT - closing)
-    budget = room(cash, kept, 0, quotes, bar, filled, rules.leverage) if rules.short else cash
+    budget = room(cash, kept, 0, prices, bar, filled, rules.leverage) if rules.short else cash
     scale = purchase_scale(ordered * _UNIT, variable, orders, budget, shares.shape[1], rules)
-    held = shares[0].copy()
     paid, opened, _ = add(kept, want, 0, scale, rules.whole, quotes, filled, shares, 0, filled)
-    opening = cost_of_added(shares, 0, kept, 0, quotes, filled, rules) if rules.each else rules.rate * (opened * _UNIT)
+    opening = cost_of_added(shares, 0, kept, 0, prices, filled, rules) if rules.each else rules.rate * (opened * _UNIT)
     cash = cash - (paid * _UNIT + opening)
     state[CASH] = cash if rules.short else max(cash, 0.0)
     shown = min(bar + 1, last)
     for n in range(len(held)):
         traded = shares[0, n] - held[n]
+        if asked[n] != 0.0:
+            state[ORDERS] += 1.0
+            state[UNFILLED] += traded == 0.0
+            state[CAPPED] += abs(asked[n]) > quotes[filled, MOST, n]
+            state[CANCELLED] += abs(asked[n] - traded) * np.float64(quotes[filled, MARK, n]) * _UNIT
         if traded != 0.0:
-            price = abs(np.float64(quotes[filled, FILL, n]))
-            x = abs(np.rint((held[n] - kept[0, n]) * price)) * _UNIT
-            y = abs(np.rint((shares[0, n] - kept[0, n]) * price)) * _UNIT
-            each = min(trade_cost(x, rules), x) + trade_cost(y, rules)
+            price, volume = abs(np.float64(quotes[filled, FILL, n])), np.float64(prices.volume[filled, n])
+            sold, bought = held[n] - kept[0, n], shares[0, n] - kept[0, n]
+            x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(bought * price)) * _UNIT
+            each = min(trade_cost(sold, x, volume, prices.spread[n], rules), x)
+            each += trade_cost(bought, y, volume, prices.spread[n], rules)
             count = _note(fills, count, ORDER, bar, filled, n, traded, price * _UNIT, each)
             curves[2][shown] += each
             curves[3][shown] += x + y

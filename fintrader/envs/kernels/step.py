@@ -106,7 +106,10 @@ class FusedStep:
         self._fixed = (self._mode, self._flat, self._stream, worth, *options, Prices.of(view), Rules.of(settings), rows)
         # What the kernel's account needs of curves and fills where nobody keeps them.
         none, flags = np.zeros(0), np.zeros(0, np.int64)
-        self._nothing = ((np.zeros((0, assets)), none, none, none), (flags, flags, flags, flags, none, none, none))
+        self._nothing = (
+            (np.zeros((0, assets)), none, none, none, none),
+            (flags, flags, flags, flags, none, none, none),
+        )
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
         self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())

@@ -145,6 +145,7 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: s
 
 def _largest(trades: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
     """The MOST_MARKS largest fills in their order, and whether some were left out."""
+    trades = trades[trades["kind"] != "split"]
     if len(trades) <= MOST_MARKS:
         return trades, False
     largest = trades["notional_usd"].nlargest(MOST_MARKS).index
