@@ -56,7 +56,7 @@ SIZES, INTERVALS = (1, 64, 1024, 4096, 16384), (1, 5, 30)
 FEE = 2e-3
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "costs": {"impact_bps_per_million_usd": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
+    "costs": {"impact_bps": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
     "fractional": {"fractional": True},
     "trade": {"action": "trade", "fill": "next_close", "cost_bps": 10.0},
     "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 50.0, "maintenance_margin": 0.25},

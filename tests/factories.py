@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fintrader.data.tensors import MarketTensors, Windows
+from fintrader.data.tensors import Events, MarketTensors, Windows
 
 MINUTE_NS = 60_000_000_000
 
@@ -36,8 +36,10 @@ def make_market(
     session_bars: int = 20,
     volatility: float = 0.01,
     volume: float = 1e9,
+    events: bool = False,
 ) -> MarketTensors:
-    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late listing, a delisting and a non-member (if N >= 4)."""
+    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late listing, a delisting
+    and a non-member (if N >= 4). With `events`: splits and dividends, some at the same bar."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(0, volatility, (num_bars, num_assets))
     close = 50 * np.exp(np.cumsum(steps, axis=0)) * np.linspace(0.5, 2.0, num_assets)
@@ -59,6 +61,11 @@ def make_market(
             tradable[:late, 1] = tradable[ended:, 2] = False
             tradable[late, 1] = tradable[ended - 1, 2] = True
             member[num_bars // 3 : num_bars // 2, 3] = False
+    happened = _events(num_bars, num_assets, seed) if events else []
+    for bar, asset, split, dividend in happened:
+        before = close[bar - 1, asset]
+        for prices in (open_, close):
+            prices[bar:, asset] *= (1.0 - (0.0 if np.isnan(before) else dividend / before)) / split
     traded = np.random.default_rng(seed + 1).exponential(size=close.shape)
     features = rng.normal(size=(num_bars, num_assets, num_features))
     features[np.isnan(close)] = 0.0
@@ -74,7 +81,16 @@ def make_market(
         feature_names=tuple(f"f{f}" for f in range(num_features)),
         context_names=("c0", "c1"),
         windows=Windows((0, third), (third + 1, 2 * third), (2 * third + 1, num_bars)),
+        events=Events.of(happened),
     )
+
+
+def _events(num_bars: int, num_assets: int, seed: int) -> list[tuple[int, int, float, float]]:
+    rng = np.random.default_rng(seed + 2)
+    bars = rng.choice(np.arange(1, num_bars), 8)
+    which = {(int(bar), int(rng.integers(num_assets))) for bar in bars}
+    splits, dividends = rng.choice([1.0, 2.0, 1.5, 0.1, 1 / 3], len(which)), rng.choice([0.0, 0.37], len(which))
+    return [(*place, float(s), float(d)) for place, s, d in zip(sorted(which), splits, dividends, strict=True)]
 
 
 def planted_market(

@@ -331,7 +331,7 @@ def _planted(
     Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
     """
     planted = market.meta.get("planted")
-    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps_per_million_usd:
+    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps:
         return None
     optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
     layout = TradingEnv.evaluation(market, env).layout

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -62,7 +62,7 @@ class History:
     """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not;
     `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
     change that a split made, at no price)."""
-    orders: OrderCounts = OrderCounts()
+    orders: OrderCounts = field(default_factory=OrderCounts)
     has_positions: bool = True
     """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
 

@@ -24,7 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "next_close": {"fill": "next_close"},
     "close": {"fill": "close"},
     "interval": {"decision_interval": 7},
-    "fractional": {"fractional": True, "half_spread_bps": 3, "impact_bps_per_million_usd": 5},
+    "fractional": {"fractional": True, "half_spread_bps": 3, "impact_bps": 50},
     "commission": {"min_commission_usd": 5.0},
     "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 5000, "maintenance_margin": 0.45},
 }

@@ -19,8 +19,8 @@ CASES: list[dict[str, Any]] = [
     {"action": "target", "fill": "next_close", "half_spread_bps": 5.0},
     {"action": "trade", "max_shares": 50.0, "dead_band": 0.0},
     {"action": "trade", "max_shares": 9000.0, "dead_band": 0.0},  # cash runs out: the common factor has a gradient
-    {"action": "trade", "max_shares": 9000.0, "dead_band": 0.0, "impact_bps_per_million_usd": 50.0},
-    {"action": "target", "decision_interval": 3, "impact_bps_per_million_usd": 50.0},
+    {"action": "trade", "max_shares": 9000.0, "dead_band": 0.0, "impact_bps": 500.0},
+    {"action": "target", "decision_interval": 3, "impact_bps": 500.0},
     {"action": "target", "short": True, "max_leverage": 2.0, "borrow_bps_per_year": 300.0},
 ]
 

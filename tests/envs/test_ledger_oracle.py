@@ -109,7 +109,8 @@ def compare(
     given: frozenset[str] | set[str] = frozenset(),
 ) -> int:
     """Step environment and oracles side by side; returns the number of account steps compared."""
-    market = make_market(NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03)
+    volume, events = (1e9, 400.0)[seed % 2], seed % 3 > 0
+    market = make_market(NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03, volume=volume, events=events)
     env = TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, record=True)
     episodes = Episodes(env, set(given), seed)
     compared = 0
@@ -126,7 +127,8 @@ def compare(
             compared += 1
             tolerance = 1e-6 * slow.first
             change = expected.bar_equity[-1] - before
-            assert change == pytest.approx(expected.pnl - expected.cost, abs=tolerance)
+            assert change == pytest.approx(expected.pnl + expected.income - expected.cost, abs=tolerance)
+            assert float(info["income"][i].sum()) == pytest.approx(expected.income, abs=tolerance)
             if abs(expected.bar_equity[-1] - config.ruin_fraction * slow.first) < tolerance:
                 return compared  # ruin to the last bit is decided by rounding
             if abs(expected.bar_equity[-1]) < 1e-3 * slow.first:
@@ -139,13 +141,13 @@ def compare(
             assert float(reward[i]) == pytest.approx(expected.reward, rel=1e-4, abs=1e-5 * config.reward_scale)
             traded = info["fill_shares"][i].tolist()
             if config.fractional:
-                assert traded == pytest.approx(expected.traded, rel=1e-6, abs=1e-6)
+                assert traded == pytest.approx(expected.traded, rel=1e-5, abs=1e-5)
             else:
                 assert traded == expected.traded
             if not (expected.terminated or expected.truncated):
                 shares = env.account.shares[i].tolist()
                 assert float(env.account.cash[i]) == pytest.approx(slow.cash, abs=tolerance)
-                assert shares == (pytest.approx(slow.shares, rel=1e-6, abs=1e-6) if config.fractional else slow.shares)
+                assert shares == (pytest.approx(slow.shares, rel=1e-5, abs=1e-5) if config.fractional else slow.shares)
         ended = terminated | truncated
         episodes.restart(begins if mode is AutoresetMode.NEXT_STEP else ended)
         begins = ended if mode is AutoresetMode.NEXT_STEP else begins
@@ -171,7 +173,7 @@ def test_every_option_is_drawn() -> None:
     @given(config=env_settings(), sight=SIGHT)
     def draw(config: EnvSettings, sight: dict[str, Any]) -> None:
         for name, value in config.model_copy(update=sight):
-            drawn[name].add(value)
+            drawn[name].add(str(value))
 
     draw()
     # One kind exists, and the number of accounts is an argument of every test.

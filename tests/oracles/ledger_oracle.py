@@ -26,6 +26,7 @@ class OracleStep:
     turnover: float
     bar_equity: list[float] = field(default_factory=list)
     traded: list[float] = field(default_factory=list)
+    income: float = 0.0
 
 
 class LedgerOracle:
@@ -45,6 +46,11 @@ class LedgerOracle:
         self.T, self.N = market.close.shape
         self.open = [[float(x) for x in row] for row in market.open.tolist()]
         self.close = [[float(x) for x in row] for row in market.close.tolist()]
+        self.volume = [[float(x) for x in row] for row in market.volume.tolist()]
+        self.symbols = market.symbols
+        self.events: dict[tuple[int, int], tuple[float, float]] = {}
+        for t, n, split, dividend in zip(*(values.tolist() for values in market.events), strict=True):
+            self.events[t, n] = split, dividend
         self.tradable = market.tradable.tolist()
         self.member = market.member.tolist()
         self.minutes = market.minutes.tolist()
@@ -81,12 +87,34 @@ class LedgerOracle:
 
     # --- costs -----------------------------------------------------------------------------------------
 
-    def cost(self, notional: float, least: bool = True) -> float:
+    def cost(self, n: int, t: int, shares: float, notional: float, least: bool = True) -> float:
         fee = self.s.cost_bps / 1e4 * notional
-        spread = self.s.half_spread_bps / 1e4 * notional
-        impact = self.s.impact_bps_per_million_usd / 1e4 * notional * notional / 1e6
+        spread = self.s.half_spread_bps_of.get(self.symbols[n], self.s.half_spread_bps) / 1e4 * notional
+        taken = min(1.0, abs(shares) / self.volume[t][n]) if self.volume[t][n] else 1.0
+        impact = self.s.impact_bps / 1e4 * notional * math.sqrt(taken)
         short_of = max(0.0, self.s.min_commission_usd - fee) if least and notional > 0.01 else 0.0
-        return short_of + min(fee + spread + impact, notional)
+        capped = notional if self.s.impact_bps else math.inf
+        return short_of + min(fee + spread + impact, capped)
+
+    # --- what happens to shares ------------------------------------------------------------------------
+
+    def split(self, shares: float, ratio: float) -> float:
+        if ratio == 1.0 or self.s.fractional:
+            return shares * ratio
+        near = round(shares * ratio)
+        return float(near if abs(near - shares * ratio) < 1e-6 else math.trunc(shares * ratio))
+
+    def apply_events(self, t: int) -> float:
+        """Splits and dividends of bar t, before it trades; returns the cash they bring."""
+        income = 0.0
+        for n in range(self.N):
+            ratio, dividend = self.events.get((t, n), (1.0, 0.0))
+            after = self.split(self.shares[n], ratio)
+            income += self.shares[n] * dividend
+            income += (self.shares[n] * ratio - after) * self.mark(n, t - 1) / ratio
+            self.shares[n] = after
+        self.cash += income
+        return income
 
     # --- orders ----------------------------------------------------------------------------------------
 
@@ -129,6 +157,9 @@ class LedgerOracle:
             if not self.tradable[f][n]:
                 continue
             held, goal = self.shares[n], want[n]
+            if s.participation is not None:
+                most = self.whole(self.volume[f][n] * s.participation)
+                goal = min(max(goal, held - most), held + most)
             if held > 0:
                 kept = min(held, max(0.0, goal))
             elif held < 0:
@@ -137,7 +168,7 @@ class LedgerOracle:
                 kept = 0.0
             sold = held - kept
             x = abs(sold) * price[n]
-            c = min(self.cost(x), x)
+            c = min(self.cost(n, f, sold, x), x)
             self.cash += sold * price[n] - c
             cost += c
             turnover += x
@@ -145,20 +176,20 @@ class LedgerOracle:
             may_grow = self.member[f][n] and not (self.last[n] < self.T - 1 and f >= self.last[n])
             if may_grow:
                 additions[n] = goal - kept
-        scale = self.scale(additions, price)
+        scale = self.scale(additions, price, f)
         for n in range(self.N):
             q = additions[n] if scale == 1.0 else self.whole(scale * additions[n])
             if q == 0:
                 continue
             x = abs(q) * price[n]
-            c = self.cost(x)
+            c = self.cost(n, f, q, x)
             self.cash -= q * price[n] + c
             cost += c
             turnover += x
             self.shares[n] += q
         return cost, turnover
 
-    def scale(self, additions: list[float], price: list[float]) -> float:
+    def scale(self, additions: list[float], price: list[float], f: int) -> float:
         s = self.s
         x = [abs(q) * price[n] if q else 0.0 for n, q in enumerate(additions)]
         if s.short:
@@ -168,7 +199,7 @@ class LedgerOracle:
         else:
             room, L = self.cash, 1.0
         least = s.min_commission_usd * sum(v > 0.01 for v in x)
-        full = sum(x) + L * sum(self.cost(v, least=False) for v in x)
+        full = sum(x) + L * sum(self.cost(n, f, additions[n], v, least=False) for n, v in enumerate(x))
         if full + L * least <= room:
             return 1.0
         # Kept back: a least commission for each order, and two units of money for the rounding of each amount.
@@ -181,37 +212,55 @@ class LedgerOracle:
         cost = turnover = 0.0
         for n in which:
             x = abs(self.shares[n]) * self.mark(n, self.t)
-            c = min(self.cost(x), x)
+            c = min(self.cost(n, self.t, self.shares[n], x), x)
             self.cash += self.shares[n] * self.mark(n, self.t) - c
             self.shares[n] = 0.0
             cost += c
             turnover += x
         return cost, turnover
 
+    def turn(self, t: int, reference: list[float]) -> tuple[float, float]:
+        """Events of bar t: what they bring, and the change of the holdings' value at the reference prices."""
+        before = sum(h * reference[n] for n, h in enumerate(self.shares))
+        income = self.apply_events(t)
+        for n in range(self.N):
+            reference[n] /= self.events.get((t, n), (1.0, 0.0))[0]
+        return income, sum(h * reference[n] for n, h in enumerate(self.shares)) - before
+
     def step(self, action: list[float]) -> OracleStep:
         s = self.s
         before, peak_before = self.equity(), self.peak
         want = self.wanted(action)
-        held = list(self.shares)
         f = self.t if s.fill == "close" else self.t + 1
         # Price P&L, added up symbol by symbol: old holdings to the fill price, new holdings from there.
         reference = [self.mark(n, self.t) for n in range(self.N)]
+        income = pnl = 0.0
+        if f > self.t:
+            orders = [want[n] - self.shares[n] for n in range(self.N)]
+            income, gained = self.turn(f, reference)
+            pnl += gained
+            ratios = [self.events.get((f, n), (1.0, 0.0))[0] for n in range(self.N)]
+            want = [self.shares[n] + self.split(orders[n], ratios[n]) for n in range(self.N)]
+        held = list(self.shares)
         cost, turnover = self.fill(want, f)
         traded = [self.shares[n] - held[n] for n in range(self.N)]
         price = [self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)]
-        pnl = 0.0
         for n in range(self.N):
             if traded[n]:
                 pnl += held[n] * (price[n] - reference[n])
                 reference[n] = price[n]
         result = OracleStep(0.0, False, False, 0.0, 0.0, 0.0, traded=traded)
-        for _ in range(s.decision_interval):
+        for number in range(s.decision_interval):
             if self.t == self.end:
                 result.bar_equity.append(self.equity())
                 continue
             self.t += 1
+            if number > 0 or f < self.t:
+                more, gained = self.turn(self.t, reference)
+                income, pnl = income + more, pnl + gained
             if s.short and s.borrow_bps_per_year > 0:
-                borrowed = sum(-h * self.mark(n, self.t - 1) for n, h in enumerate(self.shares) if h < 0)
+                ratios = [self.events.get((self.t, n), (1.0, 0.0))[0] for n in range(self.N)]
+                borrowed = sum(-h * self.mark(n, self.t - 1) / ratios[n] for n, h in enumerate(self.shares) if h < 0)
                 borrowed += max(0.0, -self.cash)
                 years = (self.minutes[self.t] - self.minutes[self.t - 1]) / YEAR_NS
                 interest = borrowed * s.borrow_bps_per_year / 1e4 * years
@@ -230,7 +279,7 @@ class LedgerOracle:
             self.peak = max(self.peak, self.equity())
             result.bar_equity.append(self.equity())
         after = self.equity()
-        result.pnl, result.cost, result.turnover = pnl, cost, turnover
+        result.pnl, result.cost, result.turnover, result.income = pnl, cost, turnover, income
         result.terminated = after <= s.ruin_fraction * self.first
         result.truncated = self.t >= self.end and not result.terminated
         result.reward = s.reward_scale * self.reward(before, after, peak_before)

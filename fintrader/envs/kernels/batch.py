@@ -241,8 +241,8 @@ def step_range(
             if not plain or (bar < bars[i] and happens):
                 fresh = bar + 1 if rules.same_bar else bar + 2
                 cash, equity, peak, cost, turnover, _ = wait(
-                    b, bar, bars[i], fresh, book[_CASH, i], floats_0[PEAK, b], book[_COST, i], book[_TURNOVER, i], shares_1,
-                    prices, rules, curves, fills, 0,
+                    b, bar, bars[i], fresh, book[_CASH, i], floats_0[PEAK, b], book[_COST, i], book[_TURNOVER, i],
+                    shares_1, prices, rules, curves, fills, 0,
                 )  # fmt: skip
                 if bar < bars[i]:
                     book[_CASH, i], book[_EQUITY, i], book[_PEAK, i] = cash, equity, peak

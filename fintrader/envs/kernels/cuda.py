@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fintrader.envs.kernels import buffers
-from fintrader.envs.ledger import USD_GRID, WEIGHT_GRID
+from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
 
 _BAR, _START, _END = tl.constexpr(buffers.BAR), tl.constexpr(buffers.START), tl.constexpr(buffers.END)
 _EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
@@ -38,9 +38,12 @@ _ACCOUNT_WIDTH = tl.constexpr(4)
 
 
 # Places in `rules`.
-RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST = 0, 1, 2, 3, 4, 5
+RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST, FEE, IMPACT, COMMISSION = range(9)
 _RATE, _RUIN, _MAX_SHARES = tl.constexpr(RATE), tl.constexpr(RUIN), tl.constexpr(MAX_SHARES)
 _DEAD_BAND, _BAND, _LEAST = tl.constexpr(DEAD_BAND), tl.constexpr(BAND), tl.constexpr(LEAST)
+_FEE, _IMPACT, _COMMISSION = tl.constexpr(FEE), tl.constexpr(IMPACT), tl.constexpr(COMMISSION)
+_DUST = tl.constexpr(DUST_USD)
+_NUDGE = tl.constexpr(2.0**-20)
 
 
 @triton.jit
@@ -76,6 +79,42 @@ def _worth(shares, mark):
 
 
 @triton.jit
+def _variable_cost(shares, x, volume, spread, rules):
+    """USD of orders of notional x USD, without a least commission (`envs.ledger.variable_cost`)."""
+    cost = (tl.load(rules + _FEE) + spread) * x
+    impact = tl.load(rules + _IMPACT)
+    known = (volume > 0.0) & (shares != 0.0)
+    taken = tl.where(known, tl.abs(shares), 1.0) / tl.where(known, volume, 1.0)
+    capped = tl.minimum(cost + impact * (x * tl.sqrt(tl.minimum(taken, 1.0))), x)
+    return tl.where(impact > 0.0, capped, cost)
+
+
+@triton.jit
+def _trade_cost(shares, x, volume, spread, rules):
+    """USD of orders of notional x USD (`envs.ledger.trade_cost`)."""
+    owed = tl.where(x > _DUST, tl.load(rules + _COMMISSION), 0.0)
+    cost = _variable_cost(shares, x, volume, spread, rules) + tl.maximum(owed - tl.load(rules + _FEE) * x, 0.0)
+    return _rint(cost * _PER_USD) * _UNIT
+
+
+@triton.jit
+def _split(shares, split, WHOLE: tl.constexpr):
+    """`envs.ledger.split_shares`."""
+    product = shares * split
+    if WHOLE:
+        nudge = tl.where(product > 0.0, _NUDGE, tl.where(product < 0.0, -_NUDGE, 0.0))
+        product = tl.where(split == 1.0, shares, _trunc(product + nudge))
+    return product
+
+
+@triton.jit
+def _income(shares, after, split, dividend, mark):
+    """USD of dividends and of what a split left of a share; `dividend` and `mark` in units of money."""
+    left = shares * split - after
+    return (tl.sum(_rint(shares * dividend), 0) + tl.sum(_rint(left * (mark / split)), 0)) * _UNIT
+
+
+@triton.jit
 def _write_private(
     out, mask, count, n, cash, equity, peak, first, least, left,
     shares, mark,
@@ -102,7 +141,7 @@ def _copy_row(out, row, mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def step_kernel(
-    quotes, rows, row_stride, last_bar, risk_off, rules,
+    quotes, rows, row_stride, last_bar, risk_off, rules, volumes, spreads, event_row, splits, dividends,
     action, key, give_cash, give_shares, give_bars,
     ints_0, floats_0, flags_0, shares_0,
     ints_1, floats_1, flags_1, shares_1, obs, final_obs,
@@ -110,11 +149,13 @@ def step_kernel(
     N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MODE: tl.constexpr,
     FLAT: tl.constexpr, TARGET: tl.constexpr, SAME_BAR: tl.constexpr, RANDOM_START: tl.constexpr,
     TURBULENT: tl.constexpr, INTERVAL: tl.constexpr, ENDS: tl.constexpr, WORTH: tl.constexpr, EVERY_FINAL: tl.constexpr,
+    WHOLE: tl.constexpr, EACH: tl.constexpr, EVENTS: tl.constexpr,
 ):  # fmt: skip
     """Step account `program_id(0)` from the buffers `_0` into `_1`, which may not overlap; see `buffers.Buffers`.
 
-    `quotes` `[T, 2, N]`, `rows` `[T, WIDTH]` with stride `row_stride`, `rules` float64. With EVERY_FINAL the final
-    observation is written for all accounts, otherwise only for those that finish.
+    `quotes` `[T, 3, N]`, `rows` `[T, WIDTH]` with stride `row_stride`, `rules` float64. With EVERY_FINAL the final
+    observation is written for all accounts, otherwise only for those that finish. EACH: costs are those of each order,
+    not of their sum.
     """
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
@@ -132,7 +173,7 @@ def step_kernel(
     a_32 = tl.load(action + b * N + n, mask=inside, other=0.0).to(tl.float32)
     a_32 = tl.where(a_32 == a_32, a_32, 0.0)
     a_32 = tl.minimum(tl.maximum(a_32, -1.0), 1.0)
-    mark = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
+    mark = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0).to(tl.float64)
     value = tl.maximum(before, 0.0)
     if TARGET:
         wish = tl.maximum(_rint(a_32.to(tl.float64) * _GRID), 0.0)
@@ -140,11 +181,14 @@ def step_kernel(
         target = tl.where(mark > 0.0, wish * unit / tl.where(mark > 0.0, mark, 1.0), 0.0)
         gap = target - held
         near = (tl.abs(gap) * mark <= tl.load(rules + _BAND) * value * _PER_USD) & (target != 0.0)
-        want = tl.where(near, held, held + _trunc(gap))
+        if WHOLE:
+            gap = _trunc(gap)
+        want = tl.where(near, held, held + gap)
     else:
         size = (a_32 * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
-        order = tl.where(tl.abs(a_32) > tl.load(rules + _DEAD_BAND).to(tl.float32), _trunc(size), 0.0)
-        want = held + order
+        if WHOLE:
+            size = _trunc(size)
+        want = held + tl.where(tl.abs(a_32) > tl.load(rules + _DEAD_BAND).to(tl.float32), size, 0.0)
     want = tl.maximum(want, 0.0)
     if TURBULENT:
         want = tl.where(tl.load(risk_off + old_bar) != 0, 0.0, want)
@@ -153,34 +197,73 @@ def step_kernel(
     fill_bar = old_bar
     if not SAME_BAR:
         fill_bar = tl.minimum(old_bar + 1, end)
-    signed = tl.load(quotes + fill_bar * 2 * N + n, mask=inside, other=0.0).to(tl.float64)
+    owned, cash = held, old_cash
+    if EVENTS:
+        if not SAME_BAR:
+            row = tl.load(event_row + fill_bar) * N
+            split = tl.load(splits + row + n, mask=inside, other=1.0)
+            owned = _split(held, split, WHOLE)
+            want = owned + _split(want - held, split, WHOLE)
+            cash += _income(held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark)
+    signed = tl.load(quotes + (fill_bar * 3 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
+    most = tl.load(quotes + fill_bar * 3 * N + n, mask=inside, other=0.0).to(tl.float64)
     price = tl.abs(signed)
-    kept = tl.where(price > 0.0, tl.minimum(want, held), held)
+    want = tl.minimum(tl.maximum(want, owned - most), owned + most)
+    kept = tl.where(price > 0.0, tl.minimum(want, owned), owned)
     addition = tl.where(signed > 0.0, want - kept, 0.0)
-    sold, ordered = tl.sum(_rint((held - kept) * price), 0) * _UNIT, tl.sum(_rint(addition * price), 0) * _UNIT
-    closing_cost = rate * sold
-    cash = old_cash + (sold - closing_cost)
-    full = ordered + rate * ordered
-    scale = tl.maximum(cash - 2.0 * _UNIT * N, 0.0) / tl.where(full > 0.0, full, 1.0)
-    scale = tl.where(full <= cash, 1.0, tl.minimum(scale, 1.0))
-    bought_shares = tl.floor(scale * addition)
-    shares = kept + bought_shares
-    bought = tl.sum(_rint(bought_shares * price), 0) * _UNIT
+    sales, orders = _rint((owned - kept) * price) * _UNIT, _rint(addition * price) * _UNIT
+    sold, ordered = tl.sum(sales, 0), tl.sum(orders, 0)
+    closing_cost, variable, commissions = rate * sold, rate * ordered, 0.0 * rate
+    if EACH:
+        volume = tl.load(volumes + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
+        spread = tl.load(spreads + n, mask=inside, other=0.0)
+        closing_cost = tl.sum(tl.minimum(_trade_cost(owned - kept, sales, volume, spread, rules), sales), 0)
+        variable = tl.sum(_rint(_variable_cost(addition, orders, volume, spread, rules) * _PER_USD) * _UNIT, 0)
+        commissions = tl.load(rules + _COMMISSION) * tl.sum(tl.where(orders > _DUST, 1.0, 0.0).to(tl.float64), 0)
+    cash = cash + (sold - closing_cost)
+    full = ordered + variable
+    scale = tl.maximum(cash - (commissions + 2.0 * _UNIT * N), 0.0) / tl.where(full > 0.0, full, 1.0)
+    scale = tl.where(full + commissions <= cash, 1.0, tl.minimum(scale, 1.0))
+    more = scale * addition
+    if WHOLE:
+        more = tl.floor(more)
+    shares = kept + more
+    bought_shares = shares - kept
+    buys = _rint(bought_shares * price) * _UNIT
+    bought = tl.sum(buys, 0)
     opening_cost = rate * bought
+    if EACH:
+        opening_cost = tl.sum(_trade_cost(bought_shares, buys, volume, spread, rules), 0)
     cash = tl.maximum(cash - (bought + opening_cost), 0.0)
     cost, turnover = closing_cost + opening_cost, sold + bought
 
     # --- marks
     bar, peak, equity = old_bar, old_peak, before
-    mark_32 = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=inside, other=0.0)
-    for _ in range(INTERVAL):
+    mark_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0)
+    for number in range(INTERVAL):
         moving = bar < end
         bar = tl.where(moving, bar + 1, bar)
-        mark_32 = tl.load(quotes + (bar * 2 + 1) * N + n, mask=inside, other=0.0)
+        before_32 = mark_32
+        mark_32 = tl.load(quotes + (bar * 3 + 2) * N + n, mask=inside, other=0.0)
+        if EVENTS:
+            due = moving
+            if not SAME_BAR:
+                due = moving & (number > 0)
+            row = tl.where(due, tl.load(event_row + bar), 0) * N
+            split = tl.load(splits + row + n, mask=inside, other=1.0)
+            after = _split(shares, split, WHOLE)
+            paid = tl.load(dividends + row + n, mask=inside, other=0.0)
+            cash += _income(shares, after, split, paid, before_32.to(tl.float64))
+            shares = after
         if ENDS:
             gone = (tl.load(last_bar + n, mask=inside, other=-1) == bar) & moving
-            ended = _worth(tl.where(gone, shares, 0.0), mark_32)
+            leaving = tl.where(gone, shares, 0.0)
+            worth = _rint(leaving * mark_32.to(tl.float64)) * _UNIT
+            ended = tl.sum(worth, 0)
             ended_cost = rate * ended
+            if EACH:
+                volume = tl.load(volumes + bar * N + n, mask=inside, other=0.0).to(tl.float64)
+                ended_cost = tl.sum(tl.minimum(_trade_cost(leaving, worth, volume, spread, rules), worth), 0)
             shares = tl.where(gone, 0.0, shares)
             cash = cash + (ended - ended_cost)
             cost, turnover = cost + ended_cost, turnover + ended
@@ -188,7 +271,7 @@ def step_kernel(
         peak = tl.maximum(peak, equity)
 
     # --- who is over keeps his books
-    here_32 = tl.load(quotes + (old_bar * 2 + 1) * N + n, mask=n < tl.where(over, N, 0), other=0.0)
+    here_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=n < tl.where(over, N, 0), other=0.0)
     shares = tl.where(over, held, shares)
     mark_32 = tl.where(over, here_32, mark_32)
     bar = tl.where(over, old_bar, bar)
@@ -244,7 +327,7 @@ def step_kernel(
             fresh = drawn % tl.maximum(last - length + 1, 1)
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
         given = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
-        fresh_32 = tl.load(quotes + (fresh * 2 + 1) * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        fresh_32 = tl.load(quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
         # Shares of what is not listed there are left out.
         given = tl.where(fresh_32 > 0.0, given, 0.0)
         if ENDS:

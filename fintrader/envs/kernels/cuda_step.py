@@ -1,7 +1,7 @@
 """`TritonStep`: the environment's step by one launch on CUDA, where its options allow it.
 
-It covers what `FusedStep` covers, and bfloat16 observations and lookbacks too. With reused buffers the step, its
-reward included, is a CUDA graph; nothing ever waits for the device.
+It covers long-only accounts, and bfloat16 observations too. With reused buffers the step, its reward included, is a
+CUDA graph; nothing ever waits for the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fintrader.envs.kernels.buffers import (
     finish_reward,
     pack_quotes,
 )
-from fintrader.envs.ledger import LEAST_CHANGE, Account
+from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import REWARDS, EnvSettings
 from fintrader.envs.state import Endowment
@@ -46,10 +46,7 @@ def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool)
     reasons = {
         "triton is not installed": importlib.util.find_spec("triton") is None,
         "it runs on CUDA": device.type != "cuda" and not interpreted(),
-        "it trades whole shares": settings.fractional,
         "it is long-only": settings.short,
-        "it has no impact": settings.impact_bps_per_million_usd > 0.0,
-        "it has no least commission": settings.min_commission_usd > 0.0,
         "it keeps no record": record,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -80,16 +77,19 @@ class TritonStep:
         self._kernel = cuda.step_kernel
         market_width = view.rows.shape[1]
         self._dtype = view.rows.dtype
-        rules = torch.zeros(6, dtype=torch.float64)
+        rules = torch.zeros(9, dtype=torch.float64)
         rules[cuda.RATE] = settings.fee_rate + settings.spread_rate
         rules[cuda.RUIN] = settings.ruin_fraction
         rules[cuda.MAX_SHARES] = settings.max_shares
         rules[cuda.DEAD_BAND] = settings.dead_band
         rules[cuda.BAND] = max(settings.rebalance_band, LEAST_CHANGE)
         rules[cuda.LEAST] = 1e-6
+        rules[cuda.FEE] = settings.fee_rate
+        rules[cuda.IMPACT] = settings.impact_rate
+        rules[cuda.COMMISSION] = settings.min_commission_usd
         self._market = (
             pack_quotes(view), view.rows, view.rows.stride(0), view.last_bar, view.risk_off.view(torch.uint8),
-            rules.to(self._device),
+            rules.to(self._device), view.volume, view.spread, view.event_row, view.splits, view.dividends * USD_GRID,
         )  # fmt: skip
         self._options: dict[str, Any] = {
             "N": self._num_assets,
@@ -106,6 +106,9 @@ class TritonStep:
             "ENDS": view.ends,
             "WORTH": self._worth,
             "EVERY_FINAL": not reuse,
+            "WHOLE": not settings.fractional,
+            "EACH": not settings.costs_are_proportional,
+            "EVENTS": view.eventful,
             "num_warps": 4,
             "enable_fp_fusion": False,  # as torch rounds: a product, then a sum
         }

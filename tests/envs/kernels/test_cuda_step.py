@@ -23,8 +23,6 @@ from tests.factories import examples, make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
 
-CHEAP = {"impact_bps_per_million_usd": 0.0, "min_commission_usd": 0.0}
-"""Changes of settings that let the CUDA kernel apply."""
 CUDA = torch.cuda.is_available() and not interpreted()
 DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA and not interpreted():
@@ -43,7 +41,7 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 # Shrinking takes minutes in the interpreter.
 @settings(max_examples=60 if CUDA else examples(25), phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(
-    config=env_settings(short=False, fractional=False),
+    config=env_settings(short=False),
     seed=st.integers(0, 10_000),
     mode=st.sampled_from(list(AutoresetMode)),
     factored=st.booleans(),
@@ -63,8 +61,9 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     endowed: bool,
 ) -> None:
     changes = {"observation": "factored" if factored else "flat", "observation_dtype": dtype, "lookback": lookback}
-    config = config.model_copy(update=CHEAP | changes)
-    market, count, steps = make_market(60, 5, seed=seed % 5, volatility=0.04), 4, 40 if CUDA else 14
+    config = config.model_copy(update=changes)
+    volume, count, steps = (1e9, 400.0)[seed % 2], 4, 40 if CUDA else 14
+    market = make_market(60, 5, seed=seed % 5, volatility=0.04, volume=volume, events=seed % 3 > 0)
     slow, fast = (
         TradingEnv(
             market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine, copy=copy, device=DEVICE
@@ -91,8 +90,8 @@ def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
 
 def test_it_says_why_not() -> None:
     market = make_market(60, 4)
-    with pytest.raises(EnvError, match="triton engine does not apply here: it trades whole shares"):
-        TradingEnv(market, EnvSettings(fractional=True), engine="triton", device=DEVICE)
+    with pytest.raises(EnvError, match="triton engine does not apply here: it is long-only"):
+        TradingEnv(market, EnvSettings(short=True), engine="triton", device=DEVICE)
 
 
 class TestOnCuda:

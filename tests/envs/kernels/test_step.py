@@ -29,7 +29,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     config: EnvSettings, seed: int, mode: AutoresetMode, factored: bool, lookback: int, endowed: bool
 ) -> None:
     config = config.model_copy(update={"observation": "factored" if factored else "flat", "lookback": lookback})
-    market = make_market(60, 13, seed=seed % 5, volatility=0.04)
+    market = make_market(60, 13, seed=seed % 5, volatility=0.04, volume=(1e9, 400.0)[seed % 2], events=seed % 3 > 0)
     count = 9
     slow, fast = (
         TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine)
