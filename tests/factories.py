@@ -38,8 +38,8 @@ def make_market(
     volume: float = 1e9,
     events: bool = False,
 ) -> MarketTensors:
-    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late listing, a delisting
-    and a non-member (if N >= 4). With `events`: splits and dividends, some at the same bar."""
+    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late listing, a
+    delisting and a non-member (if N >= 4). With `events`: splits and dividends, some at the same bar."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(0, volatility, (num_bars, num_assets))
     close = 50 * np.exp(np.cumsum(steps, axis=0)) * np.linspace(0.5, 2.0, num_assets)

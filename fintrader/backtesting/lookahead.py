@@ -29,7 +29,7 @@ from fintrader.seeding import generator, numpy_generator
 
 Mode = Literal["cut", "scrambled"]
 MODES: tuple[Mode, ...] = ("cut", "scrambled")
-_SYMBOL_ARRAYS = ("open", "close", "tradable", "member")
+_SYMBOL_ARRAYS = ("open", "close", "volume", "tradable", "member")
 Rebuild: TypeAlias = Callable[[int, Mode], MarketTensors]
 """Builds the market again from bars that were changed from a bar number on, and how."""
 

@@ -23,11 +23,11 @@ from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
 from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
 from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, symbol_bars, to_grid
-from fintrader.data.corporate_actions import adjust, load_actions
+from fintrader.data.corporate_actions import as_traded, bars_of_actions, hold_through, load_actions
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
 from fintrader.data.sources.base import Feed
-from fintrader.data.tensors import MarketTensors
+from fintrader.data.tensors import Events, MarketTensors
 from fintrader.data.universe import (
     Coverage,
     Interval,
@@ -50,7 +50,7 @@ log = logging.getLogger("fintrader.data")
 _BLOCK_BARS = 4096
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 5
+BUILD_VERSION = 6
 """Goes into every address; raised when the same settings would give other numbers, or files of another form."""
 
 
@@ -153,10 +153,17 @@ def assemble(
         if count:
             log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
     ended = [symbol for symbol in symbols if symbol in reader.ended]
+    events = Events.of(
+        (bar, column, split, dividend)
+        for column, name in enumerate(symbols)
+        for bar, split, dividend in reader.events[name]
+    )
+    growth = events.growth(torch.from_numpy(cells.close))
+    close = cells.close if growth is None else (cells.close * growth.numpy()).astype(np.float32)
     first = grid.first_bar
-    day_close = cells.close[first[1:] - 1].astype(np.float64)
+    day_close = close[first[1:] - 1].astype(np.float64)
     days = member_days(symbols, membership, grid.dates, settings.universe.aliases)
-    benchmark, benchmark_name, foreign = _benchmark(settings, feed, cells.close, grid)
+    benchmark, benchmark_name, foreign = _benchmark(settings, feed, close, grid)
     survivors = survivorship(
         ended,
         day_close,
@@ -190,6 +197,7 @@ def assemble(
     market = MarketTensors(
         open=torch.from_numpy(cells.open),
         close=torch.from_numpy(cells.close),
+        volume=torch.from_numpy(cells.volume),
         features=torch.from_numpy(cells.features),
         context=torch.from_numpy(context.astype(np.float32)),
         tradable=torch.from_numpy(cells.tradable),
@@ -203,6 +211,7 @@ def assemble(
         benchmark_name=benchmark_name,
         bar_minutes=settings.bar_minutes,
         windows=windows,
+        events=events,
         meta={
             "source": inputs,
             "calendar": settings.calendar,
@@ -267,8 +276,11 @@ def _read_all(
                     continue
                 column = column_of.pop(last)
             column_of[symbol] = column
-            one = symbol_bars(merged, grid, reader.sessions_over)
-            cells.fill(column, one, ft.symbol_features(one, names))
+            one, adjusted, events = hold_through(
+                symbol_bars(merged, grid, reader.sessions_over), bars_of_actions(reader.actions, symbol, grid)
+            )
+            reader.events[symbol] = events
+            cells.fill(column, one, ft.symbol_features(adjusted, names))
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
@@ -277,12 +289,14 @@ def _read_all(
 
 
 class _Reader:
-    """One symbol's bars on the grid: cleaned, adjusted, put together; remembers what was repaired."""
+    """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was repaired."""
 
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings, self.feed, self.grid = settings, feed, grid
         self.ended: set[str] = set()
         """Symbols whose bars stop for good before the grid's end."""
+        self.events: dict[str, list[tuple[int, float, float]]] = {}
+        """Bar, split and dividend of what happened to each symbol."""
         self.alignment = SessionAlignment(grid)
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
@@ -299,7 +313,7 @@ class _Reader:
         if symbol in self._ahead:
             return self._ahead.pop(symbol)
         bars, counts = clean(self.feed.bars(symbol))
-        bars = adjust(bars, self.actions, self.settings.calendar, self.settings.adjust.factor_column)
+        bars = as_traded(bars, self.settings.adjust.factor_column)
         if self.settings.start is not None or self.settings.end is not None:
             quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
             minutes = self.grid.exchange_minutes
@@ -316,15 +330,16 @@ class _Cells:
 
     open: Array
     close: Array
+    volume: Array
     tradable: Array
     features: Array
 
     @classmethod
     def empty(cls, bars: int, assets: int, features: int) -> _Cells:
         """Memory for so many; the system hands out a page when it is first written, so spare columns cost little."""
-        open_, close = (np.empty((bars, assets), dtype=np.float32) for _ in range(2))
+        open_, close, volume = (np.empty((bars, assets), dtype=np.float32) for _ in range(3))
         features_ = np.empty((bars, assets, features), dtype=np.float32)
-        return cls(open_, close, np.empty((bars, assets), dtype=bool), features_)
+        return cls(open_, close, volume, np.empty((bars, assets), dtype=bool), features_)
 
     def fill(self, column: int, one: SymbolBars, features: Array) -> None:
         """Write a whole column, over whatever stood in it; NaN where the symbol has no price."""
@@ -334,6 +349,8 @@ class _Cells:
             cells[rows, column] = values
             cells[one.stop :, column] = np.nan
         self.tradable[:, column] = False
+        self.volume[:, column] = 0.0
+        self.volume[rows, column] = one.volume
         self.tradable[rows, column] = one.tradable
 
     def columns(self, order: Sequence[int]) -> _Cells:

@@ -1,24 +1,27 @@
-"""Splits and dividends: raw bars stay as they came, factors are applied when a market is built, as of a date.
+"""Splits and dividends: prices stay as traded, and what happened to a share reaches the account that holds it.
 
-On the morning of a 4-for-1 split everybody holds four times the shares at a quarter of the price. All prices before it
-are divided by 4 and volumes multiplied, so that the night shows no gain or loss. A cash dividend D lowers the price by
-D at the open of its ex-date; all prices before are multiplied by 1 - D / (last close before), which keeps returns those
-of somebody who reinvests. Such factors scale a symbol's whole past alike: no return, and no feature relative to price,
-learns anything of the future from them.
+On the morning of a 4-for-1 split everybody holds four times the shares at a quarter of the price; on the ex-date of a
+cash dividend D everybody who held at the close before has D more, and the price opens lower by as much. A market holds
+both as events (`data.tensors.Events`), which the ledger applies to shares and cash.
+
+Features read a series adjusted forward: prices from an ex-date on are multiplied by split / (1 - D / last close), so
+that the night shows no gain or loss, and nothing before an ex-date depends on anything at or after it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import PRICES, Bars
-from fintrader.data.calendar import exchange_days
+from fintrader.data.calendar import SessionGrid
+from fintrader.data.clean import SymbolBars
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_csv
 
@@ -29,22 +32,27 @@ class Action(Settings):
     symbol: str
     day: dt.date
     """First day on which it trades after the action (the ex-date)."""
-    split: float = Field(1.0, gt=0)
+    split: float = Field(1.0, gt=0, allow_inf_nan=False)
     """New shares for one old one: 4 for a 4-for-1 split, 0.1 for a 1-for-10 reverse split."""
-    dividend_usd: float = Field(0.0, ge=0)
+    dividend_usd: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Cash paid per old share."""
 
 
 class AdjustSettings(Settings):
-    """Corporate actions to apply; without any, prices stay as the source has them."""
+    """Corporate actions; without any, a split looks like a loss and dividends are never paid."""
 
     actions: tuple[Action, ...] = ()
     path: PathText | None = None
-    """CSV file or fsspec URL of further actions: symbol, day, split, dividend_usd (the last two may be empty)."""
+    """CSV file or fsspec URL of further actions: symbol, day, split, dividend_usd (the last two may be empty), or
+    ticker, ex_date, kind (split, dividend), value."""
     as_of: dt.date | None = None
     """Only actions up to this day are known; all by default."""
     factor_column: str | None = None
     """Extra column by which prices must be multiplied first (volumes divided), to have them as they were traded."""
+
+
+_NAMES = {"ticker": "symbol", "ex_date": "day", "date": "day", "dividend": "dividend_usd"}
+_KINDS = {"split": "split", "dividend": "dividend_usd"}
 
 
 def load_actions(settings: AdjustSettings) -> tuple[Action, ...]:
@@ -53,36 +61,77 @@ def load_actions(settings: AdjustSettings) -> tuple[Action, ...]:
     if settings.path is not None:
         for line, row in read_csv(settings.path, "data.adjust.path"):
             try:
-                actions.append(Action.model_validate({key: value for key, value in row.items() if value}))
-            except ValueError:
+                actions.append(Action.model_validate(_fields(row)))
+            except (ValueError, KeyError):
                 raise DataError(
-                    f"{base_name(settings.path)}, line {line}: expected symbol, day (2020-08-31), split, dividend_usd"
+                    f"{base_name(settings.path)}, line {line}: expected symbol, day (2020-08-31), split, dividend_usd; "
+                    "or ticker, ex_date, kind (split or dividend), value"
                 ) from None
     known = [action for action in actions if settings.as_of is None or action.day <= settings.as_of]
     return tuple(sorted(known, key=lambda action: (action.symbol, action.day)))
 
 
-def adjust(bars: Bars, actions: Sequence[Action], calendar: str, factor_column: str | None = None) -> Bars:
-    """One symbol's sorted bars, with its actions applied to everything before them."""
-    if factor_column is not None:
-        traded = bars.extras[factor_column]
-        prices = {name: getattr(bars, name) * traded for name in PRICES}
-        bars = replace(bars, **prices, volume=bars.volume / traded)
-    mine = [action for action in actions if action.symbol in bars.symbols]
-    if not mine or len(bars) == 0:
+def _fields(row: Mapping[str, str]) -> dict[str, str]:
+    values = {_NAMES.get(name, name): value for name, value in row.items() if value}
+    if "kind" in values:
+        values[_KINDS[values.pop("kind")]] = values.pop("value")
+    return values
+
+
+def as_traded(bars: Bars, factor_column: str | None) -> Bars:
+    """Bars whose vendor adjusted them, as they were traded."""
+    if factor_column is None:
         return bars
-    days = exchange_days(calendar, bars.ts)
-    price, volume = np.ones(len(bars)), np.ones(len(bars))
-    for action in mine:
-        before = days < np.datetime64(action.day).astype(np.int64)
-        if not before.any():
+    factor = bars.extras[factor_column]
+    prices = {name: getattr(bars, name) * factor for name in PRICES}
+    return replace(bars, **prices, volume=bars.volume / factor)
+
+
+def bars_of_actions(actions: Sequence[Action], symbol: str, grid: SessionGrid) -> dict[int, tuple[float, float]]:
+    """Bar of the grid -> split and dividend of one symbol, in order; what lies outside the grid is left out.
+
+    Raises DataError for a day inside the grid's range on which the exchange is closed.
+    """
+    found: dict[int, tuple[float, float]] = {}
+    for action in actions:
+        day = np.datetime64(action.day)
+        if action.symbol != symbol or not grid.dates[0] <= day <= grid.dates[-1]:
             continue
-        close = float(bars.close[before][-1])
-        if action.dividend_usd >= close:
+        session = int(np.searchsorted(grid.dates, day))
+        if grid.dates[session] != day:
+            raise DataError(f"{symbol}: {action.day} is no session of {grid.calendar}; give the ex-date of the action")
+        split, dividend = found.get(bar := int(grid.first_bar[session]), (1.0, 0.0))
+        found[bar] = split * action.split, dividend + action.dividend_usd
+    return dict(sorted(found.items()))
+
+
+def hold_through(
+    bars: SymbolBars, happened: Mapping[int, tuple[float, float]]
+) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
+    """The symbol as traded, the same adjusted forward, and its events (bar, split, dividend), those it was listed for.
+
+    A price that is carried over an ex-date is carried at what the share is then worth: (close - D) / split. Raises
+    DataError for a dividend above the price.
+    """
+    inside = {bar - bars.first: event for bar, event in happened.items() if bars.first < bar < bars.stop}
+    if not inside:
+        return bars, bars, []
+    columns = {name: getattr(bars, name).copy() for name in PRICES}
+    price, shares = np.ones(len(bars)), np.ones(len(bars))
+    traded = np.append(np.flatnonzero(bars.tradable), len(bars))
+    for row, (split, dividend) in inside.items():
+        close = float(columns["close"][row - 1])
+        if dividend >= close:
             raise DataError(
-                f"{action.symbol}: a dividend of {action.dividend_usd} USD on {action.day} exceeds the close of {close}"
+                f"{bars.symbol}: a dividend of {dividend} USD at the open of bar {bars.first + row} exceeds the close "
+                f"of {close} before it"
             )
-        price[before] *= (1.0 - action.dividend_usd / close) / action.split
-        volume[before] *= action.split
-    scaled = {name: getattr(bars, name) * price for name in PRICES}
-    return replace(bars, **scaled, volume=bars.volume * volume)
+        silent = slice(row, int(traded[np.searchsorted(traded, row)]))
+        for values in columns.values():
+            values[silent] = (close - dividend) / split
+        price[row:] *= split / (1.0 - dividend / close)
+        shares[row:] *= split
+    whole: dict[str, Any] = columns
+    adjusted: dict[str, Any] = {name: values * price for name, values in columns.items()}
+    events = [(bars.first + row, *event) for row, event in inside.items()]
+    return replace(bars, **whole), replace(bars, **adjusted, volume=bars.volume / shares), events

@@ -115,8 +115,10 @@ class Record(NamedTuple):
 
     def without(self, mask: Tensor) -> Record:
         """Nothing traded and nothing paid in the rows of `mask` `[B]`."""
-        names = ("ordered", "fill_shares", "fill_cost", "closed_shares", "closed_cost", "interest", "income", "cost")
-        names = (*names, "turnover")
+        names = (
+            *("ordered", "fill_shares", "fill_cost", "closed_shares", "closed_cost", "interest", "income"),
+            *("cost", "turnover"),
+        )
         values = {name: getattr(self, name) for name in names}
         rows = {name: mask.view(-1, *[1] * (value.ndim - 1)) for name, value in values.items()}
         return self._replace(**{n: torch.where(rows[n], torch.zeros_like(v), v) for n, v in values.items()})
@@ -183,7 +185,7 @@ def _spread(market: MarketTensors, settings: EnvSettings) -> Tensor:
 def _event_rows(market: MarketTensors) -> tuple[Tensor, Tensor, Tensor]:
     """`event_row`, `splits` and `dividends` of a view."""
     events = market.events
-    bars, place = events.bar.unique(return_inverse=True)
+    bars, place = torch.unique(events.bar, return_inverse=True)
     row = torch.zeros(market.num_bars, dtype=torch.int64, device=market.device)
     row[bars] = torch.arange(1, len(bars) + 1, device=market.device)
     splits = torch.ones(len(bars) + 1, market.num_assets, dtype=torch.float64, device=market.device)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.tensors import MarketTensors
+from fintrader.data.tensors import Events, MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, EnvError
 from tests.engines.strategies import env_settings, random_actions
@@ -23,11 +23,12 @@ ENGINES = ("torch", "fused")
 
 
 def split_market(bars: int = 1100) -> MarketTensors:
-    """Wild prices, and one that falls to a tenth between two bars, as at a split nobody adjusted for."""
+    """Wild prices, and two that fall to a tenth between two bars: one split, at the other nobody knows why."""
     market = make_market(bars, 7, gaps=False, volatility=0.02)
     scale = torch.ones(bars, 7)
-    scale[bars // 2 :, 3] = 0.1
-    return replace(market, open=market.open * scale, close=market.close * scale)
+    scale[bars // 2 :, 3] = scale[bars // 3 :, 1] = 0.1
+    events = Events.of([(bars // 3, 1, 10.0, 0.0), (bars // 4, 0, 1.0, 0.5)])
+    return replace(market, open=market.open * scale, close=market.close * scale, events=events)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -43,8 +44,10 @@ def test_a_thousand_decisions_to_hold_order_nothing(engine: Any, options: dict[s
     assert float(held.sum()) > 0
     for _ in range(1000):
         obs, *_ = env.step(obs[:, 4:11])  # the weights held
+    dividend = 0.5 * held[:, 0]
+    held[:, 1] *= 10.0
     assert torch.equal(env.account.shares, held)
-    assert torch.equal(env.account.cash, cash)
+    torch.testing.assert_close(env.account.cash, cash + dividend, rtol=1e-9, atol=1e-5)
 
 
 def test_holding_orders_nothing_in_a_backtest() -> None:
@@ -53,7 +56,9 @@ def test_holding_orders_nothing_in_a_backtest() -> None:
     held = account.held.copy()
     for _ in range(1000):
         account.act(account.observe()[:, 4:11])
-        assert (account.held == held).all()
+        split = np.where(np.arange(7) == 1, 10.0 if account.bar >= 1100 // 3 else 1.0, 1.0)
+        assert (account.held == held * split).all()
+    assert account.trade_log.result("hold", "").trades.kind.tolist() == []
     assert len(account.trade_log.equity) == 1100
 
 
@@ -87,6 +92,59 @@ def test_an_action_orders_its_share_of_the_most(engine: Any, action: float, most
     assert env.account.shares.tolist() == [[ordered, 0.0]]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_order_takes_its_share_of_the_volume_and_no_more(engine: Any) -> None:
+    market = make_market(40, 3, gaps=False, volatility=1e-4, volume=300.0)
+    config = EnvSettings(random_start=False, participation=0.25, cost_bps=0.0)
+    env = TradingEnv(market, config, num_envs=1, engine=engine)
+    env.reset()
+    held = torch.zeros(3, dtype=torch.float64)
+    for bar in range(1, 20):
+        env.step(torch.full((1, 3), 0.3 if bar < 12 else 0.0))
+        traded = env.account.shares[0] - held
+        most = torch.floor(market.volume[bar] * 0.25).to(torch.float64)
+        held = env.account.shares[0].clone()
+        if bar < 12:  # a target far away: all that may be taken is
+            assert torch.equal(traded, most)
+        else:
+            assert torch.equal(traded, -torch.minimum(most, held - traded))
+    record = TradingEnv(market, config, num_envs=1, record=True)
+    record.reset()
+    info = record.step(torch.full((1, 3), 0.3))[4]
+    assert bool((info["ordered"] > info["fill_shares"]).all())
+
+
+def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_its_own_spread() -> None:
+    market = make_market(10, 2, gaps=False, volatility=1e-5)
+    market = replace(market, volume=torch.full_like(market.volume, 4e4))
+    config = EnvSettings(cost_bps=0.0, participation=None, action="trade", max_shares=1e4, random_start=False)
+
+    def paid(shares: float, **costs: Any) -> float:
+        env = TradingEnv(market, config.model_copy(update=costs), num_envs=1, record=True)
+        env.reset()
+        info = env.step(torch.tensor([[shares / 1e4, 0.0]]))[4]
+        assert float(info["fill_shares"][0, 0]) == shares
+        return float(info["cost"][0]) / float(info["turnover"][0]) * 1e4
+
+    assert paid(10_000, impact_bps=40.0) == pytest.approx(20.0)  # a quarter of the volume: half the basis points
+    assert paid(2_500, impact_bps=40.0) == pytest.approx(10.0)
+    assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S000": 7.0}) == pytest.approx(7.0)
+    assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S001": 7.0}) == pytest.approx(3.0)
+
+
+def test_what_no_order_can_mean_is_refused() -> None:
+    for wrong in ({"participation": 0.0}, {"participation": 1.1}, {"impact_bps": -1.0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            EnvSettings(**wrong)
+    market = make_market(10, 2)
+    with pytest.raises(EnvError, match=r"the market has no S9; remove"):
+        TradingEnv(market, EnvSettings(half_spread_bps_of={"S9": 1.0}))
+    empty = replace(market, volume=torch.zeros_like(market.volume))
+    with pytest.raises(EnvError, match=r"hold no volume.*participation to none"):
+        TradingEnv(empty, EnvSettings())
+    TradingEnv(empty, EnvSettings(participation=None))
+
+
 @settings(max_examples=examples(40))
 @given(
     config=env_settings(),
@@ -97,7 +155,8 @@ def test_an_action_orders_its_share_of_the_most(engine: Any, action: float, most
 def test_engines_agree_on_any_amount_of_money_and_any_price(
     config: EnvSettings, cash: float, cheapest: float, seed: int
 ) -> None:
-    market = make_market(40, 6, seed=seed % 5, volatility=0.05)
+    volume, events = (1e9, 400.0)[seed % 2], seed % 3 > 0
+    market = make_market(40, 6, seed=seed % 5, volatility=0.05, volume=volume, events=events)
     scale = torch.logspace(float(np.log10(cheapest / 20.0)), 1.0, 6)
     market = replace(market, open=market.open * scale, close=market.close * scale)
     config = config.model_copy(update={"initial_cash_usd": cash, "max_shares": 3e5 if seed % 2 else 57.5})
@@ -116,7 +175,7 @@ def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine(
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     scale = 0.3 / market.close[0]
     market = replace(market, open=market.open * scale, close=market.close * scale)
-    config = EnvSettings(rebalance_band=0.05, initial_cash_usd=1e8, random_start=False)
+    config = EnvSettings(rebalance_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False)
     for engine in ENGINES:
         env = TradingEnv(market, config, num_envs=1, engine=engine)
         env.reset()

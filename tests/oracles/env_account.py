@@ -13,6 +13,7 @@ from fintrader.backtesting.simulate import ask, trade
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
+from fintrader.envs.ledger import split_shares
 
 Array = NDArray[np.float64]
 
@@ -63,18 +64,26 @@ class EnvAccount:
         return bool(terminated[0] | truncated[0])
 
     def _write(self, info: dict[str, NDArray[np.float64]]) -> None:
-        """One decision: its fills, then each bar it lasted."""
-        trade_log, bars = self.trade_log, info["bars"].astype(np.int64)
-        first, last = int(bars[0]), int(bars[-1])
+        """One decision: its fills, then each bar it lasted, with what happened to the shares there."""
+        log, view, bars = self.trade_log, self.env._view, info["bars"].astype(np.int64)
+        first, held = int(bars[0]), log.shares[int(info["decision_bar"])].copy()
         decided, filled = int(info["decision_bar"]), int(info["fill_bar"])
         traded, price, cost = (info[name].astype(np.float64) for name in ("fill_shares", "fill_price", "fill_cost"))
-        trade_log.trade("order", decided, filled, first, traded, price, cost)
-        trade_log.shares[first : last + 1] = self.held
-        trade_log.equity[bars] = info["bar_equity"]
-        closed, costs = info["closed_shares"], info["closed_cost"]
-        for k in np.flatnonzero(closed.any(axis=1)):
-            bar = int(bars[k])
-            trade_log.shares[first:bar] -= closed[k]
-            trade_log.trade("forced", bar, bar, bar, closed[k], trade_log.mark[bar], costs[k])
-        np.add.at(trade_log.costs, bars, info["interest"])
-        np.add.at(trade_log.income, bars, info["income"])
+        closed, costs, at_once = info["closed_shares"], info["closed_cost"], filled == decided
+        if at_once:
+            log.trade("order", decided, filled, first, traded, price, cost)
+            held += traded
+        for k, bar in enumerate(np.unique(bars).tolist()):
+            split = view.splits[view.event_row[bar]]
+            change = split_shares(torch.from_numpy(held), split, self.settings).numpy() - held
+            log.trade("split", bar, bar, bar, change, np.zeros_like(held), np.zeros_like(held))
+            held += change
+            if k == 0 and not at_once:
+                log.trade("order", decided, filled, first, traded, price, cost)
+                held += traded
+            log.trade("forced", bar, bar, bar, closed[k], log.mark[bar], costs[k])
+            held += closed[k]
+            log.shares[bar] = held
+        log.equity[bars] = info["bar_equity"]
+        np.add.at(log.costs, bars, info["interest"])
+        np.add.at(log.income, bars, info["income"])

@@ -137,6 +137,8 @@ class SyntheticSettings(Settings):
     """Volatility of the wild regime over that of the calm one."""
     regime_switch: float = Field(0.002, ge=0, le=1)
     """Probability per bar that the volatility regime changes."""
+    volume_usd: float = Field(20e6, gt=0)
+    """USD that trade of a stock in a bar, about, averaged over the day."""
     missing: float = Field(0.0, ge=0, lt=0.9)
     """Share of bars in which a stock does not trade, so that the bar is absent."""
     planted: PlantedSettings = PlantedSettings()
@@ -205,7 +207,8 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     reach = np.abs(noise("reach", 2, num_bars, num_symbols)) * own_scale * 0.5
     high = np.maximum(open_, close) * (1 + reach[0])
     low = np.minimum(open_, close) * (1 - np.minimum(reach[1], 0.5))
-    volume = np.floor(20_000 * volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))) + 1
+    surge = volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))
+    volume = np.floor(settings.volume_usd / first * surge) + 1
 
     present = numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols)) >= settings.missing
     present[0] = True

@@ -198,13 +198,12 @@ def step_kernel(
     if not SAME_BAR:
         fill_bar = tl.minimum(old_bar + 1, end)
     owned, cash = held, old_cash
-    if EVENTS:
-        if not SAME_BAR:
-            row = tl.load(event_row + fill_bar) * N
-            split = tl.load(splits + row + n, mask=inside, other=1.0)
-            owned = _split(held, split, WHOLE)
-            want = owned + _split(want - held, split, WHOLE)
-            cash += _income(held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark)
+    if EVENTS and not SAME_BAR:
+        row = tl.load(event_row + fill_bar) * N
+        split = tl.load(splits + row + n, mask=inside, other=1.0)
+        owned = _split(held, split, WHOLE)
+        want = owned + _split(want - held, split, WHOLE)
+        cash += _income(held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark)
     signed = tl.load(quotes + (fill_bar * 3 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
     most = tl.load(quotes + fill_bar * 3 * N + n, mask=inside, other=0.0).to(tl.float64)
     price = tl.abs(signed)
