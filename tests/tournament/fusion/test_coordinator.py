@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, read_agent_state
-from fintrader.agents.parallel.learners import INHERITED
+from fintrader.agents.parallel import INHERITED
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
