@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
+from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
 
