@@ -113,8 +113,7 @@ def farm(root: str, seconds: float) -> None:
 def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
     """An asynchronous tournament of stub pods."""
     from fintrader.tournament.run import run_tournament
-    from fintrader.tournament.search_space import Range
-    from fintrader.tournament.settings import TournamentSettings
+    from fintrader.tournament.settings import Range, TournamentSettings
     from tests.engines import stubs
 
     settings = TournamentSettings(
