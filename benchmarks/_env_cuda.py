@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import _env_peers
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
 from fintrader.agents.networks import NetworkSettings
 from fintrader.data.tensors import MarketTensors
@@ -60,13 +61,7 @@ def make_env(market: MarketTensors, accounts: int, device: torch.device, **chang
 def stepping(env: TradingEnv) -> Callable[[int], int]:
     """Random actions."""
     actions = [torch.rand(env.num_envs, env.layout.num_assets, device=env.device) * 2 - 1 for _ in range(2)]
-
-    def run(steps: int) -> int:
-        for step in range(steps):
-            env.step(actions[step % 2])
-        return steps * env.num_envs
-
-    return run
+    return _env_peers.stepping(env, actions, env.num_envs)
 
 
 def deciding(env: TradingEnv) -> Callable[[int], int]:

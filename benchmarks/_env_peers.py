@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tarfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +89,17 @@ def peer(package: str, version: str, path: str, repairs: Mapping[str, str] | Non
     return module
 
 
+def stepping(env: Any, actions: Sequence[Any], accounts: int) -> Run:
+    """A vector environment under these actions in turn."""
+
+    def run(steps: int) -> int:
+        for step in range(steps):
+            env.step(actions[step % len(actions)])
+        return steps * accounts
+
+    return run
+
+
 def finrl_env(module: ModuleType, market: MarketTensors) -> Run:
     """FinRL's numpy environment (meta/env_stock_trading/env_stocktrading_np.py), one account."""
     config = {
@@ -124,13 +135,7 @@ def elegantrl_env(module: ModuleType, market: MarketTensors, accounts: int) -> R
         env = Env(num_envs=accounts, gpu_id=-1, end_idx=market.num_bars)
     env.reset()
     actions = [torch.rand(accounts, market.num_assets) * 2 - 1 for _ in range(4)]
-
-    def run(steps: int) -> int:
-        for step in range(steps):
-            env.step(actions[step % 4])
-        return steps * accounts
-
-    return run
+    return stepping(env, actions, accounts)
 
 
 def peer_runs(market: MarketTensors, accounts: int) -> dict[str, Run]:

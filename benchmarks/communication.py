@@ -44,7 +44,7 @@ from benchmarks.common import finish
 from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import AgentSettings, Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
-from fintrader.agents.parallel.learners import average
+from fintrader.agents.parallel import average
 from fintrader.seeding import derive
 from fintrader.tournament.fusion.worker import Exchange, inherited
 

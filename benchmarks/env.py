@@ -44,7 +44,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _env_cuda, _env_factored, _env_torchtrade
-from benchmarks._env_peers import Run, peer_runs
+from benchmarks._env_peers import Run, peer_runs, stepping
 from benchmarks.common import finish
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
@@ -159,13 +159,7 @@ def our_env(
     env = TradingEnv(market, settings, num_envs=accounts, engine=engine)
     env.reset(seed=0)
     actions = [torch.rand(accounts, market.num_assets) * 2 - 1 for _ in range(4)]
-
-    def run(steps: int) -> int:
-        for step in range(steps):
-            env.step(actions[step % 4])
-        return steps * accounts
-
-    return run
+    return stepping(env, actions, accounts)
 
 
 def our_env_and_policy(market: MarketTensors, accounts: int) -> Run:
@@ -224,13 +218,7 @@ def torchtrade_env(market: MarketTensors, accounts: int, *, tuned: bool) -> Run:
     env = kind(market, accounts, fee=FEE, episode=1000)
     env.reset()
     actions = [_env_torchtrade.cash_first(torch.rand(accounts, market.num_assets) * 2 - 1) for _ in range(4)]
-
-    def run(steps: int) -> int:
-        for step in range(steps):
-            env.step(actions[step % 4])
-        return steps * accounts
-
-    return run
+    return stepping(env, actions, accounts)
 
 
 def copying(width: int, threads: int = 1) -> Run:

@@ -113,8 +113,7 @@ def farm(root: str, seconds: float) -> None:
 def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
     """An asynchronous tournament of stub pods."""
     from fintrader.tournament.run import run_tournament
-    from fintrader.tournament.search_space import Range
-    from fintrader.tournament.settings import TournamentSettings
+    from fintrader.tournament.settings import Range, TournamentSettings
     from tests.engines import stubs
 
     settings = TournamentSettings(
@@ -181,8 +180,8 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
 
 def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     """Results taken in per second, durable (log synced, index committed) before the next burst, `burst` at a time."""
-    from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
+    from fintrader.tournament.store import EventLog
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "submissions")

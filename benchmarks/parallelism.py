@@ -41,7 +41,7 @@ from fintrader.agents import (  # noqa: E402
     train,
 )
 from fintrader.agents.networks import Critic  # noqa: E402
-from fintrader.agents.parallel.learners import average  # noqa: E402
+from fintrader.agents.parallel import average  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
 from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv  # noqa: E402

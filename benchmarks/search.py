@@ -34,7 +34,7 @@ from fintrader.agents import PPO, AgentSettings, Budget, make_agent, train
 from fintrader.errors import TrainingError
 from fintrader.seeding import derive
 from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.search_space import Range
+from fintrader.tournament.settings import Range
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 

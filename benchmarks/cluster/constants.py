@@ -85,7 +85,7 @@ def cold_start(count: int) -> Samples:
     """From the process's birth to its `ready`: the interpreter, PyTorch and what the body imports."""
 
     def start() -> None:
-        command = [sys.executable, "-m", "fintrader.tournament.launchers.worker", str(os.getpid()), BODY]
+        command = [sys.executable, "-m", "fintrader.tournament.pod", str(os.getpid()), BODY]
         environment = {**worker_environment(), "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
@@ -212,8 +212,8 @@ def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
 
 def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     """What makes one result durable: the pod's result file, the synced event, the index's transaction."""
-    from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
+    from fintrader.tournament.store import EventLog
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")

@@ -26,8 +26,7 @@ from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure, PodProgress
 from fintrader.tournament.run import Clock, Orchestrator
-from fintrader.tournament.search_space import Range
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs

@@ -17,8 +17,7 @@ from fintrader.agents.ddpg import DDPG, DDPGAgent
 from fintrader.agents.networks import ActionHead
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent
-from fintrader.agents.parallel.learners import BatchedLearners
-from fintrader.agents.parallel.pipeline import PipelinedAgent
+from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.ppo import PPO, PPOAgent
 from fintrader.agents.redq import REDQ, REDQAgent

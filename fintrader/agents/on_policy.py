@@ -93,7 +93,7 @@ class OnPolicyAgent(BaseAgent):
         self.latent: Tensor | None = None
         self.seen_any = False
         self.learner: Callable[[Rollout], dict[str, Tensor]] = self.learn
-        """What learns from a rollout: the agent, or several learners of it side by side (`parallel/learners.py`)."""
+        """What learns from a rollout: the agent, or several learners of it side by side (`parallel.py`)."""
 
     def training_env(self, env: Any) -> Any:
         """`env`. Raises ConfigError when its accounts cannot be shared out evenly among the learners."""

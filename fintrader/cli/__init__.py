@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs
-from fintrader.cli import ask, commands
+from fintrader.cli import commands
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -123,12 +123,12 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "lookahead": commands.pipeline_verb("lookahead", "check_lookahead", _LOOKAHEAD, cuts=3),
     "backtest": commands.backtest,
     "compare": commands.compare,
-    "status": ask.status,
-    "lineage": ask.lineage,
-    "scale": ask.scale,
-    "replay": ask.replay,
-    "tournament rebuild": ask.rebuild,
-    "export tensorboard": ask.export_tensorboard,
+    "status": commands.status,
+    "lineage": commands.lineage,
+    "scale": commands.scale,
+    "replay": commands.replay,
+    "tournament rebuild": commands.rebuild,
+    "export tensorboard": commands.export_tensorboard,
     "app": commands.app,
     "bench": commands.bench,
 }

@@ -1,20 +1,45 @@
-"""`load_market`: a market of whatever says which, be it a configuration, a finished file or bars in pandas."""
+"""`load_market`: a market of whatever says which, be it a configuration, a finished file or bars in pandas.
+
+Bars in pandas come as a long table, a wide one (a column for each field and symbol), or one table for each symbol.
+Every form becomes the long table that files hold, and goes the same way from there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from fintrader.config import Settings, overlay, validate
+from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.data.build import assemble, build_market
+from fintrader.data.calendar import session_grid
 from fintrader.data.settings import DataSettings, read_settings
-from fintrader.data.sources.files import FilesSettings
-from fintrader.data.sources.frames import are_frames, frames_feed
+from fintrader.data.sources.base import MemoryFeed
+from fintrader.data.sources.files import FilesSettings, carries_zone, column_names, table_bars
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import ConfigError
+from fintrader.errors import BarError, ConfigError
+
+Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
+
+ORIGIN = "the DataFrame"
+SPELLINGS = {
+    "ts": ("ts", "time", "timestamp", "datetime", "date", "date_time"),
+    "symbol": ("symbol", "ticker", "tic", "sym", "instrument", "asset"),
+    "open": ("open", "o"),
+    "high": ("high", "h"),
+    "low": ("low", "l"),
+    "close": ("close", "c"),
+    "volume": ("volume", "vol", "v"),
+}
+"""What a column may be called, in any case, spaces for underscores; `source.columns` names others."""
+DAY_MINUTES = 1440
 
 
 def load_market(
@@ -38,7 +63,7 @@ def load_market(
 
     Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or a file that are.
     """
-    if are_frames(what):
+    if _are_frames(what):
         return _market_of(what, timezone, label, settings)
     if timezone is not None or label is not None:
         raise ConfigError("timezone and label say how a DataFrame's times are read; of files, set them in `source`")
@@ -67,7 +92,157 @@ def _market_of(bars: Any, timezone: str | None, label: str | None, values: Mappi
     if not isinstance(settings.source, FilesSettings):
         raise ConfigError("the bars are those of the DataFrame, so `source` takes only how files are read")
     zoned = "timezone" in chosen["source"]
-    feed, minutes = frames_feed(bars, settings.source, zoned=zoned, calendar=settings.calendar)
+    feed, minutes = _frames_feed(bars, settings.source, zoned=zoned, calendar=settings.calendar)
     if "bar_minutes" not in values:
         settings = settings.model_copy(update={"bar_minutes": minutes})
     return assemble(settings, feed)[0]
+
+
+# --- bars in pandas --------------------------------------------------------------------------------------------
+
+
+def _are_frames(what: object) -> bool:
+    """Whether `what` is a table, or a dictionary of tables."""
+    return isinstance(what, pd.DataFrame) or (
+        isinstance(what, Mapping) and bool(what) and all(isinstance(one, pd.DataFrame) for one in what.values())
+    )
+
+
+def _frames_feed(frames: Frames, source: FilesSettings, *, zoned: bool, calendar: str) -> tuple[MemoryFeed, int]:
+    """The bars of `frames` as a feed, and their length in minutes: the step that is most frequent in a symbol.
+
+    `zoned`: whether `source.timezone` was asked for; times without a zone are refused otherwise. Bars whose times are
+    all midnights are those of whole days: they stand at the first minute of their session, whatever the zone.
+
+    Raises BarError for a column that is missing or stands there twice, times without a zone, and bad cells.
+    """
+    table = _long(frames, source)
+    if table.empty:
+        raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
+    name = source.columns.ts
+    daily = _whole_days(table[name])
+    if daily:
+        table = table.assign(**{name: table[name].dt.tz_localize(None)})
+    elif not (zoned or _carries_zone(table[name])):
+        raise BarError(f"{ORIGIN}: its times carry no time zone; name theirs, timezone='America/New_York' for one")
+    reading = source.model_copy(update={"label": "start"} | ({"timezone": "UTC"} if daily else {}))
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    bars = table_bars(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
+    length = DAY_MINUTES if daily else _length(bars)
+    if daily:
+        days = bars.ts.astype("datetime64[ns]").astype("datetime64[D]")
+        grid = session_grid(calendar, days.min().item(), days.max().item(), DAY_MINUTES)
+        bars = replace(bars, ts=grid.session_starts(bars.ts))
+    elif source.label == "end":
+        own = source.bar_minutes if "bar_minutes" in source.model_fields_set else length
+        bars = replace(bars, ts=bars.ts - own * MINUTE_NS)
+    return MemoryFeed(bars, {"kind": "frames", "sha256": _digest(bars)}), length
+
+
+def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
+    """All bars in one table, its columns called as `source.columns` says; extra columns as they are."""
+    if isinstance(frames, pd.DataFrame):
+        if frames.columns.nlevels == 1:
+            return _renamed(frames, source)
+        frames = _by_symbol(frames, source)
+    parts = []
+    for symbol, frame in frames.items():
+        part = _renamed(frame.assign(**{source.columns.symbol: str(symbol)}), source, where=f" of {symbol}")
+        parts.append(part.dropna(how="all", subset=[getattr(source.columns, name) for name in COLUMNS]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd.DataFrame]:
+    """A wide table, (field, symbol) or (symbol, field), as one table for each symbol."""
+    if frame.columns.nlevels != 2:
+        raise BarError(f"{ORIGIN}: columns of {frame.columns.nlevels} levels; give two, field and symbol")
+    found = [len(_roles(frame.columns.get_level_values(level).unique(), source, COLUMNS)) for level in (0, 1)]
+    if not any(found):
+        raise BarError(
+            f"{ORIGIN}: neither level of its columns holds {', '.join(COLUMNS)}; found {_some(frame.columns)}"
+        )
+    other = 1 if found[0] >= found[1] else 0
+    symbols = frame.columns.get_level_values(other).unique()
+    return {str(symbol): pd.DataFrame(frame.xs(symbol, axis=1, level=other)) for symbol in symbols}
+
+
+def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.DataFrame:
+    """The columns that are needed and no other. Raises BarError naming the one that is missing."""
+    frame = _with_index(frame, source)
+    roles = _roles(frame.columns, source, tuple(SPELLINGS))
+    for role, columns in roles.items():
+        if len(columns) > 1:
+            raise BarError(
+                f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or rename some"
+            )
+    wanted = [*((role, _word(role)) for role in column_names(source)), *((name, name) for name in source.extra)]
+    known = {role: columns[0] for role, columns in roles.items()} | {n: n for n in source.extra if n in frame.columns}
+    for role, word in wanted:
+        if role not in known:
+            one = "" if role != "symbol" else "; a table of one symbol goes into a dict, like {'AAPL': table}"
+            found = [column for column in frame.columns if not (where and column == source.columns.symbol)]
+            raise BarError(f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}{one}")
+    chosen = frame[[known[role] for role, _ in wanted]]
+    return chosen.set_axis([*column_names(source).values(), *source.extra], axis=1)
+
+
+def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
+    """The table with its index among the columns, where the index says something: times, or symbols and times."""
+    if isinstance(frame.index, pd.RangeIndex):
+        return frame
+    names: list[Hashable] = []
+    for level in range(frame.index.nlevels):
+        values, name = frame.index.get_level_values(level), frame.index.names[level]
+        is_time = isinstance(values, pd.DatetimeIndex)
+        if name is None or (is_time and not _roles([name], source, ("ts",))):
+            name = source.columns.ts if is_time else (source.columns.symbol if frame.index.nlevels > 1 else "index")
+        names.append(f"index {name}" if name in frame.columns else name)
+    return frame.set_axis(frame.index.set_names(names), axis=0).reset_index()
+
+
+def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[str, list[Any]]:
+    """What each of these columns is: `open`, `ts`, ... -> the columns that could be it."""
+    found: dict[str, list[Any]] = {}
+    for role in roles:
+        own = getattr(source.columns, role)
+        named = [column for column in columns if column == own]
+        spelt = [column for column in columns if str(column).strip().lower().replace(" ", "_") in SPELLINGS[role]]
+        if named or spelt:
+            found[role] = named or spelt
+    return found
+
+
+def _word(role: str) -> str:
+    return "time" if role == "ts" else role
+
+
+def _some(columns: Any) -> str:
+    listed = [str(column) for column in columns]
+    return ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "") or "no column"
+
+
+def _whole_days(times: pd.Series[Any]) -> bool:
+    return pd.api.types.is_datetime64_any_dtype(times) and bool((times.dropna().dt.normalize() == times.dropna()).all())
+
+
+def _carries_zone(times: pd.Series[Any]) -> bool:
+    if pd.api.types.is_datetime64_any_dtype(times):
+        return times.dt.tz is not None
+    return carries_zone(times)
+
+
+def _length(bars: Bars) -> int:
+    """Minutes between most bars and the next one of their symbol; 1 where no symbol has two. `bars` are sorted."""
+    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
+    steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
+    if not len(steps):
+        return 1
+    values, counts = np.unique(steps, return_counts=True)
+    return int(values[counts.argmax()])
+
+
+def _digest(bars: Bars) -> str:
+    digest = hashlib.sha256("\0".join(bars.symbols).encode())
+    for values in (bars.ts, bars.symbol, *(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()

@@ -18,7 +18,9 @@ from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
-from fintrader.tournament.launchers import LauncherFactory, RaySettings, on_ray
+from fintrader.tournament.launchers import LauncherFactory
+from fintrader.tournament.launchers.ray.cluster import RaySettings
+from fintrader.tournament.launchers.ray.launcher import on_ray
 from fintrader.tournament.settings import TournamentSettings
 
 Window = Literal["train", "validation", "test"]

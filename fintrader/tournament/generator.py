@@ -8,7 +8,11 @@ hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -18,10 +22,10 @@ from fintrader.config import Settings, first_problem
 from fintrader.errors import ConfigError
 from fintrader.seeding import derive, numpy_generator
 from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.search_space import Random, Range, check_search, draw, get, has, put, stepped
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodSpec, StopRule
 
+Random = np.random.Generator
 MIN_PEERS = 4
 """Peers of the same age that a pod is compared with at least before it is stopped early."""
 
@@ -148,3 +152,76 @@ def stop_rules(settings: TournamentSettings, leaderboard: Leaderboard, generatio
         if len(scores) >= MIN_PEERS:
             rules.append(StopRule(share=share, score=float(np.quantile(scores, settings.halving))))
     return tuple(rules)
+
+
+# --- the search space ----------------------------------------------------------------------------------------
+
+
+def draw(space: Range, like: Any, random: Random) -> Any:
+    """A value from the range, an integer where `like` is one."""
+    if space.choices:
+        return space.choices[int(random.integers(len(space.choices)))]
+    assert space.low is not None
+    assert space.high is not None
+    if space.log:
+        return _like(like, math.exp(random.uniform(math.log(space.low), math.log(space.high))))
+    return _like(like, random.uniform(space.low, space.high))
+
+
+def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
+    """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range goes."""
+    if space.choices:
+        number = space.choices.index(value) if value in space.choices else 0
+        return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
+    assert space.low is not None
+    assert space.high is not None
+    moved = _like(value, value * (perturb if way > 0 else 1 / perturb))
+    if isinstance(value, int) and moved == value:  # too small for the factor to show
+        moved = value + way
+    return _like(value, min(max(moved, space.low), space.high))
+
+
+def _like(value: Any, drawn: float) -> float | int:
+    return round(drawn) if isinstance(value, int) and not isinstance(value, bool) else float(drawn)
+
+
+def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> None:
+    """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed there."""
+    for name, space in search.items():
+        owners = [agent for agent in agents if has(agent.model_dump(mode="json"), name)]
+        if not owners:
+            known = sorted({field for agent in agents for field in type(agent).model_fields})
+            raise ConfigError(f"tournament.search.{name}: no agent here has this setting; known: {', '.join(known)}")
+        for agent in owners:
+            for value in space.choices or (space.low, space.high):
+                values = agent.model_dump(mode="json")
+                if not space.choices:
+                    if not isinstance(get(values, name), int | float) or isinstance(get(values, name), bool):
+                        raise ConfigError(f"tournament.search.{name}: low and high need a number; give choices")
+                    value = _like(get(values, name), float(value))
+                put(values, name, value)
+                try:
+                    type(agent).model_validate(values)
+                except ValidationError as error:
+                    problem = first_problem(type(agent), error)
+                    raise ConfigError(f"tournament.search.{name}: {value!r} is impossible: {problem}") from None
+
+
+def has(values: Mapping[str, Any], name: str) -> bool:
+    """Whether dotted `name` leads to a value."""
+    try:
+        get(values, name)
+    except (KeyError, TypeError):
+        return False
+    return True
+
+
+def get(values: Mapping[str, Any], name: str) -> Any:
+    """The value at dotted `name`."""
+    return reduce(getitem, name.split("."), values)
+
+
+def put(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set the value at dotted `name`, in place."""
+    *path, last = name.split(".")
+    reduce(getitem, path, values)[last] = value

@@ -21,7 +21,6 @@ from fintrader.errors import TournamentError
 from fintrader.progress import Progress
 from fintrader.tournament import lease as leases
 from fintrader.tournament import terminal
-from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
@@ -29,7 +28,7 @@ from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import requested_pods
-from fintrader.tournament.store import RunStore
+from fintrader.tournament.store import EventLog, RunStore
 from fintrader.tournament.updater import applied_event, submit
 
 

@@ -2,6 +2,10 @@
 
 The shell is light on imports: what actually trains is a *body* named as `package.module:function`, by default
 `fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks have a stub do it.
+
+`python -m fintrader.tournament.pod` is a process for pods, started by `LocalLauncher`. It imports what bodies need once
+and then runs one pod after another, each a JSON line on its standard input; it answers by JSON lines on what was its
+standard output. Whatever the body prints goes to the worker's log.
 """
 
 from __future__ import annotations
@@ -9,9 +13,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import logging
+import os
+import queue
+import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import cast
 
@@ -20,8 +30,9 @@ from fintrader.config import load_object
 from fintrader.errors import FintraderError
 from fintrader.files import file_sha256
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.process import location_of
+from fintrader.tournament.process import Channel, location_of
 from fintrader.tournament.spec import BODY, Body, Fenced, Message, PodContext, PodResult, PodSpec, Reason, TrainedPod
+from fintrader.tournament.state_sync import save_all
 from fintrader.tournament.store import RunStore
 
 log = logging.getLogger("fintrader.pod")
@@ -136,3 +147,66 @@ def _is_out_of_gpu_memory(error: BaseException) -> bool:
         return False
     # The driver's own refusal (cudaErrorMemoryAllocation) has no type in torch, only this text.
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+
+
+# --- the process ---------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve pods until the launcher is gone."""
+    with logs.written():
+        logs.print_as_records()
+        serve()
+
+
+def serve() -> None:
+    """Import what pods need, then run one after another."""
+    signal.signal(signal.SIGTERM, _leave)
+    channel = Channel()
+    for module in sys.argv[2:]:
+        load_object(module)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    channel.send(kind="ready")
+    tasks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in channel.inbox:
+            tasks.put(json.loads(line))
+        os._exit(0)  # the launcher closed the pipe, or is gone
+
+    threading.Thread(target=listen, daemon=True).start()
+    while _work(tasks.get(), channel):
+        pass
+    os._exit(1)
+
+
+def _leave(*_: object) -> None:
+    """Asked to end: what a store does not have yet goes there, if it has anything of this pod at all."""
+    save_all()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _work(task: Message, channel: Channel) -> bool:
+    """Run one pod and answer; False if this process should not be used again."""
+    spec = PodSpec.model_validate(task["spec"])
+
+    def report(share: float, env_steps: int, note: str) -> None:
+        channel.send(kind="progress", pod=spec.pod, share=share, env_steps=env_steps, note=note)
+
+    try:
+        result = run_pod(spec, PodContext.of_task(task, report=report), task["body"])
+    except BaseException as error:
+        if not logs.structured():  # then the pod's own log has it
+            traceback.print_exc(file=sys.stderr)
+        message = failure_message(error)
+        last = message["reason"] in ("oom", "fenced") or not isinstance(error, Exception)
+        channel.send(**message, pod=spec.pod, last=last)
+        return not last
+    channel.send(kind="done", pod=spec.pod, result=result.model_dump(mode="json"))
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,8 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import Launcher, LauncherFactory, LocalLauncher, slots_of
+from fintrader.tournament.launchers import Launcher, LauncherFactory
+from fintrader.tournament.launchers.local import LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Clock, Orchestrator

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from fintrader.agents import Budget
 from fintrader.config import Settings
-from fintrader.tournament.search_space import Range
 
 Metric = Literal["sharpe", "return", "calmar", "utility"]
 
@@ -16,6 +16,35 @@ Metric = Literal["sharpe", "return", "calmar", "utility"]
 def spanned(device: str) -> int:
     """Devices that one pod spans: 2 for `cuda:0+1`, `cuda:0/1` and `cpu/cpu`."""
     return len(device.replace("/", "+").split("+"))
+
+
+class Range(Settings):
+    """Where one hyper-parameter may lie: `low..high`, or a list of `choices`."""
+
+    low: float | None = None
+    """Smallest value."""
+    high: float | None = None
+    """Largest value."""
+    log: bool = False
+    """Draw uniformly in the logarithm."""
+    choices: tuple[Any, ...] = ()
+    """The values to choose from, in their natural order, instead of low and high."""
+    structural: bool = False
+    """The value shapes the network: drawn for fresh pods, kept by children (weights would not fit otherwise)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Range:
+        if self.choices:
+            if self.low is not None or self.high is not None:
+                raise ValueError("give either choices or low and high, not both")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give low and high, or choices")
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
+            raise ValueError(f"impossible range: low {self.low} must lie below high {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")
+        return self
 
 
 class TournamentSettings(Settings):

@@ -13,8 +13,7 @@ from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.run import TournamentResult, run_tournament
-from fintrader.tournament.search_space import Range
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.factories import make_market

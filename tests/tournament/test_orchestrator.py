@@ -8,7 +8,7 @@ import pytest
 from fintrader.errors import TournamentError
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import cuda_devices
+from fintrader.tournament.launchers.local import cuda_devices
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore

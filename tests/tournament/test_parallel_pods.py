@@ -10,8 +10,7 @@ from safetensors.torch import load
 from fintrader.agents import PPO, SAC, Budget, NetworkSettings, load_policy
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.on_policy import OnPolicyAgent
-from fintrader.agents.parallel.learners import BatchedLearners
-from fintrader.agents.parallel.pipeline import PipelinedAgent
+from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
 from fintrader.agents.training import FORMAT
 from fintrader.cli import main
 from fintrader.runs import RunFolder

@@ -24,8 +24,7 @@ from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.process import location_of
 from fintrader.tournament.schedulers import Generational
-from fintrader.tournament.search_space import Range
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.updater import submit
 from tests.engines import stubs

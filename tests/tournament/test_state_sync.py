@@ -15,7 +15,8 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import learners
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot
+from fintrader.tournament.launchers import PodFailure
+from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.spec import PodContext

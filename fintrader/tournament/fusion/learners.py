@@ -35,7 +35,7 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors, write_tensors
-from fintrader.agents.parallel.learners import average
+from fintrader.agents.parallel import average
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs import EnvSettings, TradingEnv

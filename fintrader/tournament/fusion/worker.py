@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
-from fintrader.agents.parallel.learners import INHERITED, average
+from fintrader.agents.parallel import INHERITED, average
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.learners import (
     Make,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.tournament.launchers.base import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
+from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
 
@@ -155,7 +155,7 @@ class LocalLauncher:
     def _spawn(self, slot: Slot) -> _Worker:
         log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        module = "fintrader.tournament.launchers.worker"
+        module = "fintrader.tournament.pod"
         process = spawn(module, self.body, log=log, variables=dict(slot.variables))
         worker = _Worker(slot, process, log, oom_kills=_oom_kills())
         threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, read_agent_state
-from fintrader.agents.parallel.learners import INHERITED
+from fintrader.agents.parallel import INHERITED
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
@@ -23,7 +23,7 @@ from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
 from fintrader.tournament.fusion.learners import average, home_of, maker, read_round
-from fintrader.tournament.launchers import cuda_devices
+from fintrader.tournament.launchers.local import cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import failure_reason, run_pod

@@ -12,7 +12,8 @@ import pytest
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import LocalLauncher, PodFailure, Slot, cuda_devices, slots_of
+from fintrader.tournament.launchers import PodFailure
+from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs

@@ -16,8 +16,7 @@ import pytest
 from fintrader.config import validate
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import RaySettings
-from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits
+from fintrader.tournament.launchers.ray.cluster import RaySettings, authentication_of, connect, fits
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore

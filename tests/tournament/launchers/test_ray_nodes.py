@@ -9,8 +9,8 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.runs import RunFolder
-from fintrader.tournament.launchers import RaySettings, on_ray
-from fintrader.tournament.launchers.ray.cluster import groups
+from fintrader.tournament.launchers.ray.cluster import RaySettings, groups
+from fintrader.tournament.launchers.ray.launcher import on_ray
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare

@@ -25,7 +25,7 @@ from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, copies, mirror_at, working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
-from fintrader.tournament.launchers.base import LEAVE_SECONDS
+from fintrader.tournament.launchers import LEAVE_SECONDS
 from fintrader.tournament.launchers.ray.cluster import import_ray, remote
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store

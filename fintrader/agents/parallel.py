@@ -1,0 +1,284 @@
+"""Learner and pipeline parallelism of one agent (ElegantRL-Podracer, section 4).
+
+`agent.learners`, for on-policy agents: K learners on one device, in one batch. Each learns from the experience of its
+own share of the accounts, and after every update networks and optimiser moments are averaged. The K copies of each
+weight are one tensor, and every gradient step is taken for all of them at once (`torch.func`, batched matmuls): what K
+learners cost on one device is then hardly more than what one costs on K times the data. Between updates the learners
+are one, so one network acts for all accounts, and the statistics of observations and rewards are those of everybody's
+experience.
+
+`agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns. Updates that fall due
+after a step run in a thread; the training loop goes on with a copy of the actor, which takes over the learner's weights
+when the next updates fall due. Accounts therefore act with networks that are one round of updates old. PyTorch's
+operations release the interpreter's lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA
+stream of their own. What either side sees does not depend on how fast the other is: batches are drawn before the next
+step is stored, and weights are handed over at fixed steps. A pipelined training is therefore reproducible and resumes
+bit-exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fintrader.agents.base import Metrics
+from fintrader.agents.buffers import Transition
+from fintrader.agents.checkpoint import load_generator
+from fintrader.agents.off_policy import OffPolicyAgent
+from fintrader.agents.on_policy import OnPolicyAgent, Rollout
+from fintrader.errors import CheckpointError
+from fintrader.seeding import generator
+
+INHERITED = ("modules.", "optimisers.")
+"""What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each learner's own."""
+
+
+class _Loss(nn.Module):
+    """The agent's loss as a module, so that its weights can be given from outside."""
+
+    def __init__(self, agent: OnPolicyAgent) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"actor": agent.actor, "critic": agent.critic, "noise": agent.noise})
+        self._agent = agent
+
+    def forward(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._agent.loss(batch)
+
+
+class BatchedLearners:
+    """K copies of an agent's weights and moments, for as long as one update takes."""
+
+    def __init__(self, agent: OnPolicyAgent) -> None:
+        self.agent, self.count = agent, agent.settings.learners
+        self.loss = _Loss(agent)
+        self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
+
+    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        """All learners' gradient steps on their accounts' rows of one rollout, then the average.
+
+        Rows lie time first, then account; learner k has the k-th block of accounts. Metrics are means over the
+        learners.
+        """
+
+        def own(rows: Tensor) -> Tensor:
+            """`[R, ...]` to `[K, R / K, ...]`."""
+            shares = rows.reshape(self.agent.settings.num_steps, self.count, -1, *rows.shape[1:])
+            return shares.transpose(0, 1).flatten(1, 2)
+
+        metrics = self._descend(Rollout(*(own(column) for column in rollout)))
+        self._fuse()
+        return metrics
+
+    def _value(self, weights: dict[str, Tensor], batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        found: tuple[Tensor, dict[str, Tensor]] = functional_call(self.loss, weights, (batch,))
+        return found
+
+    def _descend(self, shares: Rollout) -> dict[str, Tensor]:
+        """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
+        agent = self.agent
+        own = agent.optimisers["adam"]
+        single = {name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad}
+        self.weights = {name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()}
+        group = own.param_groups[0]
+        self.adam = torch.optim.Adam(
+            self.weights.values(), lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
+        )
+        for name, weight in single.items():
+            if moments := own.state.get(weight):
+                self.adam.state[self.weights[name]] = {
+                    key: self._copies(value) if value.ndim else value.clone() for key, value in moments.items()
+                }
+        drawn = [list(agent.passes(shares.obs.shape[1])) for _ in range(self.count)]
+        together = ([torch.stack(rows) for rows in zip(*one, strict=True)] for one in zip(*drawn, strict=True))
+        return agent.take_steps(together, lambda rows: self._step(shares, rows))
+
+    def _copies(self, value: Tensor) -> Tensor:
+        return value.expand(self.count, *value.shape).clone()
+
+    def _step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
+        """One gradient step of every learner; `rows [K, S]` are its minibatch."""
+        learner = torch.arange(self.count, device=rows.device).unsqueeze(1)
+        batch = Rollout(*(column[learner, rows] for column in shares))
+        weights = {name: parameter.detach() for name, parameter in self.weights.items()}
+        slopes, (_, step) = self.slope(weights, batch)
+        norm = torch.stack([slope.flatten(1).pow(2).sum(1) for slope in slopes.values()]).sum(0).sqrt()
+        # As nn.utils.clip_grad_norm_, each learner by its own norm.
+        factor = (self.agent.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        for name, parameter in self.weights.items():
+            parameter.grad = slopes[name] * factor.view(-1, *[1] * (parameter.ndim - 1))
+        self.adam.step()
+        return {name: value.detach().mean() for name, value in {**step, "grad_norm": norm}.items()}
+
+    @torch.no_grad()
+    def _fuse(self) -> None:
+        """The mean of the K copies becomes the agent's."""
+        own, single = self.agent.optimisers["adam"], dict(self.loss.named_parameters())
+        moments = {name: self.adam.state[parameter] for name, parameter in self.weights.items()}
+        copies = [
+            {f"modules.{name}": parameter[k] for name, parameter in self.weights.items()}
+            | {
+                f"optimisers.{name}.{key}": value if value.ndim == 0 else value[k]
+                for name, values in moments.items()
+                for key, value in values.items()
+            }
+            for k in range(self.count)
+        ]
+        fused = average(copies)
+        for name, values in moments.items():
+            single[name].copy_(fused[f"modules.{name}"])
+            own.state[single[name]] = {key: fused[f"optimisers.{name}.{key}"] for key in values}
+
+
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of every floating tensor that is inherited; all else is the first state's. On the first one's device.
+
+    Sums run in float64 in the order of the states, so equal states give equal bytes wherever they come from.
+    Variances of normalisers are merged as second moments: learners whose means differ have seen more than either.
+    """
+    fused = {}
+    for name, first in states[0].items():
+        if not (name.startswith(INHERITED) and first.is_floating_point()):
+            fused[name] = first.contiguous()
+            continue
+        rows = _rows(states, name, first.device)
+        centre = name.removesuffix("var") + "mean"
+        if name.endswith(".var") and centre in states[0]:
+            means = _rows(states, centre, first.device)
+            rows = rows + (means - means.mean(dim=0)) ** 2
+        fused[name] = rows.mean(dim=0).to(first.dtype).contiguous()
+    return fused
+
+
+def _rows(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor:
+    return torch.stack([state[name].to(device, torch.float64) for state in states])
+
+
+class PipelinedAgent:
+    """An agent whose `update` hands work to a thread and returns. The thread ends with the agent."""
+
+    differentiable = False
+
+    def __init__(self, agent: OffPolicyAgent) -> None:
+        self.agent = agent
+        self.settings, self.layout, self.device, self.seed = agent.settings, agent.layout, agent.device, agent.seed
+        self.head, self.policy = agent.head, agent.policy
+        self._front = copy.copy(agent)
+        """Acts: it shares all but the actor and the random stream with the agent."""
+        self._front.actor = copy.deepcopy(agent.actor)
+        # Two threads must not draw from one stream.
+        self._front.generator = generator(agent.seed, "pipeline", device=agent.device)
+        self._scheduled = agent.learned
+        """Updates made or handed to the thread."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+        self._updates: Future[None] | None = None
+        self._drawn = threading.Event()
+        """Set while the thread needs nothing more of the replay buffer."""
+        self._drawn.set()
+        on_gpu = agent.device.type == "cuda"
+        self._home = torch.cuda.current_stream(agent.device) if on_gpu else None
+        """The training loop's stream: the current one."""
+        self._stream = torch.cuda.Stream(agent.device) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def training_env(self, env: Any) -> Any:
+        """As the agent's own."""
+        return self.agent.training_env(env)
+
+    def anneal(self, fraction: float) -> None:
+        """As the agent's own."""
+        self._take_over()
+        self.agent.anneal(fraction)
+
+    def act(self, obs: Tensor) -> Tensor:
+        """Exploring actions `[B, N]` of the networks last taken over."""
+        self._front.replay = self.agent.replay
+        return self._front.act(obs)
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step, after the batches that must not see it were drawn."""
+        self._drawn.wait()
+        self.agent.latent = self._front.latent
+        self.agent.observe(transition)
+
+    def update(self) -> Metrics | None:
+        """Hand over updates that fall due; metrics as the agent's own, once no update runs.
+
+        Raises what went wrong in the thread.
+        """
+        due = self.agent.updates_due()
+        if due > self._scheduled:
+            self._take_over()
+            self._drawn.clear()
+            self._updates = self._thread.submit(self._learn, due - self._scheduled)
+            self._scheduled = due
+        if not self.agent.report_due:
+            return None
+        self._take_over()
+        return self.agent.report()
+
+    def _take_over(self) -> None:
+        """Wait until no update runs, and act with its weights from now on. Raises what went wrong in the thread."""
+        if self._updates is not None:
+            updates, self._updates = self._updates, None
+            updates.result()
+            self._refresh()
+
+    def _refresh(self) -> None:
+        with torch.no_grad():
+            for mine, theirs in zip(self._front.actor.parameters(), self.agent.actor.parameters(), strict=True):
+                mine.copy_(theirs)
+
+    def _learn(self, count: int) -> None:
+        agent = self.agent
+        assert agent.replay is not None
+        try:
+            for remaining in range(count, 0, -1):
+                with _on(self._home):  # drawing queues up behind the kernels that write what is drawn
+                    sample = agent.draw(agent.replay)
+                if remaining == 1:
+                    self._drawn.set()
+                if self._stream is not None and self._home is not None:
+                    # The sample must be there, and the actor copied, before this update writes.
+                    self._stream.wait_stream(self._home)
+                with _on(self._stream):
+                    agent.count(agent.learn(sample))
+                if self._stream is not None:
+                    self._stream.synchronize()  # whoever reads the weights comes after, and the sample is free again
+        finally:
+            self._drawn.set()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The agent's state, with the random stream of the side that acts."""
+        self._take_over()
+        self.agent.noise_state = self._front.noise_state
+        return {**self.agent.state_dict(), "pipeline.generator": self._front.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict()`. Raises CheckpointError."""
+        self._take_over()
+        self.agent.load_state_dict(state)
+        if "pipeline.generator" not in state:
+            raise CheckpointError("the stored agent learned without a pipeline; resume it with agent.pipeline: false")
+        load_generator(self._front.generator, state["pipeline.generator"], "agent state")
+        self._front.noise_state, self._front.has_parent = self.agent.noise_state, self.agent.has_parent
+        self._scheduled = self.agent.learned
+        self._refresh()
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        """Networks, optimiser moments and normalisers of a parent, pipelined or not. Raises CheckpointError."""
+        self._take_over()
+        self.agent.inherit(state)
+        self._front.has_parent = True
+        self._refresh()
+
+
+def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
+    """Kernels launched below go to `stream`, where there is one."""
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)

@@ -1,1 +1,0 @@
-"""Learner and pipeline parallelism of one agent (ElegantRL-Podracer, section 4)."""
