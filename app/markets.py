@@ -16,7 +16,7 @@ import pandas as pd
 from fintrader.results.figures import timezone_of
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature, UnsafePathError
 
-FORMAT = "fintrader-market-1"
+FORMAT = "fintrader-market-2"
 MAX_HEADER_BYTES = 64 << 20
 _KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 _ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")

@@ -236,6 +236,16 @@ def sensitivity(stored: StoredBacktest) -> None:
         st.subheader("Return at other costs", anchor=False)
         charts.show(figures.cost_figure(points), "honesty_sweep")
         st.caption("Return of the test window; every point is a whole simulation at that cost.")
+    capitals = [row for row in rows if row.get("kind") == "capital_usd" and cost_of(row) is not None]
+    if len(capitals) > 1:
+        st.subheader("Sharpe ratio with more capital", anchor=False)
+        shown = [row | {name: number(row.get(name)) for name in ("sharpe", "cumulative_return")} for row in capitals]
+        charts.show(
+            figures.capital_figure([row | {"chosen": row.get("chosen") is True} for row in shown]), "honesty_capital"
+        )
+        st.caption(
+            "Every point is a whole simulation: orders take their share of each bar's volume, the rest is cancelled."
+        )
     others = [row for row in rows if row.get("kind") in KINDS]
     if not others:
         return

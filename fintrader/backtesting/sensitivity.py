@@ -1,4 +1,4 @@
-"""How much of a result hangs on one choice: costs, fills, a bar's delay, the first day, a single stock.
+"""How much of a result hangs on one choice: costs, fills, a bar's delay, capital, the first day, a single stock.
 
 Every row is a whole simulation with one thing changed. What a result survives is worth more than its best number.
 """
@@ -20,18 +20,21 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
+from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError
 from fintrader.progress import SILENT, Progress
 
 Array = NDArray[np.float64]
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 FILLS = ("next_open", "next_close", "close")
+CAPITALS = (1, 10, 100)
+"""Multiples of the capital: what a strategy earns with more money says how much of it the market takes."""
 START_SHIFTS = (1, 2, 3, 4, 5)
 
-
 Variation: TypeAlias = dict[str, Any]
-"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`, `start_sessions` or
-`without`), `setting` (the changed value, as text), `STATISTICS` and `chosen` (whether the backtest itself chose so)."""
+"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`, `capital_usd`,
+`start_sessions` or `without`), `setting` (the changed value, as text), `STATISTICS` and `chosen` (whether the backtest
+itself chose so)."""
 STATISTICS = ("cumulative_return", "annual_return", "sharpe", "max_drawdown")
 
 
@@ -42,6 +45,7 @@ def sensitivity(
     *,
     costs_bps: Sequence[float] = COSTS_BPS,
     fills: Sequence[str] = FILLS,
+    capitals: Sequence[float] = CAPITALS,
     start_shifts: Sequence[int] = START_SHIFTS,
     stocks: bool = True,
     progress: Progress | None = None,
@@ -49,7 +53,7 @@ def sensitivity(
     """All variations. Raises BacktestError where a simulation does.
 
     Of a walk-forward `policy` and `market` are lists with one entry for each fold, put together by `stitch`: its costs,
-    fills and delay are varied only, for the first day is the folds' and the symbols are each policy's own.
+    fills, delay and capital are varied only, for the first day is the folds' and the symbols are each policy's own.
     """
     if not isinstance(market, MarketTensors):
         policies, windows, shifts, stocks = cast(Sequence[Policy], policy), list(market), [], False
@@ -58,6 +62,7 @@ def sensitivity(
         starts = m.session_starts(market.session.cpu().numpy())
         shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
     costs = sorted({*costs_bps, settings.cost_bps})
+    money = [multiple for multiple in capitals if multiple * settings.initial_cash_usd <= MOST_CASH_USD]
     rows: list[Variation] = []
 
     def trade(
@@ -71,7 +76,7 @@ def sensitivity(
             daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
         rows.append(_row(kind, setting, daily, chosen))
 
-    total = len(costs) + len(fills) + 2 + len(shifts) + stocks
+    total = len(costs) + len(fills) + 2 + len(money) + len(shifts) + stocks
     with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
         for cost in costs:
             changed = settings.model_copy(update={"cost_bps": cost})
@@ -80,6 +85,11 @@ def sensitivity(
             trade("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
         trade("delay_bars", "0", settings, True)
         trade("delay_bars", "1", settings, False, delayed)
+        for multiple in money:
+            usd = multiple * settings.initial_cash_usd
+            # A policy that orders shares orders as many times more of them.
+            more = {"initial_cash_usd": usd, "max_shares": multiple * settings.max_shares}
+            trade("capital_usd", f"{usd:.0f}", settings.model_copy(update=more), multiple == 1)
         for shift in shifts:
             window = windows[0].window(int(starts[shift]), windows[0].num_bars)
             rows.append(_row("start_sessions", str(shift), simulate(policies[0], window, settings).daily_returns))

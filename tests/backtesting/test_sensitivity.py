@@ -23,7 +23,7 @@ def by_kind(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def test_rows_are_the_simulations_they_name() -> None:
     market, settings, policy = make_market(100, 4), EnvSettings(cost_bps=7), noisy_policy(4)
     groups = by_kind(sensitivity(policy, market, settings))
-    assert list(groups) == ["cost_bps", "fill", "delay_bars", "start_sessions", "without"]
+    assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd", "start_sessions", "without"]
     costs = groups["cost_bps"]
     assert [row["setting"] for row in costs] == ["0", "1", "2", "5", "7", "10", "20", "50"]
     assert [row["setting"] for row in costs if row["chosen"]] == ["7"]
@@ -35,6 +35,18 @@ def test_rows_are_the_simulations_they_name() -> None:
     assert groups["start_sessions"][1]["cumulative_return"] == later.metrics["cumulative_return"]
     assert len(groups["start_sessions"]) == 4
     assert len(groups["without"]) == 4
+
+
+def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
+    market, settings = make_market(60, 3, gaps=False, volume=600.0), EnvSettings(cost_bps=0.0, impact_bps=50.0)
+    rows = by_kind(sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False))["capital_usd"]
+    assert [row["setting"] for row in rows] == ["1000000", "10000000", "100000000"]
+    assert [row["chosen"] for row in rows] == [True, False, False]
+    larger = simulate(noisy_policy(3), market, settings.model_copy(update={"initial_cash_usd": 1e8}))
+    assert rows[-1]["sharpe"] == larger.metrics["sharpe"]
+    assert larger.metrics["exposure_max"] < 0.1  # all that the volume takes
+    assert larger.metrics["capped_orders"] > 0.9 * larger.metrics["orders"] > 0
+    assert larger.metrics["cancelled_usd"] > 1e6
 
 
 @pytest.mark.parametrize("interval", [1, 7])
@@ -91,7 +103,7 @@ def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
     windows = [market.window(0, 80), market.window(100, 180)]
     policies = [noisy_policy(4, seed) for seed in (0, 1)]
     groups = by_kind(sensitivity(policies, windows, settings))
-    assert list(groups) == ["cost_bps", "fill", "delay_bars"]
+    assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd"]
     for row in groups["cost_bps"]:
         changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
         parts = [simulate(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]

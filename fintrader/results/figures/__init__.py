@@ -37,6 +37,7 @@ from fintrader.results.figures.trading import (
     APART,
     MOST_MARKS,
     candles_figure,
+    capital_figure,
     cost_figure,
     first_order_cost_figure,
     paid_figure,
@@ -48,7 +49,8 @@ from fintrader.results.figures.trading import (
 
 __all__ = [
     "APART", "BINS", "COLOURS", "DASHES", "FEWEST_TO_ROLL", "MOST_BARS", "MOST_MARKS", "PALETTE", "SCALE",
-    "candles_figure", "colour_of", "cost_figure", "deepest_drawdowns", "distribution_figure", "drawdown_figure",
+    "candles_figure", "capital_figure", "colour_of", "cost_figure", "deepest_drawdowns", "distribution_figure",
+    "drawdown_figure",
     "equity_figure", "excess_figure", "exposure_figure", "first_order_cost_figure", "growth_figure",
     "intraday_figure", "intraday_returns", "monthly_figure", "monthly_returns", "overfitting_figure", "paid_figure",
     "random_portfolios_figure", "rolling_figure", "rolling_sessions", "sharpe_figure", "timezone_of", "title_of",

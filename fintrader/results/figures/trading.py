@@ -204,6 +204,26 @@ def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     return _over_costs(figure).update_layout(showlegend=False)
 
 
+def capital_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Net Sharpe ratio at every capital, each a whole simulation. `rows`: the `capital_usd` rows of `sensitivity`."""
+    ordered = sorted(rows, key=lambda row: float(row["setting"]))
+    figure = go.Figure(
+        go.Scatter(
+            x=[float(row["setting"]) for row in ordered],
+            y=[row["sharpe"] for row in ordered],
+            customdata=[[row["cumulative_return"]] for row in ordered],
+            mode="lines+markers",
+            line={"color": colour_of("ensemble", 0), "width": 2},
+            marker={"size": [11 if row["chosen"] else 7 for row in ordered]},
+            hovertemplate="$%{x:,.0f}: Sharpe %{y:.2f}, return %{customdata[0]:.2%}<extra></extra>",
+        )
+    )
+    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
+    figure = layout(figure, "Sharpe ratio with more capital", "Sharpe ratio, net", height=300)
+    title = {"text": "starting capital, USD", "font": {"color": MUTED}}
+    return figure.update_xaxes(type="log", dtick=1, tickprefix="$", title=title).update_layout(showlegend=False)
+
+
 def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover: pd.DataFrame) -> go.Figure:
     """Return of the stored trades at another proportional cost, the money saved or lost not re-invested.
 
