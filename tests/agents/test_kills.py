@@ -23,12 +23,15 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def kill_and_compare(folder: Path, algo: str, kills: int, updates: int) -> None:
-    # A training that stores its state after every update.
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", sorted(AGENTS))
+def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
+    """A training that stores its state after every update; one kill after another, at random files."""
+    updates, kills = 100, 50 if "FINTRADER_SLOW" in os.environ else 5
     budget = {"env_steps": updates * 16 * (4 if algo == "sac" else 8)}
     env = {"num_envs": 16, "episode_bars": 100, "decision_interval": 5}
     how = {"agent": AGENTS[algo], "env": env, "checkpoint_seconds": 0, "tournament": {"budget": budget}}
-    config = write_config(folder, **how)
+    config = write_config(tmp_path, **how)
     whole, killed = (partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed"))
     writes = writes_of(whole)
     assert writes > updates
@@ -37,20 +40,9 @@ def kill_and_compare(folder: Path, algo: str, kills: int, updates: int) -> None:
     for _ in range(kills - 1):
         killed_at(killed, rng.randint(0, 2 * writes // kills))
     assert writes_of(killed) > 0
-    one, other = (folder / "runs" / name / "train" for name in ("whole", "killed"))
+    one, other = (tmp_path / "runs" / name / "train" for name in ("whole", "killed"))
     assert_same_training(one, other)
     for name in ("policy.safetensors", "validation.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
     judged = read_json(one / "validation.json")["metrics"]
     assert set(judged) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}
-
-
-@pytest.mark.slow
-def test_a_killed_process_leaves_no_trace_in_the_result(tmp_path: Path) -> None:
-    kill_and_compare(tmp_path, "sac", kills=1, updates=16)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", sorted(AGENTS))
-def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
-    kill_and_compare(tmp_path, algo, kills=50 if "FINTRADER_SLOW" in os.environ else 5, updates=100)

@@ -52,14 +52,6 @@ def test_every_pass_visits_every_transition_once(steps: int, accounts: int, mini
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_initial_weights_leave_the_global_random_stream_alone() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    make_agent(PPO(), Identity().layout, seed=4)
-    assert torch.equal(torch.rand(1), expected)
-
-
 def test_fixed_noise_stays_and_learned_noise_moves() -> None:
     for learn in (False, True):
         env = Identity(seed=5)
@@ -88,9 +80,3 @@ def test_aim_actions_are_refused_by_a_trade_environment() -> None:
         train(make_agent(PPO(), env.layout), env, Budget(env_steps=10))
     direct = PPO(num_steps=2, head=ActionHeadSettings(kind="direct"))
     assert train(make_agent(direct, env.layout), env, Budget(env_steps=16)).updates == 2
-
-
-def test_more_minibatches_than_steps_is_refused() -> None:
-    env = Identity(num_envs=1)
-    with pytest.raises(ConfigError, match="num_minibatches"):
-        train(make_agent(PPO(num_steps=1), env.layout), env, Budget(env_steps=10))

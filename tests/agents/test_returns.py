@@ -19,16 +19,17 @@ def flags(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.bool).unsqueeze(1)
 
 
-def test_termination_cuts_bootstrap_and_trace() -> None:
-    # δ_0 = 1 − 2 = −1 (no future), and step 1 belongs to another episode
-    advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), flags(1, 0), flags(0, 0), 0.5, 0.5)
-    assert advantages.flatten().tolist() == [-1.0, 1.0]
-
-
-def test_truncation_cuts_the_trace_and_keeps_the_bootstrap() -> None:
-    # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
-    advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), flags(0, 0), flags(1, 0), 0.5, 0.5)
-    assert advantages.flatten().tolist() == [3.5, 1.0]
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "first"),
+    [
+        (1, 0, -1.0),  # δ_0 = 1 − 2 = −1 (no future), and step 1 belongs to another episode
+        (0, 1, 3.5),  # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
+    ],
+)
+def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(terminated: int, truncated: int, first: float):
+    ends = flags(terminated, 0), flags(truncated, 0)
+    advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), *ends, 0.5, 0.5)
+    assert advantages.flatten().tolist() == [first, 1.0]
 
 
 @settings(max_examples=examples(40))

@@ -101,7 +101,7 @@ def test_learners_that_make_no_sense() -> None:
     agent = on_policy("ppo", {**SMALL, "learners": 3}, Identity().layout, 0)
     with pytest.raises(ConfigError, match=r"multiple of agent\.learners, 3"):
         train(agent, Identity(num_envs=16), Budget(env_steps=64))
-    # each learner cuts its own share into minibatches
-    greedy = on_policy("ppo", {**SMALL, "num_minibatches": 20, "learners": 2}, Identity().layout, 0)
-    with pytest.raises(ConfigError, match="num_minibatches is 20, more than the 16 steps"):
-        train(greedy, Identity(num_envs=4), Budget(env_steps=64))
+    for learners, steps in ((1, 32), (2, 16)):  # each learner cuts its own share into minibatches
+        greedy = on_policy("ppo", {**SMALL, "num_minibatches": 40, "learners": learners}, Identity().layout, 0)
+        with pytest.raises(ConfigError, match=f"num_minibatches is 40, more than the {steps} steps"):
+            train(greedy, Identity(num_envs=4), Budget(env_steps=64))
