@@ -184,8 +184,6 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generated tables name every setting, and the defaults are those of the model."""
     monkeypatch.syspath_prepend(DOCS)  # as mkdocs does
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "_hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")

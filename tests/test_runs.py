@@ -48,7 +48,6 @@ def test_a_run_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
         "    print('held', flush=True); signal.pause()\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(folder.root)], stdout=subprocess.PIPE)
-    assert child.stdout is not None
     assert child.stdout.readline() == b"held\n"
     with pytest.raises(RunError, match="in use"), folder.lock():
         pass

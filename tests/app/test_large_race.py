@@ -67,7 +67,6 @@ def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) 
         if np.isnan(row["score"]):
             assert (said, colour) == (None, race.GREY)
         else:
-            assert said is not None
             assert (said[1], colour) == (f"{row['score']:.3f}", row["score"])
         assert (f"child of {row['parent']}" in told) == isinstance(row["parent"], str)
     drawn = set(place.values())

@@ -35,8 +35,7 @@ def table_with(test: Any, column: str) -> pd.DataFrame:
 
 def metrics_of(site: Path, name: str) -> dict[str, Any]:
     """The stored metrics of each strategy; how they follow from returns is the metrics' own tests' concern."""
-    found: dict[str, Any] = stored(site / "runs" / name / "backtest" / "metrics.json")
-    return found
+    return dict(stored(site / "runs" / name / "backtest" / "metrics.json"))
 
 
 def test_headline_cards_and_the_papers_table_are_the_stored_metrics(open_page: Open, template: Path) -> None:

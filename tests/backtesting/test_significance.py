@@ -29,7 +29,6 @@ def test_podracers_own_table() -> None:
 def test_minimum_track_record_makes_the_probability_pass() -> None:
     sample = sig.SharpeSample(0.1, 100, skew=-0.5, kurtosis=5)
     periods = sig.minimum_track_record(sample, threshold=0.02)
-    assert periods is not None
     longer = sig.SharpeSample(0.1, math.ceil(periods), skew=-0.5, kurtosis=5)
     shorter = sig.SharpeSample(0.1, math.floor(periods) - 1, skew=-0.5, kurtosis=5)
     assert sig.probabilistic_sharpe(longer, 0.02) >= 0.95 > sig.probabilistic_sharpe(shorter, 0.02)
@@ -72,7 +71,6 @@ def passing(searches: int) -> dict[float, dict[str, float]]:
             returns = rng.normal(size=(PERIODS, TRIALS)) * math.sqrt(1 - shared)
             returns += rng.normal(size=(PERIODS, 1)) * math.sqrt(shared)
             sample = sig.SharpeSample.of(returns[:, sig.trial_sharpes(returns).argmax()])
-            assert sample is not None
             variance = sig.sharpe_variance(returns)
             floored = max(variance, sig.sampling_variance(PERIODS))
             effective = sig.effective_trials(TRIALS, sig.mean_correlation(returns))

@@ -12,16 +12,15 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fintrader.config import dump_yaml, validate
+from fintrader.config import validate
 from fintrader.data.build import assemble, build_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
-from fintrader.data.load import load_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import ConfigError, DataError, StorageError
+from fintrader.errors import ConfigError, DataError
 from tests.data.tables import PLAIN, as_bars, minute_table, no_windows, stamps_of, write_csv
 from tests.data.tables import file_settings as settings
 from tests.factories import examples
@@ -287,28 +286,6 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     market = MarketTensors.load(first, verify=True)
     again, _ = make_market(settings(moved))
     assert market.content_hash() == again.content_hash()
-
-
-def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
-        with pytest.raises(DataError, match=r"cache: s3:/+bucket/tens is a URL"):
-            load_market(DataSettings(), cache=cache)
-    with pytest.raises(StorageError, match="nosuch"):
-        load_market(validate(DataSettings, {"store": "nosuch://x"}, "test"), cache=tmp_path / "cache")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> None:
-    wanted = settings(write_csv(tmp_path, minute_table(symbols=1, sessions=5)))
-    (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
-    (tmp_path / "run.yaml").write_text("data:\n" + "".join(f"  {line}\n" for line in dump_yaml(wanted).splitlines()))
-    path = build_market(wanted, cache=tmp_path / "cache")
-    hashes = {
-        load_market(what, cache=tmp_path / "cache").content_hash()
-        for what in (path, str(path), wanted, tmp_path / "data.yaml", tmp_path / "run.yaml")
-    }
-    assert len(hashes) == 1
 
 
 def test_range_limits_the_days(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
 
 def test_the_highest_turnover_of_the_training_window_is_kept(bars: Path, tmp_path: Path) -> None:
     every, _ = make_market(settings(bars, {}))
-    assert every.windows is not None
     first, last = every.windows.train
     table = pd.read_csv(bars)
     days = np.unique(every.timestamps()[first:last].astype("datetime64[D]"))

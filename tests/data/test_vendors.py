@@ -56,10 +56,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def fake(kind: str, request: pytest.FixtureRequest) -> Fake:
+def fake(kind: str, request: pytest.FixtureRequest) -> Any:
     """The server of each vendor."""
-    found: Fake = request.getfixturevalue(f"fake_{kind}")
-    return found
+    return request.getfixturevalue(f"fake_{kind}")
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ class Identity(TinyEnv):
 
 
 class IdentityMarket(Identity):
-    """The same in a market's clothes and without end, for agents that differentiate: two assets, each shows its number."""
+    """The same in a market's clothes and without end, for agents that differentiate: each asset shows its number."""
 
     width, limit, differentiable = 6, 2**62, True
 

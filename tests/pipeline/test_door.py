@@ -9,13 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
+from fintrader.config import validate
+from fintrader.data.build import build_market
+from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import BacktestError, CheckpointError, ConfigError, FintraderError, MarketError, RunError
+from fintrader.errors import (
+    BacktestError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FintraderError,
+    MarketError,
+    RunError,
+)
 from fintrader.report.backtests import Backtests
 from tests.engines.runs import TINY
 from tests.factories import make_market
@@ -208,19 +220,17 @@ def test_a_training_that_makes_no_sense_is_one_clear_error(
 # --- markets -------------------------------------------------------------------------------------------------------
 
 
-def test_a_market_is_made_of_keywords_alone_or_over_a_file(tmp_path: Path) -> None:
+def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None:
     market = fintrader.load_market(**SMALL, cache=tmp_path)
     assert (market.num_assets, market.bar_minutes) == (2, 1)
-    path = tmp_path / "market.yaml"
-    path.write_text(
-        "data:\n  source: {kind: synthetic, num_symbols: 2, num_sessions: 6}\n  windows: {embargo_sessions: 0}"
-    )
-    assert fintrader.load_market(path, cache=tmp_path).content_hash() == market.content_hash()
-    longer = fintrader.load_market(path, cache=tmp_path, bar_minutes=30, source={"num_symbols": 3})
+    settings = validate(DataSettings, SMALL, "test")
+    path, data, run = build_market(settings, cache=tmp_path), tmp_path / "data.yaml", tmp_path / "run.yaml"
+    data.write_text(yaml.safe_dump(SMALL))
+    run.write_text(yaml.safe_dump({"data": SMALL}))
+    for what in (path, str(path), settings, data, run):
+        assert fintrader.load_market(what, cache=tmp_path).content_hash() == market.content_hash()
+    longer = fintrader.load_market(run, cache=tmp_path, bar_minutes=30, source={"num_symbols": 3})
     assert (longer.num_assets, longer.bar_minutes) == (3, 30)
-    saved = tmp_path / "own.safetensors"
-    longer.save(saved)
-    assert fintrader.load_market(saved).content_hash() == longer.content_hash()
 
 
 @pytest.mark.parametrize(
@@ -231,6 +241,7 @@ def test_a_market_is_made_of_keywords_alone_or_over_a_file(tmp_path: Path) -> No
         ("nowhere.yaml", {}, ConfigError, "nowhere.yaml"),
         ("nowhere.safetensors", {}, MarketError, "does not exist"),
         ("nowhere.safetensors", {"bar_minutes": 5}, ConfigError, "is built already, so bar_minutes cannot be set"),
+        (SMALL, {"cache": "s3://bucket/tens"}, DataError, r"cache: s3:/+bucket/tens is a URL"),
         (None, {"windos": 1}, ConfigError, "did you mean 'windows'"),
         (SMALL, {"timezone": "UTC"}, ConfigError, "how a DataFrame's times are read"),
     ],

@@ -30,7 +30,6 @@ def page_of(results: dict[str, BacktestResult], context: dict[str, Any] | None =
 
 def charts_of(page: str) -> dict[str, Any]:
     packed = re.search('<script type="text/plain" id="charts">([^<]*)<', page)
-    assert packed is not None
     return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
 
 

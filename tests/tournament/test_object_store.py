@@ -76,7 +76,6 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
 
         copy = working_copy(f"{url}/stored", tmp_path / "copies")  # somebody looks on, without writing
         mirror = mirror_of(copy)
-        assert mirror is not None
         before = mirror.objects.names()
         mirror.pull(curves=True)
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
@@ -132,7 +131,6 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
     assert "pods/p0002/result.json" not in store.names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
     mirror = mirror_of(run.root)
-    assert mirror is not None
     mirror.append_events('{"event": "nonsense"}\n', lambda: '{"event": "nonsense"}\n')
     mirror.publish()
     with pytest.raises(RunError, match="taken"):

@@ -42,7 +42,6 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> Non
     children = [spec for spec in specs.values() if spec.parent]
     assert len(children) > 20
     for spec in children:
-        assert spec.parent is not None
         assert spec.snapshot == results[spec.parent].snapshot
         assert specs[spec.parent].index < spec.seen
         assert spec.agent["width"] == specs[spec.parent].agent["width"]  # structural: the weights would not fit

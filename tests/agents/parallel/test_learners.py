@@ -79,7 +79,6 @@ def test_learners_learn_and_pass_on(tmp_path: Path) -> None:
     whole = team()
     result = train(whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole")
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
-    assert result.policy is not None
     with torch.no_grad():
         assert float((result.policy(shown) - shown).abs().mean()) < 0.2
     # the stored policy is the fused one, and a child, of several learners or one, goes on from it

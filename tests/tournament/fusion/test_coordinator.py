@@ -47,8 +47,6 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert (ranked.score, ranked.returns, ranked.env_steps) == (alone.score, alone.returns, alone.env_steps)
     for number in range(2):
         one, other = read_round(there.folder, number), read_round(here.folder, number)
-        assert one is not None
-        assert other is not None
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
         assert [total.env_steps for total in one[1]] == [total.env_steps for total in other[1]]
     again, _ = train_pod(tmp_path / "ranked", spec)  # finished: no process is needed to say so
@@ -68,7 +66,6 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
         """Rank 1, once a round is stored."""
         until((pod / "fused-0.safetensors").exists)
         process = rank_process(pod, 1)
-        assert process is not None
         os.kill(process, signal.SIGKILL)
         barrier.unlink()
 
