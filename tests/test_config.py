@@ -33,10 +33,8 @@ class Outer(Settings):
     ],
 )
 def test_a_mistake_names_its_field_in_one_line(values: dict[str, object], said: str):
-    for where, make in (
-        ("test.yaml", partial(validate, Outer, values, "test.yaml")),
-        ("Outer", partial(Outer, **values)),
-    ):
+    makers = {"test.yaml": partial(validate, Outer, values, "test.yaml"), "Outer": partial(Outer, **values)}
+    for where, make in makers.items():
         with pytest.raises(ConfigError) as caught:
             make()
         assert str(caught.value).startswith(f"{where}: {said}")

@@ -28,7 +28,6 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.waiting import gone, until
 
@@ -107,12 +106,8 @@ def install(faults: Faults) -> None:
     sqlite3.connect = lambda *args, **named: connect(*args, **{"factory": Connection, **named})  # type: ignore[assignment]
 
 
-def body(spec: PodSpec, context: PodContext) -> PodResult:
-    """A stub pod whose process strikes itself, if the environment says so."""
-    return stubs.body(spec, context)
-
-
-if "CHAOS_POD" in os.environ:  # a pod's process: the launcher passes its environment on
+body = stubs.body
+if "CHAOS_POD" in os.environ:  # whoever takes the body from here strikes itself: the launcher passes its environment on
     _plan = json.loads(os.environ["CHAOS_POD"])
     install(Faults(_plan["mode"], _plan["at"], Path(_plan["mark"])))
 

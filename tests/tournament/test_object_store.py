@@ -58,9 +58,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
     tmp_path: Path, race: Race, kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = race("plain", **how)
-    local = {"memory": f"memory://{uuid4().hex}", "file": f"file://{tmp_path}/store"}
-    with object_stores.gcs(monkeypatch) if kind == "gs" else object_stores.s3(monkeypatch):
-        url = local.get(kind, f"{kind}://bucket/runs")
+    with object_stores.place(kind, tmp_path, monkeypatch) as url:
         run = RunFolder(tmp_path / "stored")
         attach(run.root, f"{url}/stored")
         stored = race("stored", **how)

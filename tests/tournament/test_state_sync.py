@@ -62,8 +62,7 @@ def test_another_machine_goes_on_in_the_middle(
 
     undisturbed = run_pod(spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report))
     begin = told[0][0]
-    with object_stores.s3(monkeypatch):
-        url = "s3://bucket/runs/run" if kind == "s3" else f"file://{tmp_path}/store/run"
+    with object_stores.place(kind, tmp_path, monkeypatch) as url:
         first = RunFolder(working_copy(url, tmp_path / "first"))
         open_store(first, mirror_of(first.root)).write_spec(spec)
         open_store(first, mirror_of(first.root)).settle()

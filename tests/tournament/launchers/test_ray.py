@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -26,35 +23,10 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, until
+from tests.tournament.launchers.conftest import Started
 from tests.tournament.test_state_sync import stored
 
-pytestmark = pytest.mark.ray
-Started = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def _with_ray() -> None:
-    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
-
-
-@pytest.fixture
-def started() -> Iterator[Started]:
-    """Remember what was started, and stop it whatever happens."""
-    with ExitStack() as running:
-
-        def remember(one: Any) -> Any:
-            running.callback(one.stop)
-            return one
-
-        yield remember
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
-    cluster = Nodes(1, 1)
-    yield cluster
-    cluster.stop()
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
 
 
 @pytest.mark.slow
