@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, train
+from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.on_policy import Rollout
-from fintrader.agents.ppo import ppo_objective
-from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.agents.ppo import PPOAgent, ppo_objective
+from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
-from tests.engines.tiny import Identity
-from tests.factories import planted_market
+from tests.engines.tiny import DEVICES, Identity
+from tests.factories import make_market, planted_market
 
 
 @pytest.mark.parametrize(
@@ -77,3 +79,46 @@ def test_aim_actions_are_refused_by_a_trade_environment() -> None:
         train(make_agent(PPO(), env.layout), env, Budget(env_steps=10))
     direct = PPO(num_steps=2, head=ActionHeadSettings(kind="direct"))
     assert train(make_agent(direct, env.layout), env, Budget(env_steps=16)).updates == 2
+
+
+UPDATES, STEPS, ACCOUNTS = 4, 5, 32
+
+
+class Unwaiting(PPOAgent):
+    """After the first update, which compiles and allocates, torch raises where the host would wait between updates."""
+
+    updates = unwaited = 0
+
+    def forbid(self, waiting: bool) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error" if waiting else "default")
+
+    def act(self, obs: Tensor) -> Tensor:
+        self.unwaited += self.updates > 0
+        return super().act(obs)
+
+    def update(self) -> dict[str, float] | None:
+        if self.buffer is None or not self.buffer.full:
+            return super().update()
+        self.forbid(False)
+        metrics = super().update()
+        self.updates += 1
+        self.forbid(self.updates < UPDATES)
+        return metrics
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("network", [{"kind": "mlp", "hidden": (256, 256)}, {}])
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_ppo_waits_for_the_device_only_to_update(device: str, network: dict[str, Any], engine: Any) -> None:
+    """The same loop runs on the CPU, so that what a GPU is asked to do has been done once."""
+    env = TradingEnv(make_market(60, 6), EnvSettings(episode_bars=7), num_envs=ACCOUNTS, device=device, engine=engine)
+    settings = PPO(num_steps=STEPS, network=NetworkSettings(**network))
+    agent = Unwaiting(settings, env.layout, device=device, seed=0)
+    try:
+        result = train(agent, env, Budget(env_steps=UPDATES * STEPS * ACCOUNTS))
+    finally:
+        agent.forbid(False)
+    assert result.updates == UPDATES
+    assert agent.unwaited == (UPDATES - 1) * STEPS
+    assert {parameter.device.type for parameter in agent.modules.parameters()} == {device}

@@ -28,7 +28,7 @@ from tests.app.conftest import Open, open_page  # noqa: F401
 from tests.engines import fakes
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
-from tests.report.test_html import charts_of
+from tests.report.test_report import charts_of
 
 Traces = dict[str, tuple[list[Any], list[Any]]]
 

@@ -25,7 +25,7 @@ from tests.engines.races import market_file
 from tests.engines.runs import Struck
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
-from tests.tournament.fusion.test_learners import fused_spec
+from tests.tournament.test_fusion import fused_spec
 
 STEPS = 1280  # forty updates of one learner
 
