@@ -8,8 +8,8 @@ import yaml
 
 from fintrader.config import models_in, validate
 from fintrader.pipeline import RunConfig
-from fintrader_app import forms, launch
-from tests.app.conftest import Open, box, healthy, said
+from fintrader_app import forms
+from tests.app.conftest import Open, healthy, said
 
 
 def test_defaults_are_valid_for_every_model_of_a_run() -> None:
@@ -83,18 +83,3 @@ def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
     (site / "runs" / "quickstart").mkdir()
     test = open_page(site, "new_run", section="run")
     assert test.session_state["new_draft"]["name"] == "quickstart-2"
-
-
-def test_a_broken_configuration_is_a_message(open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test = open_page(tmp_path, "new_run")
-    configs = tmp_path / "configs"
-    configs.mkdir()
-    (configs / "a.yaml").write_text("env: {cost_bbs: 3}\n")
-    (configs / "b.yaml").write_text("env: [\n")
-    (configs / "c.yaml").write_text("- 1\n")
-    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(configs))
-    for name in ("a", "b", "c"):
-        test.run()
-        box(test, "Start from").set_value(f"configs/{name}.yaml").run()
-        healthy(test)
-        assert test.error or test.info

@@ -21,7 +21,7 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, DataError
-from tests.data.tables import PLAIN, as_bars, minute_table, no_windows, stamps_of, write_csv
+from tests.data.tables import PLAIN, SHORT_WINDOWS, as_bars, minute_table, stamps_of, write_csv
 from tests.data.tables import file_settings as settings
 from tests.factories import examples
 
@@ -225,7 +225,7 @@ def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
 
 
 def test_equal_weight_benchmark_is_the_mean_return(tmp_path: Path) -> None:
-    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **no_windows()))
+    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **SHORT_WINDOWS))
     close = market.close.double().numpy()
     base = 100.0
     for number in range(3):

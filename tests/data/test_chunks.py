@@ -23,8 +23,8 @@ from fintrader.data.inspect import verify
 from fintrader.data.settings import DataSettings, bar_store, read_settings
 from fintrader.data.sources import base as feed_module
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import DataError, StorageAccessError, StorageFullError
-from tests.data.tables import file_settings, minute_table, write_csv
+from fintrader.errors import DataError, StorageFullError
+from tests.data.tables import assert_same_market, file_settings, minute_table, write_csv
 from tests.data.tables import file_settings as settings
 from tests.engines.killing import killed_at, writes_of
 
@@ -47,8 +47,7 @@ def test_the_order_of_a_file_does_not_change_the_market(
     monkeypatch.setattr("fintrader.data.sources.files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
     built = MarketTensors.load(build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache"))
-    for name, tensor in expected.arrays():
-        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+    assert_same_market(expected, built)
     assert (built.meta["repairs"]["shuffled_rows"] > 0) == (order == "shuffled")
 
 
@@ -82,9 +81,7 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
     assert len(after) == 3 * 2
     assert {name: after[name] for name in before} == before
     whole, _ = make_market(settings(write_csv(tmp_path, table)))
-    built = MarketTensors.load(path)
-    for name, tensor in whole.arrays():
-        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+    assert_same_market(whole, MarketTensors.load(path))
 
 
 def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
@@ -164,13 +161,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert not [file for file in (tmp_path / "cache").rglob("*safetensors*") if file.is_file()]
     monkeypatch.setattr(os, "replace", real)
     build_market(wanted, cache=tmp_path / "cache")
-
-
-def test_a_store_that_is_no_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    wanted = settings(write_csv(tmp_path, minute_table(1, 3)), store=str(tmp_path / "file"))
-    with pytest.raises(StorageAccessError, match="file: File exists; check the path and its rights"):
-        build_market(wanted, cache=tmp_path / "cache")
 
 
 def build_from(config: Path, cache: Path) -> Path:
@@ -317,8 +307,7 @@ def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
     listed, again = make_market(choosing(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}}))
     assert chosen.symbols == listed.symbols
     assert report["repairs"] == again["repairs"]
-    for name, tensor in listed.arrays():
-        np.testing.assert_array_equal(getattr(chosen, name).numpy(), tensor.numpy(), err_msg=name)
+    assert_same_market(listed, chosen)
 
 
 def test_the_highest_turnover_of_the_training_window_is_kept(bars: Path, tmp_path: Path) -> None:

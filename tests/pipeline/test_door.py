@@ -54,9 +54,6 @@ def equal(obs: Tensor) -> Tensor:
     return torch.full((len(obs), 3), 1 / 3)
 
 
-# --- the names -----------------------------------------------------------------------------------------------------
-
-
 def test_the_door_has_these_names_and_no_other() -> None:
     assert set(fintrader.__all__) == NAMES
     for name in NAMES:
@@ -87,9 +84,6 @@ def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-# --- backtest ------------------------------------------------------------------------------------------------------
 
 
 def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, market: MarketTensors) -> None:
@@ -172,9 +166,6 @@ def test_a_backtest_that_makes_no_sense_is_one_clear_error(
     assert "\n" not in str(raised.value)
 
 
-# --- train ---------------------------------------------------------------------------------------------------------
-
-
 def test_an_agents_settings_are_enough_to_train_and_to_be_judged(market: MarketTensors, tmp_path: Path) -> None:
     env = TradingEnv(market.split().train, num_envs=4)
     result = fintrader.train(TINY_PPO, env, env_steps=64, seed=3)
@@ -217,9 +208,6 @@ def test_a_training_that_makes_no_sense_is_one_clear_error(
         call(market)
 
 
-# --- markets -------------------------------------------------------------------------------------------------------
-
-
 def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None:
     market = fintrader.load_market(**SMALL, cache=tmp_path)
     assert (market.num_assets, market.bar_minutes) == (2, 1)
@@ -251,9 +239,6 @@ def test_what_is_no_market_is_said(
 ) -> None:
     with pytest.raises(error, match=message):
         fintrader.load_market(what, **settings)
-
-
-# --- runs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,108 @@ from typing import Any
 import pytest
 import torch
 
-from fintrader.agents import Budget, make_agent, read_agent_state, train
+from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.buffers import Transition
+from fintrader.agents.on_policy import OnPolicyAgent, Rollout
+from fintrader.agents.parallel.learners import BatchedLearners, average
 from fintrader.agents.parallel.pipeline import PipelinedAgent
 from fintrader.config import validate
+from fintrader.envs import ObservationLayout
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
 from tests.engines.killing import Killed, assert_same_training, killed_after
 from tests.engines.tiny import DEVICES, Identity, agent_settings
+
+SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
+LEARNS: dict[str, Any] = {
+    "gamma": 0.0,
+    "num_steps": 32,
+    "update_epochs": 4,
+    "noise": 0.3,
+    "network": {"hidden": [32]},
+    "learners": 2,
+}
+
+
+def on_policy(algo: str, values: dict[str, Any], layout: Any, seed: int) -> OnPolicyAgent:
+    agent = make_agent(agent_settings(algo, values), layout, seed=seed)
+    assert isinstance(agent, OnPolicyAgent)
+    return agent
+
+
+def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:
+    draw = torch.Generator().manual_seed(seed)
+    obs, latent = torch.randn(rows, width, generator=draw), 0.5 * torch.randn(rows, latents, generator=draw)
+    log_prob, advantage, target = (torch.randn(rows, generator=draw) for _ in range(3))
+    return Rollout(obs, latent, log_prob - 3.0, advantage, target)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("market", [True, False])
+def test_learners_in_a_batch_are_learners_one_after_another(algo: str, market: bool) -> None:
+    steps, accounts, learners = 4, 3, 3
+    values: dict[str, Any] = {"num_steps": steps, "network": {"hidden": [8, 8]}, "learn_noise": True, "noise": 0.7}
+    values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
+    layout = ObservationLayout(3, 2, 1) if market else Identity().layout
+    together = on_policy(algo, {**values, "learners": learners}, layout, 4)
+    apart = [on_policy(algo, values, layout, 4) for _ in range(learners)]
+    shared = torch.Generator().manual_seed(9)
+    together.generator.set_state(shared.get_state())
+    for number in range(3):  # the second and third begin with moments
+        whole = rollout_of(steps * learners * accounts, layout.width, together.head.latents, number)
+        metrics = together.learner(whole)
+        found = []
+        for k, learner in enumerate(apart):
+            learner.generator = shared
+            rows = torch.arange(steps * learners * accounts).view(steps, learners, accounts)[:, k].flatten()
+            found.append(learner.learn(whole.take(rows)))
+        fused = average([learner.inheritable_state() for learner in apart])
+        for learner in apart:
+            learner.inherit(fused)
+        mine = together.inheritable_state()
+        assert mine.keys() == fused.keys()
+        for name, tensor in mine.items():
+            torch.testing.assert_close(tensor, fused[name], atol=2e-6, rtol=2e-4, msg=f"{number}: {name}")
+        for name, value in metrics.items():
+            expected = torch.stack([entry[name].detach() for entry in found]).mean()
+            torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_learners_learn_and_pass_on(tmp_path: Path) -> None:
+    def team(seed: int = 0) -> OnPolicyAgent:
+        agent = on_policy("ppo", LEARNS, Identity().layout, seed)
+        assert isinstance(getattr(agent.learner, "__self__", None), BatchedLearners)
+        return agent
+
+    whole = team()
+    result = train(whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole")
+    shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
+    with torch.no_grad():
+        assert float((result.policy(shown) - shown).abs().mean()) < 0.2
+    # the stored policy is the fused one, and a child, of several learners or one, goes on from it
+    save_policy(tmp_path / "policy", whole)
+    moments = "optimisers.adam.0.exp_avg"
+    for child in (team(seed=8), on_policy("ppo", {**LEARNS, "learners": 1}, Identity().layout, 8)):
+        child.inherit(read_agent_state(tmp_path / "whole"))
+        with torch.no_grad():
+            assert torch.equal(load_policy(tmp_path / "policy")(shown), child.policy(shown))
+        assert torch.equal(child.state_dict()[moments], whole.state_dict()[moments])
+
+
+def test_learners_that_make_no_sense() -> None:
+    for algo in ("ddpg", "td3", "sac", "redq", "apg"):
+        with pytest.raises(ConfigError, match="ppo or a2c"):
+            validate(RunConfig, {"agent": {"algo": algo, "learners": 2}}, "test.yaml")
+    with pytest.raises(ConfigError, match=r"agent\.ppo\.learners|agent\.learners"):
+        validate(RunConfig, {"agent": {"algo": "ppo", "learners": 0}}, "test.yaml")
+    agent = on_policy("ppo", {**SMALL, "learners": 3}, Identity().layout, 0)
+    with pytest.raises(ConfigError, match=r"multiple of agent\.learners, 3"):
+        train(agent, Identity(num_envs=16), Budget(env_steps=64))
+    for learners, steps in ((1, 32), (2, 16)):  # each learner cuts its own share into minibatches
+        greedy = on_policy("ppo", {**SMALL, "num_minibatches": 40, "learners": learners}, Identity().layout, 0)
+        with pytest.raises(ConfigError, match=f"num_minibatches is 40, more than the {steps} steps"):
+            train(greedy, Identity(num_envs=4), Budget(env_steps=64))
+
 
 OFF: dict[str, Any] = {
     "network": {"hidden": [32]},
