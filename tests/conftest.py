@@ -67,8 +67,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def site(template: Path, tmp_path: Path) -> Path:
     """A copy of the template that a test may damage."""
-    shutil.copytree(template, tmp_path / "site")
-    return tmp_path / "site"
+    return Path(shutil.copytree(template, tmp_path / "site"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

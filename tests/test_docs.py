@@ -39,7 +39,6 @@ class Block:
 
     page: Path
     line: int
-    kind: str
     code: str
     needs: str | None
 
@@ -55,7 +54,7 @@ def blocks(page: Path, kind: str) -> list[Block]:
     for match in BLOCK.finditer(text):
         if match["kind"] == kind:
             line = text.count("\n", 0, match.start("code"))
-            found.append(Block(page, line, kind, match["code"], match["needs"]))
+            found.append(Block(page, line, match["code"], match["needs"]))
     return found
 
 

@@ -87,14 +87,6 @@ def test_a_rollout_keeps_time_first() -> None:
     assert not buffer.full
 
 
-def column(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
-
-
-def flags(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.bool).unsqueeze(1)
-
-
 @pytest.mark.parametrize(
     ("terminated", "truncated", "first"),
     [
@@ -103,8 +95,9 @@ def flags(*values: int) -> torch.Tensor:
     ],
 )
 def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(terminated: int, truncated: int, first: float):
-    ends = flags(terminated, 0), flags(truncated, 0)
-    advantages, _ = gae(column(1, 2), column(2, 3), column(9, 4), *ends, 0.5, 0.5)
+    rewards, values, following = torch.tensor([[1, 2], [2, 3], [9, 4]], dtype=torch.float64).unsqueeze(-1)
+    ends = torch.tensor([[terminated, 0], [truncated, 0]], dtype=torch.bool).unsqueeze(-1)
+    advantages, _ = gae(rewards, values, following, *ends, 0.5, 0.5)
     assert advantages.flatten().tolist() == [first, 1.0]
 
 

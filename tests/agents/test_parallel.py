@@ -31,9 +31,7 @@ LEARNS: dict[str, Any] = {
 
 
 def on_policy(algo: str, values: dict[str, Any], layout: Any, seed: int) -> OnPolicyAgent:
-    agent = make_agent(agent_settings(algo, values), layout, seed=seed)
-    assert isinstance(agent, OnPolicyAgent)
-    return agent
+    return make_agent(agent_settings(algo, values), layout, seed=seed)  # type: ignore[return-value]
 
 
 def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:

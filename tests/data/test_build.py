@@ -44,13 +44,17 @@ def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:
     assert market.tradable[:, 1 - column].all()
 
 
-def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "quiet_from"), [("2016-01-09", "2016-01-08 12:00"), ("2016-01-08 10:05", "2016-01-08")], ids=["over", "on"]
+)
+def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Path, end: str, quiet_from: str) -> None:
+    """Silence in the last session, be that over or still on, proves no end."""
     table = minute_table(symbols=3, sessions=5)
     day = table.ts.dt.strftime("%Y-%m-%d")
     late = (table.ticker == "AAA") & (day < "2016-01-06")
     ended = (table.ticker == "BBB") & (day >= "2016-01-07")
-    quiet = (table.ticker == "CCC") & (day == "2016-01-08") & (table.ts.dt.hour >= 12)  # not yet a full session
-    market, report = make_market(settings(write_csv(tmp_path, table[~(late | ended | quiet)])))
+    quiet = (table.ticker == "CCC") & (table.ts >= quiet_from)
+    market, report = make_market(settings(write_csv(tmp_path, table[~(late | ended | quiet | (table.ts >= end))])))
     assert report["ended"] == ["BBB"]
     nan = torch.isnan(market.close)
     assert nan[: 2 * 390, 0].all()
@@ -58,20 +62,9 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Pa
     assert nan[3 * 390 :, 1].all()
     assert not nan[: 3 * 390, 1].any()
     assert not nan[:, 2].any()
-    assert not market.tradable[-1, 2]
+    assert not market.tradable[4 * 390 + 150 :, 2].any()
     assert market.last_bar.tolist() == [5 * 390 - 1, 3 * 390 - 1, 5 * 390 - 1]
     assert (market.features[nan] == 0).all()
-
-
-def test_a_session_that_is_not_over_proves_no_end(tmp_path: Path) -> None:
-    table = minute_table(symbols=3, sessions=5)
-    running = table.ts < pd.Timestamp("2016-01-08 10:05")
-    quiet = (table.ticker == "CCC") & (table.ts >= "2016-01-08")
-    gone = (table.ticker == "BBB") & (table.ts >= "2016-01-07")
-    market, report = make_market(settings(write_csv(tmp_path, table[running & ~quiet & ~gone])))
-    assert report["ended"] == ["BBB"]
-    assert market.last_bar.tolist() == [5 * 390 - 1, 3 * 390 - 1, 5 * 390 - 1]
-    assert not market.tradable[4 * 390 :, 2].any()
 
 
 def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:

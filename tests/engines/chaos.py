@@ -178,7 +178,6 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, **how: An
 
 
 def events_of(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    """What the run's own log says of that kind."""
     return [event for event in read_jsonl(run.events) if event["event"] == kind]
 
 
@@ -219,8 +218,6 @@ def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
 
 @dataclass
 class Tally:
-    """Counts over many scenarios."""
-
     scenarios: int = 0
     hits: int = 0
     """Strikes that truly struck."""
@@ -285,5 +282,4 @@ def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: s
 
 
 def fork_race(run: RunFolder, pods: int) -> int:
-    """A tournament of spawned pods in a fork of this process; its number."""
     return fork(lambda: race(run, pods, processes=True))

@@ -1,4 +1,4 @@
-"""Tiny runs inside this process: commands without a new interpreter, pods in a thread, an end at any moment."""
+"""Tiny runs inside this process: commands without a new interpreter, and an end at any moment."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import (
     BacktestError,
-    CheckpointError,
     ConfigError,
     DataError,
     FintraderError,
@@ -185,8 +184,6 @@ def test_a_training_in_a_folder_goes_on_there(market: MarketTensors, tmp_path: P
     first = fintrader.train(TINY_PPO, env, env_steps=64, folder=str(tmp_path / "training"))
     longer = fintrader.train(TINY_PPO, env, env_steps=128, folder=tmp_path / "training")
     assert longer.updates == 2 * first.updates
-    with pytest.raises(CheckpointError):
-        fintrader.train(agents.PPO(num_steps=16), env, env_steps=256, folder=tmp_path / "training")
 
 
 @pytest.mark.parametrize(
@@ -275,9 +272,7 @@ def test_what_is_no_run_is_said(tmp_path: Path, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="a run needs a configuration"):
         fintrader.run(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="did you mean 'cost_bps'"):
-        fintrader.run(values, env={"cost_bp": 3})
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
-        fintrader.run_tournament(tmp_path / "nowhere.yaml")
+        fintrader.run_tournament(values, env={"cost_bp": 3})
 
 
 def test_overrides_change_one_setting_and_another_kind_stands_alone(values: dict[str, Any]) -> None:

@@ -43,9 +43,7 @@ def judged(raced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of(folder: Path, place: Path) -> Path:
-    target = place / "runs" / folder.name
-    shutil.copytree(folder, target)
-    return target
+    return Path(shutil.copytree(folder, place / "runs" / folder.name))
 
 
 def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judged: Path, tmp_path: Path) -> None:

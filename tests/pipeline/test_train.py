@@ -54,8 +54,6 @@ def test_the_trading_environment_is_the_default_kind() -> None:
         config = pipeline.load_config(path)
         assert config.name == path.stem
         assert isinstance(config.env, EnvSettings) == (path.stem != "pendulum"), path
-    with pytest.raises(ConfigError, match=r"cost_bp.*did you mean 'cost_bps'"):
-        validate(RunConfig, {"env": {"cost_bp": 3}}, "here")
     with pytest.raises(ConfigError, match=r"env: observation factored.*agents here read flat"):
         validate(RunConfig, {"env": {"observation": "factored"}}, "here")
     with pytest.raises(ConfigError, match=r"env.*gymnasium"):

@@ -58,9 +58,6 @@ def bred(
     return [child.agent[name] for child in made]
 
 
-# --- updater ---------------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.0, -1.0])), max_size=12), st.integers(1, 5), st.randoms()
 )
@@ -86,9 +83,6 @@ def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder() -> None:
     assert submit(board, entry(8, 0.5)).position is None
     assert submit(board, entry(9, None)).position is None
     assert len(board.applied) == 5
-
-
-# --- generator -------------------------------------------------------------------------------------------------
 
 
 def test_rank_softmax_follows_its_formula() -> None:
@@ -206,9 +200,6 @@ def test_successive_halving_compares_peers_of_an_age() -> None:
     assert stop_rules(settings(), board, 0) == ()
 
 
-# --- schedulers ------------------------------------------------------------------------------------------------
-
-
 def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
     scheduler = Generational(population=4, survivors=2)
     assert [scheduler.needs(index) for index in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
@@ -225,9 +216,6 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
     assert all(spec.generation == 1 and spec.seen == 4 for spec in made)
     lost = board_of(None, None, None, None)
     assert scheduler.make(4, lost, breeder()).origin == "fresh"
-
-
-# --- evaluator -------------------------------------------------------------------------------------------------
 
 
 def test_scores_are_the_metrics_of_the_backtest() -> None:
@@ -250,9 +238,6 @@ def test_windows_that_do_not_fit_are_refused() -> None:
         check_windows(3, "sharpe", 2)
 
 
-# --- ensemble --------------------------------------------------------------------------------------------------
-
-
 def test_members_are_the_best_or_the_best_that_differ() -> None:
     up, down = (0.01, -0.01, 0.02, 0.0), (-0.01, 0.01, -0.02, 0.0)
     rows = [entry(0, 3.0, returns=up), entry(1, 2.9, returns=up), entry(2, 1.0, returns=down)]
@@ -269,9 +254,6 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
     assert sum(by_score) == pytest.approx(1.0)
     assert by_score[0] / by_score[1] == pytest.approx(math.exp(2.0 / np.std([3.0, 1.0, 1.0])))
     assert weights_of(members[1:], "score") == [0.5, 0.5]
-
-
-# --- records ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

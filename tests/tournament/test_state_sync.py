@@ -30,19 +30,12 @@ from tests.tournament.test_fusion import fused_spec
 STEPS = 1280  # forty updates of one learner
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training leaves its state after every update."""
-    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))
-
-
 def stored(url: str, pod: str) -> dict[str, str]:
     """The files of a pod's state in the store."""
     state = Objects(url).get_sealed(f"pods/{pod}/state.json")
     return {} if state is None else dict(state["files"])
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     ("kind", "changes", "state"),
     [
@@ -53,6 +46,7 @@ def stored(url: str, pod: str) -> dict[str, str]:
 def test_another_machine_goes_on_in_the_middle(
     tmp_path: Path, kind: str, changes: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))  # after every update
     spec = fused_spec(budget=Budget(env_steps=STEPS), **changes)
     market = market_file(tmp_path)
     told: list[tuple[float, int]] = []
