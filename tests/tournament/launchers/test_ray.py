@@ -23,7 +23,6 @@ from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
-from tests.engines.chaos import events_of
 from tests.engines.races import market_file, settings
 from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
@@ -318,17 +317,15 @@ FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
 
 @pytest.mark.slow
-def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path: Path, started: Started) -> None:
     """In the middle of a round the other node's raylet is killed, and then the pod's own process."""
     alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
-    market = market_file(tmp_path)
+    cluster, market = started(Nodes(1, 1)), market_file(tmp_path)
     pod = there.pod("p0000")
     barrier = barrier_in(pod)
-    racer = started(Racer(there, nodes.address, "real", {"nodes": 2}, **FUSED))
+    racer = started(Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED))
     other = RunFolder(tmp_path / "other" / "many")
-    many = started(Racer(other, nodes.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9))
+    many = started(Racer(other, cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9))
     generational(alone, ThreadLauncher(alone, market, train_and_evaluate, workers=1), "real", **FUSED)
     status, said = many.wait()
     assert status == REFUSED
@@ -350,19 +347,19 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
 
     (own, second), _, rank = at_barrier()
     assert own != second
-    nodes.add(1)
-    nodes.kill_raylet(second)
+    cluster.add(1)
+    cluster.kill_raylet(second)
     until(lambda: gone(rank), "the other node's rank to be gone")
-    until(lambda: len(events_of(there, "lost")) == 1, "the loss to be noticed")
+    until(lambda: len(chaos.events_of(there, "lost")) == 1, "the loss to be noticed")
 
     held, process, rank = at_barrier()
     assert second not in held
     psutil.Process(process).kill()
     until(lambda: gone(rank), "a rank without a pod to be gone")
-    until(lambda: len(events_of(there, "lost")) == 2, "the second loss to be noticed")
+    until(lambda: len(chaos.events_of(there, "lost")) == 2, "the second loss to be noticed")
     barrier.unlink()
     assert racer.wait() == (0, "")
-    assert [(event["pod"], event["reason"]) for event in events_of(there, "lost")] in (
+    assert [(event["pod"], event["reason"]) for event in chaos.events_of(there, "lost")] in (
         [("p0000", "rank"), ("p0000", "killed")],
         [("p0000", "node"), ("p0000", "killed")],
     )
