@@ -185,7 +185,7 @@ def test_credentials_in_data_urls_are_refused_untold(url: str) -> None:
     ("text", "expected"),
     [
         (f"data: {{source: {{kind: files, path: '{DATA_URLS[0]}'}}}}", "password or a key"),
-        ("env: {cost_bbs: 3}", "did you mean 'cost_bps'"),
+        ("env: {cost_bbs: 3}", "unknown setting; did you mean"),
         ("env: [", "not valid YAML"),
         ("- 1", "is no mapping"),
     ],
