@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -47,6 +48,26 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     with object_stores.s3(monkeypatch) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`, `racing`, `raced`."""
+    from tests.engines import fakes
+
+    root = tmp_path_factory.mktemp("site")
+    market = fakes.save_market(root / "data" / "tensors")
+    fakes.make_run(root / "runs", "demo", market=market, checked=True)
+    fakes.make_run(root / "runs", "second", market=market, seed=2)
+    for stage in ("started", "racing", "raced"):
+        fakes.make_run(root / "runs", stage, market=market, stage=stage, seed=1)
+    return root
+
+
+@pytest.fixture
+def site(template: Path, tmp_path: Path) -> Path:
+    """A copy of the template that a test may damage."""
+    return Path(shutil.copytree(template, tmp_path / "site"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

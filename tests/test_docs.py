@@ -39,7 +39,6 @@ class Block:
 
     page: Path
     line: int
-    kind: str
     code: str
     needs: str | None
 
@@ -55,7 +54,7 @@ def blocks(page: Path, kind: str) -> list[Block]:
     for match in BLOCK.finditer(text):
         if match["kind"] == kind:
             line = text.count("\n", 0, match.start("code"))
-            found.append(Block(page, line, kind, match["code"], match["needs"]))
+            found.append(Block(page, line, match["code"], match["needs"]))
     return found
 
 
@@ -184,8 +183,6 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generated tables name every setting, and the defaults are those of the model."""
     monkeypatch.syspath_prepend(DOCS)  # as mkdocs does
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "_hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fintrader.agents.buffers import ReplayBuffer, RolloutBuffer, Transition
-from fintrader.errors import CheckpointError
+from fintrader.agents import Budget, buffers, make_agent, train
+from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, Transition, available_memory, gae, n_step
+from fintrader.errors import CheckpointError, ConfigError
+from tests.engines.tiny import Identity, IdentityMarket, agent_settings
+from tests.factories import examples
 
 
 def step(t: int, envs: int = 2) -> Transition:
@@ -76,3 +85,149 @@ def test_a_rollout_keeps_time_first() -> None:
     assert buffer.terminated.tolist() == [[True, True], [False, False]]
     buffer.clear()
     assert not buffer.full
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "first"),
+    [
+        (1, 0, -1.0),  # δ_0 = 1 − 2 = −1 (no future), and step 1 belongs to another episode
+        (0, 1, 3.5),  # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
+    ],
+)
+def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(terminated: int, truncated: int, first: float):
+    rewards, values, following = torch.tensor([[1, 2], [2, 3], [9, 4]], dtype=torch.float64).unsqueeze(-1)
+    ends = torch.tensor([[terminated, 0], [truncated, 0]], dtype=torch.bool).unsqueeze(-1)
+    advantages, _ = gae(rewards, values, following, *ends, 0.5, 0.5)
+    assert advantages.flatten().tolist() == [first, 1.0]
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
+def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lambda: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rewards, values, following = torch.randn(3, steps, 2, generator=draw, dtype=torch.float64)
+    terminated, truncated = torch.rand(2, steps, 2, generator=draw) < 0.25
+    advantages, targets = gae(rewards, values, following, terminated, truncated, gamma, gae_lambda)
+    for account in range(2):
+        inputs = [x[:, account].tolist() for x in (rewards, values, following, terminated, truncated)]
+        assert advantages[:, account].tolist() == pytest.approx(gae_by_definition(*inputs, gamma, gae_lambda))
+    torch.testing.assert_close(targets, advantages + values)
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(steps, 3, generator=draw, dtype=torch.float64)
+    terminated, truncated = torch.rand(2, steps, 3, generator=draw) < 0.25
+    total, discount, last = n_step(rewards, terminated, truncated, 0.9)
+    for account in range(3):
+        expected = n_step_by_definition(
+            rewards[:, account].tolist(), terminated[:, account].tolist(), truncated[:, account].tolist(), 0.9
+        )
+        assert (total[account].item(), discount[account].item(), last[account].item()) == pytest.approx(expected)
+
+
+def gae_by_definition(
+    rewards: Sequence[float],
+    values: Sequence[float],
+    next_values: Sequence[float],
+    terminated: Sequence[bool],
+    truncated: Sequence[bool],
+    gamma: float,
+    gae_lambda: float,
+) -> list[float]:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, the sum ending with the first step at which an episode ends."""
+    advantages = []
+    for t in range(len(rewards)):
+        total, weight = 0.0, 1.0
+        for k in range(t, len(rewards)):
+            future = 0.0 if terminated[k] else next_values[k]
+            total += weight * (rewards[k] + gamma * future - values[k])
+            if terminated[k] or truncated[k]:
+                break
+            weight *= gamma * gae_lambda
+        advantages.append(total)
+    return advantages
+
+
+def n_step_by_definition(
+    rewards: Sequence[float], terminated: Sequence[bool], truncated: Sequence[bool], gamma: float
+) -> tuple[float, float, int]:
+    """Discounted sum up to the first end, factor of the value that follows, and number of the last step."""
+    total = 0.0
+    for k, reward in enumerate(rewards):
+        total += gamma**k * reward
+        if terminated[k]:
+            return total, 0.0, k
+        if truncated[k]:
+            return total, gamma ** (k + 1), k
+    return total, gamma ** len(rewards), len(rewards) - 1
+
+
+MIB = 2**20
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 1 GiB available of which 10 MiB are free, and no control group."""
+    monkeypatch.setattr(buffers, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(buffers, "CGROUPS", tmp_path / "cgroup")
+    text = "MemTotal: 8388608 kB\nMemFree: 10240 kB\nMemAvailable: 1048576 kB\n"
+    write(tmp_path / "proc" / "meminfo", text)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> None:
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    write(folder / names[0], f"{limit}\n")
+    write(folder / names[1], f"{used}\n")
+    write(folder / "memory.stat", f"anon 5\n{'' if version == 2 else 'total_'}inactive_file {cache}\n")
+
+
+def test_the_tightest_control_group_counts(machine: Path) -> None:
+    write(machine / "proc" / "self" / "cgroup", "0::/pods/one\n")
+    group(machine / "cgroup" / "pods" / "one", "max", 400 * MIB, 0)
+    assert available_memory(HOST) == 1024 * MIB
+    group(machine / "cgroup" / "pods", str(500 * MIB), 400 * MIB, 50 * MIB)
+    assert available_memory(HOST) == 150 * MIB
+    group(machine / "cgroup" / "pods" / "one", str(401 * MIB), 400 * MIB, 0)
+    assert available_memory(HOST) == MIB
+
+
+def test_groups_of_the_first_version(machine: Path) -> None:
+    write(machine / "proc" / "self" / "cgroup", "7:blkio:/job\n4:cpu,memory:/job\n1:name=systemd:/job\n")
+    group(machine / "cgroup" / "memory" / "job", str(300 * MIB), 290 * MIB, 20 * MIB, version=1)
+    group(machine / "cgroup" / "memory", str(2**63 - 4096), 400 * MIB, 0, version=1)
+    assert available_memory(HOST) == 30 * MIB
+
+
+def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
+    write(machine / "proc" / "self" / "cgroup", "0::/\n")
+    group(machine / "cgroup", str(100 * MIB), 90 * MIB, 0)
+    ReplayBuffer(1000, 10, 100, 1, HOST)  # 7.7 MiB
+    with pytest.raises(ConfigError, match=r"agent\.buffer_size of 20,000 steps.* lower agent\.buffer_size"):
+        ReplayBuffer(2000, 10, 100, 1, HOST)
+    with pytest.raises(ConfigError, match=r"a rollout of 1,000 steps of 10 accounts needs"):
+        RolloutBuffer(1000, 10, 100, 1, HOST)  # which is standardised whole
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "apg"])
+def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
+    env: Any = IdentityMarket() if algo == "apg" else Identity()
+    agent = make_agent(agent_settings(algo, {"num_steps": 10**9, "network": {"hidden": [8]}}), env.layout)
+    with pytest.raises(ConfigError, match=r"1,000,000,000 steps of 16 accounts needs .*GiB.*lower agent\.num_steps"):
+        train(agent, env, Budget(env_steps=64))
+
+
+def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
+    real = buffers.available_memory
+    monkeypatch.setattr(buffers, "available_memory", lambda device: 2**40 if device != HOST else real(device))
+    with pytest.raises(ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"):
+        ReplayBuffer(2000, 10, 100, 1, torch.device("meta"))

@@ -1,14 +1,35 @@
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings, make_agent
-from fintrader.agents.networks import ActionHead, Critic
+from fintrader.agents import (
+    PPO,
+    ActionHeadSettings,
+    Budget,
+    EnsemblePolicy,
+    FlatLayout,
+    NetworkSettings,
+    load_policy,
+    make_agent,
+    save_policy,
+    train,
+)
+from fintrader.agents.networks import ActionHead, Actor, Critic, GruEncoder
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.envs.observation import ObservationLayout, statistic_groups
+from fintrader.backtesting import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.envs.observation import split_columns, statistic_groups, window_of
+from fintrader.errors import ConfigError
+from tests.engines.tiny import agent_settings
+from tests.factories import joined, make_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
 
@@ -109,3 +130,131 @@ def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
     # returns: 1, 2 + 0.5·1 = 2.5, then a new episode: 4
     deviation = torch.tensor([1.0, 2.5, 4.0]).std(correction=0)
     torch.testing.assert_close(scaler(rewards), rewards / deviation)
+
+
+WINDOWED = ObservationLayout(5, 3, 2, lookback=4)
+ENCODERS = ["none", "gru", "attention"]
+BARS = 4
+
+
+def network(encoder: str, **values: Any) -> NetworkSettings:
+    return NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values})
+
+
+def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values: Any) -> Tensor:
+    """Observations of one account that does nothing, from the first bar on."""
+    env = TradingEnv(market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1)
+    rows = [env.reset(seed=0)[0]]
+    rows += [env.step(torch.zeros(1, market.num_assets))[0] for _ in range(count - 1)]
+    return torch.cat(rows)
+
+
+def test_history_is_what_the_bars_before_showed() -> None:
+    market = make_market(60, 4)
+    obs, plain = seen(market), seen(market, lookback=1)
+    layout, single = (ObservationLayout.of(market, bars) for bars in (BARS, 1))
+    parts, rows = layout.split(obs), plain[:, single.private_width :]
+    assert torch.equal(obs[:, : layout.private_width], plain[:, : single.private_width])
+    assert torch.equal(obs[:, -single.row_width :], rows)
+    for t in range(30):
+        for back in range(1, BARS):
+            assert torch.equal(parts["history"][t, BARS - 1 - back], rows[max(t - back, 0)]), (t, back)
+    # the window that the networks read is the same thing by asset
+    window = window_of(split_columns(obs, layout))
+    assert torch.equal(window[9, :, -1, :-1], market.features[9])
+    assert torch.equal(window[9, :, 0, :-1], market.features[6])
+    assert torch.equal(window[9, :, 1, -1].bool(), market.tradable[7])
+
+
+@pytest.mark.parametrize("cut", [5, 17])
+def test_no_future(cut: int) -> None:
+    market = make_market(60, 4, seed=1)
+    other = make_market(60, 4, seed=2)
+    before, after = seen(market, fill="close"), seen(joined(market, other, cut), fill="close")
+    assert torch.equal(before[:cut], after[:cut])
+    assert not torch.equal(before[cut], after[cut])
+    policy = make_agent(PPO(network=network("gru")), ObservationLayout.of(market, BARS)).policy
+    with torch.no_grad():
+        assert torch.equal(policy(before[:cut]), policy(after[:cut]))
+
+
+@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -> None:
+    market = make_market(60, 4)
+    layout = ObservationLayout.of(market, BARS)
+    torch.manual_seed(0)
+    actor = Actor(layout, network(encoder, kind=kind), cash=True, out_gain=1.0)
+    features = market.features.clone()
+    features[10, 2] += 1.0
+    obs, bumped = seen(market), seen(dataclasses.replace(market, features=features))
+    with torch.no_grad():
+        moved = (actor(obs)[0] - actor(bumped)[0]).abs().amax(dim=1) > 1e-6
+    assert moved.nonzero().flatten().tolist() == [10, 11, 12, 13]
+
+
+def test_the_gru_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = GruEncoder(3, 5, BARS), nn.GRU(3, 5, batch_first=True)
+    with torch.no_grad():
+        for name, layer in (("ih", ours.input), ("hh", ours.recurrent)):
+            layer.bias.normal_()
+            getattr(theirs, f"weight_{name}_l0").copy_(layer.weight.T)
+            getattr(theirs, f"bias_{name}_l0").copy_(layer.bias)
+        window = torch.randn(7, BARS, 3)
+        torch.testing.assert_close(ours(window), theirs(window)[1][0])
+
+
+@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_members_are_independent_networks(kind: str, encoder: str) -> None:
+    several = Critic(WINDOWED, network(encoder, kind=kind), latents=6, members=3)
+    single = Critic(WINDOWED, network(encoder, kind=kind), latents=6)
+    obs, latent = torch.randn(2, WINDOWED.width), torch.randn(2, 6)
+    values = several(obs, latent)
+    assert values.shape == (3, 2)
+    for k in range(3):
+        shapes = {name: tensor.shape for name, tensor in single.state_dict().items()}
+        single.load_state_dict({n: t[k].reshape(shapes[n]) for n, t in several.state_dict().items()})
+        torch.testing.assert_close(values[k], single(obs, latent))
+
+
+@pytest.mark.parametrize(
+    ("algo", "encoder"),
+    [
+        *(("ppo", "gru"), ("sac", "attention")),
+        *(
+            pytest.param(algo, encoder, marks=pytest.mark.slow)
+            for algo in ("a2c", "apg", "ddpg", "td3", "redq")
+            for encoder in ("gru", "attention")
+        ),
+    ],
+)
+def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str, encoder: str) -> None:
+    market = make_market(60, 4)
+    settings = EnvSettings(num_envs=4, episode_bars=20, lookback=BARS)
+    small = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {"learning_starts": 8, "batch_size": 8}
+    given = agent_settings(algo, {"network": network(encoder).model_dump(), **small})
+    env = TradingEnv(market, settings, seed=1)
+    agent = make_agent(given, env.layout, seed=1)
+    before = {name: tensor.clone() for name, tensor in agent.policy.state_dict().items()}
+    train(agent, env, Budget(env_steps=200))
+    learned = [name for name, tensor in agent.policy.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert any("encoder" in name for name in learned)
+
+    save_policy(tmp_path / "policy.safetensors", agent, market=market)
+    policy = load_policy(tmp_path / "policy.safetensors", market=market)
+    obs = seen(market)
+    with torch.no_grad():
+        assert torch.equal(policy(obs), agent.policy(obs))
+    both = EnsemblePolicy([policy, policy], mode="vote")
+    assert torch.equal(both(obs), policy(obs))
+    one, two = (simulate(each, market, settings, name="x") for each in (policy, both))
+    assert one.metrics == two.metrics
+
+
+def test_encoders_where_there_is_nothing_to_encode() -> None:
+    with pytest.raises(ConfigError, match=r"env\.lookback"):
+        make_agent(PPO(network=network("gru")), ObservationLayout(5, 3, 2))
+    with pytest.raises(ConfigError, match="none"):
+        make_agent(PPO(network=network("attention")), FlatLayout(3, 1))

@@ -50,7 +50,6 @@ def observations(layout: ObservationLayout, count: int) -> torch.Tensor:
 
 def bound_actions(policy: PolicyModule, obs: torch.Tensor, layout: ObservationLayout) -> np.ndarray:
     bound = policy.bind(obs[:, layout.private_width :].numpy())
-    assert bound is not None
     private = obs[:, : layout.private_width].numpy()
     return np.stack([bound(bar, private[bar]).copy() for bar in range(len(obs))])
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, load_file, save
@@ -21,9 +24,8 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors, write_tensors
-from fintrader.agents.normalisation import RewardScaler
-from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.ppo import PPOAgent
+from fintrader.agents.policy import export_onnx
+from fintrader.envs import ObservationLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
 from tests.factories import planted_market
@@ -39,7 +41,6 @@ def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule
         head=ActionHeadSettings(kind=head),  # type: ignore[arg-type]
     )
     agent = make_agent(settings, ENV.layout, seed=seed)
-    assert isinstance(agent, PPOAgent)
     with torch.no_grad():
         for parameter in agent.actor.parameters():
             parameter.mul_(3.0)
@@ -58,13 +59,10 @@ def observations() -> torch.Tensor:
 def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
     agent = make_agent(PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1)
     train(agent, ENV, Budget(env_steps=6 * 8 * 3))
-    assert isinstance(agent, PPOAgent)
     save_policy(tmp_path / "one", agent, market=MARKET)
     save_policy(tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), policy(2)]))
     member = load_policy(tmp_path / "both").members[0]  # type: ignore[union-attr, index]
     for loaded in (load_policy(tmp_path / "one"), member):
-        assert isinstance(loaded, ActorPolicy)
-        assert isinstance(loaded.rewards, RewardScaler)
         assert loaded.rewards.gamma == 0.9
         given = torch.linspace(-0.01, 0.01, 5)
         assert torch.equal(loaded.rewards(given), agent.rewards(given))
@@ -89,12 +87,13 @@ def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) ->
     assert torch.equal(action, loaded(obs))
 
 
-def test_equal_policies_give_equal_bytes_and_loading_leaves_the_random_stream_alone(tmp_path: Path) -> None:
+def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(tmp_path: Path) -> None:
     save_policy(tmp_path / "a", policy(1))
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
     save_policy(tmp_path / "b", load_policy(tmp_path / "a"))
+    make_agent(PPO(), ENV.layout, seed=4)
     assert torch.equal(torch.rand(1), expected)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -181,3 +180,47 @@ def test_files_are_what_the_library_reads(tmp_path: Path) -> None:
         assert torch.equal(mine[name], tensor), name
         assert torch.equal(theirs[name], tensor), name
         assert mine[name].dtype == tensor.dtype
+
+
+@pytest.fixture
+def onnxruntime() -> Any:
+    pytest.importorskip("onnxscript")
+    return pytest.importorskip("onnxruntime")
+
+
+def encoding(encoder: str) -> PolicyModule:
+    """An untrained policy that reads the last bars too."""
+    network = NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6})
+    agent = make_agent(PPO(network=network), ObservationLayout(5, 3, 2, lookback=4), seed=1)
+    for parameter in agent.policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return agent.policy
+
+
+POLICIES: dict[str, Callable[[], PolicyModule]] = {
+    "ensemble": lambda: EnsemblePolicy([policy(1), policy(2)]),
+    "mlp": lambda: policy(1, kind="mlp"),
+    "gru": lambda: encoding("gru"),
+    "attention": lambda: encoding("attention"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["ensemble", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(POLICIES)[1:])]
+)
+def test_an_exported_policy_acts_alike(tmp_path: Path, kind: str, onnxruntime: Any) -> None:
+    original = POLICIES[kind]()
+    assert export_onnx(original, tmp_path / "p.onnx") < 1e-5
+    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+    obs = torch.rand(6, session.get_inputs()[0].shape[1])
+    (action,) = session.run(["action"], {"obs": obs.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(action, original(obs).numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("onnxruntime")
+def test_a_model_that_differs_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="differs"):
+        export_onnx(policy(1), tmp_path / "p.onnx", tolerance=-1.0)
+    assert not (tmp_path / "p.onnx").exists()

@@ -146,17 +146,20 @@ def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_pat
     assert header["updates"] == 2
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-def test_other_ways_to_reset_are_refused(mode: AutoresetMode) -> None:
-    env = TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), autoreset_mode=mode)
-    with pytest.raises(ConfigError, match=r"autoreset_mode=AutoresetMode\.SAME_STEP"):
-        train(make_agent(SMALL, env.layout), env, Budget(env_steps=64))
-
-
-def test_factored_observations_are_refused() -> None:
-    env = TradingEnv(MARKET, EnvSettings(num_envs=8, observation="factored"))
-    with pytest.raises(ConfigError, match=r"env\.observation is 'factored'.*set it to flat"):
-        train(make_agent(SMALL, env.layout), env, Budget(env_steps=64))
+@pytest.mark.parametrize(
+    ("values", "how", "message"),
+    [
+        ({}, {"autoreset_mode": AutoresetMode.NEXT_STEP}, r"autoreset_mode=AutoresetMode\.SAME_STEP"),
+        ({}, {"autoreset_mode": AutoresetMode.DISABLED}, r"autoreset_mode=AutoresetMode\.SAME_STEP"),
+        ({"observation": "factored"}, {}, r"env\.observation is 'factored'.*set it to flat"),
+        ({}, {}, "layout"),
+    ],
+)
+def test_environments_that_do_not_fit_are_refused(values: dict[str, Any], how: dict[str, Any], message: str) -> None:
+    env = TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20, **values), **how)
+    layout = Identity().layout if message == "layout" else env.layout
+    with pytest.raises(ConfigError, match=message):
+        train(make_agent(SMALL, layout), env, Budget(env_steps=64))
 
 
 def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
@@ -196,11 +199,6 @@ def test_a_parent_of_another_shape_is_refused() -> None:
         deep.inherit(parent)
     with pytest.raises(CheckpointError, match="random state"):
         make_agent(SMALL, layout).load_state_dict({k: v for k, v in parent.items() if k != "generator"})
-
-
-def test_an_agent_of_another_layout_is_refused() -> None:
-    with pytest.raises(ConfigError, match="layout"):
-        train(make_agent(SMALL, Identity().layout), market_env(), Budget(env_steps=64))
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])

@@ -1,4 +1,4 @@
-"""A folder of fake runs, made once, and a way to open a page on it."""
+"""Folders of very many runs, or very long ones, and a way to open a page on any."""
 
 from __future__ import annotations
 
@@ -26,18 +26,6 @@ RENDER_SECONDS = 300.0
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`, `racing`, `raced`."""
-    root = tmp_path_factory.mktemp("site")
-    market = fakes.save_market(root / "data" / "tensors")
-    fakes.make_run(root / "runs", "demo", market=market, checked=True)
-    fakes.make_run(root / "runs", "second", market=market, seed=2)
-    for stage in ("started", "racing", "raced"):
-        fakes.make_run(root / "runs", stage, market=market, stage=stage, seed=1)
-    return root
-
-
-@pytest.fixture(scope="session")
 def crowd(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A thousand runs. Nobody may change them."""
     root = tmp_path_factory.mktemp("crowd")
@@ -55,13 +43,6 @@ def long(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert fakes.long_backtest(demo, bars=500_000) >= 1_000_000
     fakes.long_race(demo, pods=2_000)
     return root
-
-
-@pytest.fixture
-def site(template: Path, tmp_path: Path) -> Path:
-    """A copy of the template that a test may damage."""
-    shutil.copytree(template, tmp_path / "site")
-    return tmp_path / "site"
 
 
 @pytest.fixture
@@ -103,3 +84,13 @@ def healthy(test: AppTest) -> None:
     assert test.title
     drawn = len(test.metric) + len(test.dataframe) + len(test.get("plotly_chart")) + len(test.get("text_input"))
     assert drawn or test.info or test.error or test.warning
+
+
+def cards(test: AppTest) -> dict[str, str]:
+    """Label and value of every metric on the page."""
+    return {metric.label: metric.value.replace("\\", "") for metric in test.metric}
+
+
+def table_with(test: AppTest, column: str) -> Any:
+    """The first table that has such a column."""
+    return next(frame.value for frame in test.dataframe if column in frame.value)

@@ -1,8 +1,4 @@
-"""A real browser walks through every page, at two widths and in both themes. Skips where there is none.
-
-pip install '.[dev]'      # and a Chromium on the PATH
-python -m pytest tests/app/test_browser.py
-"""
+"""A real browser walks through every page, at two widths and in both themes. Skips where there is none."""
 
 from __future__ import annotations
 

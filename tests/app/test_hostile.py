@@ -181,19 +181,27 @@ def test_credentials_in_data_urls_are_refused_untold(url: str) -> None:
         assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_configuration_with_credentials_is_refused_unseen(
-    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"data: {{source: {{kind: files, path: '{DATA_URLS[0]}'}}}}", "password or a key"),
+        ("env: {cost_bbs: 3}", "unknown setting; did you mean"),
+        ("env: [", "not valid YAML"),
+        ("- 1", "is no mapping"),
+    ],
+)
+def test_a_configuration_that_is_wrong_or_holds_credentials_is_a_message(
+    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
 ) -> None:
-    configs = tmp_path / "configs"
-    configs.mkdir()
-    (configs / "secret.yaml").write_text(f"data: {{source: {{kind: files, path: '{DATA_URLS[0]}'}}}}\n")
     test = open_page(tmp_path, "new_run")
-    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(configs))
+    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(tmp_path / "configs"))
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "wrong.yaml").write_text(text)
     test.query_params["section"] = "data"
-    test.query_params["source"] = "configs/secret.yaml"
+    test.query_params["source"] = "configs/wrong.yaml"
     test.run()
     healthy(test)
-    assert "password or a key" in said(test)
+    assert expected in said(test)
     assert "s3cr3t" not in said(test) + "".join(str(box.value) for box in test.text_input)
 
 

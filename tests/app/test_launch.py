@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fintrader.errors import ConfigError
+from fintrader import pipeline
+from fintrader.errors import ConfigError, StorageError
+from fintrader.results.folders import RunsFolder, is_locked
+from fintrader.runs import RunFolder
+from fintrader.storage.lease import hold
+from fintrader.storage.mirror import attach
+from fintrader.storage.objects import Objects
 from fintrader_app import launch
+from tests.engines.chaos import race
 
 
 def test_binds_to_loopback_and_sends_nothing() -> None:
@@ -59,3 +69,62 @@ def test_no_page_draws_random_numbers_unpickles_or_writes_markup_of_its_own() ->
     for path in Path(launch.__file__).parent.rglob("*.py"):
         for source in ("np.random", "import random", "default_rng", "pickle", "unsafe_allow_html", "yaml.load("):
             assert source not in path.read_text(), (path, source)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with one finished tournament."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"file://{tmp_path}/store"
+    attach(tmp_path / "runs" / "one", f"{url}/one")
+    race(RunFolder(tmp_path / "runs" / "one"), 2, processes=False)
+    return url
+
+
+def test_the_server_is_told_of_copies(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    served: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **_: started.append(words))
+    monkeypatch.setattr(os, "execve", lambda path, words, variables: served.append(variables))
+    launch.serve(store, 8600)
+    home = Path(served[0][launch.RUNS_DIR_VARIABLE])
+    assert served[0][launch.STORE_VARIABLE] == store
+    runs = RunsFolder.at(home)
+    assert runs.names() == ["one"]
+    assert runs.run("one").exists("leaderboard.sqlite")
+    assert started == [[sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", store, str(os.getpid())]]
+
+
+def test_copies_follow_until_the_app_has_gone(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = pipeline.open_store(store)
+    turns: list[Any] = [
+        lambda: race(RunFolder(tmp_path / "runs" / "one"), 3, processes=False),
+        lambda: monkeypatch.setattr(Objects, "reach", away),
+        lambda: None,
+    ]
+
+    def away(_: Objects) -> None:
+        raise StorageError("no answer")
+
+    def sleep(_: float) -> None:
+        turns.pop(0)()
+
+    monkeypatch.setattr(launch, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(os, "getppid", lambda: 77 if turns else 1)
+    monkeypatch.setattr(sys, "argv", ["launch", "--follow", store, "77"])
+    launch.main()
+    assert len(list((home / "one" / "pods").glob("*/result.json"))) == 3
+    assert capsys.readouterr().err.count("no answer") == 1
+
+
+def test_a_run_at_work_elsewhere_is_shown_as_such(store: str) -> None:
+    with hold(Objects(f"{store}/one")):
+        runs = RunsFolder.at(pipeline.open_store(store))
+        assert is_locked(runs.run("one"))
+    pipeline.open_store(store)
+    assert not is_locked(runs.run("one"))
+    (runs.root / "one" / ".held").touch()
+    os.utime(runs.root / "one" / ".held", (0, 0))  # nobody has looked for a long time
+    assert not is_locked(runs.run("one"))

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.results.formatting import count, duration, percent, ratio, statistic
 from fintrader_app import tables
-from tests.app.conftest import Open, box, healthy, said
+from tests.app.conftest import Open, box, cards, healthy, said, table_with
 from tests.results.test_figures import numbers
 
 
@@ -25,18 +24,9 @@ def stored(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def cards(test: Any) -> dict[str, str]:
-    return {metric.label: metric.value.replace("\\", "") for metric in test.metric}
-
-
-def table_with(test: Any, column: str) -> pd.DataFrame:
-    return next(frame.value for frame in test.dataframe if column in frame.value)
-
-
 def metrics_of(site: Path, name: str) -> dict[str, Any]:
     """The stored metrics of each strategy; how they follow from returns is the metrics' own tests' concern."""
-    found: dict[str, Any] = stored(site / "runs" / name / "backtest" / "metrics.json")
-    return found
+    return dict(stored(site / "runs" / name / "backtest" / "metrics.json"))
 
 
 def test_headline_cards_and_the_papers_table_are_the_stored_metrics(open_page: Open, template: Path) -> None:

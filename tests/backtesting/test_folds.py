@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.folds import WalkForwardSettings, fold_market, make_folds, stitch
+from fintrader.backtesting.sensitivity import delayed, sensitivity, without_each
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.report.html import write_report
@@ -77,3 +83,119 @@ def test_overlapping_windows_are_refused() -> None:
         stitch([result, result])
     with pytest.raises(BacktestError, match="no test window"):
         stitch([])
+
+
+def by_kind(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """In the order of the rows, which stand together by kind."""
+    return {kind: list(group) for kind, group in groupby(rows, key=lambda row: row["kind"])}
+
+
+def test_rows_are_the_simulations_they_name() -> None:
+    market, settings, policy = make_market(100, 4), EnvSettings(cost_bps=7), noisy_policy(4)
+    groups = by_kind(sensitivity(policy, market, settings))
+    assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd", "start_sessions", "without"]
+    costs = groups["cost_bps"]
+    assert [row["setting"] for row in costs] == ["0", "1", "2", "5", "7", "10", "20", "50"]
+    assert [row["setting"] for row in costs if row["chosen"]] == ["7"]
+    for row in costs:
+        changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
+        assert row["sharpe"] == simulate(policy, market, changed).metrics["sharpe"]
+    assert costs[0]["cumulative_return"] > costs[-1]["cumulative_return"]
+    later = simulate(policy, market.window(40, 100), settings)
+    assert groups["start_sessions"][1]["cumulative_return"] == later.metrics["cumulative_return"]
+    assert len(groups["start_sessions"]) == 4
+    assert len(groups["without"]) == 4
+
+
+def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
+    market, settings = make_market(60, 3, gaps=False, volume=600.0), EnvSettings(cost_bps=0.0, impact_bps=50.0)
+    rows = by_kind(sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False))["capital_usd"]
+    assert [row["setting"] for row in rows] == ["1000000", "10000000", "100000000"]
+    assert [row["chosen"] for row in rows] == [True, False, False]
+    larger = simulate(noisy_policy(3), market, settings.model_copy(update={"initial_cash_usd": 1e8}))
+    assert rows[-1]["sharpe"] == larger.metrics["sharpe"]
+    assert larger.metrics["exposure_max"] < 0.1  # all that the volume takes
+    assert larger.metrics["capped_orders"] > 0.9 * larger.metrics["orders"] > 0
+    assert larger.metrics["cancelled_usd"] > 1e6
+
+
+@pytest.mark.parametrize("interval", [1, 7])
+def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
+    market, settings, policy = make_market(100, 4), EnvSettings(decision_interval=interval), noisy_policy(4)
+    rows = without_each(policy, market, settings)
+    for n, row in enumerate(rows):
+
+        def masked(obs: torch.Tensor, n: int = n) -> torch.Tensor:
+            action = policy(obs).clone()
+            action[:, n] = 0
+            return action
+
+        alone = simulate(masked, market, settings)
+        assert row["setting"] == market.symbols[n]
+        assert row["cumulative_return"] == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 5])
+def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
+    market = make_market(60, 3, gaps=False)
+    settings = EnvSettings(decision_interval=interval, cost_bps=0)
+    decisions = []
+
+    def policy(obs: torch.Tensor) -> torch.Tensor:
+        decisions.append(obs)
+        return torch.full((1, 3), 0.3) if len(decisions) % 2 else torch.zeros(1, 3)
+
+    plain = simulate(policy, market, settings)
+    decisions.clear()
+    late = delayed(policy, market, settings)
+    expected = sorted(set(plain.trades["fill_bar"] + 1))
+    assert sorted(set(late.trades["fill_bar"])) == [bar for bar in expected if bar < 60]
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
+    market = make_market(90, 4)
+    settings = EnvSettings(
+        short=True, max_leverage=2, borrow_bps_per_year=500, maintenance_margin=0.3, decision_interval=interval
+    )
+    late = delayed(noisy_policy(4), market, settings)
+    assert (late.shares < 0).any()
+    assert late.trade_list_profit() == pytest.approx(late.equity[-1] - late.equity[0], rel=1e-9)
+    orders = late.trades[late.trades["kind"] == "order"]
+    assert set((orders["fill_bar"] - 2) % interval) == {0}
+    rows = by_kind(sensitivity(noisy_policy(4), market, settings, costs_bps=(), fills=(), stocks=False))["delay_bars"]
+    assert [row["setting"] for row in rows] == ["0", "1"]
+    assert rows[1]["cumulative_return"] == late.metrics["cumulative_return"] != rows[0]["cumulative_return"]
+
+
+def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
+    market, settings = make_market(20 * 12, 4, session_bars=20), EnvSettings(cost_bps=7)
+    windows = [market.window(0, 80), market.window(100, 180)]
+    policies = [noisy_policy(4, seed) for seed in (0, 1)]
+    groups = by_kind(sensitivity(policies, windows, settings))
+    assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd"]
+    for row in groups["cost_bps"]:
+        changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
+        parts = [simulate(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
+        assert row["cumulative_return"] == stitch(parts).metrics["cumulative_return"]
+        assert row["chosen"] == (row["setting"] == "7")
+    returns = [row["cumulative_return"] for row in groups["cost_bps"]]
+    assert returns == sorted(returns, reverse=True)
+    late = [delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)]
+    assert groups["delay_bars"][1]["sharpe"] == stitch(late).metrics["sharpe"]
+
+
+def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
+    """Sold short before every price rises a hundredfold: below nothing, and no fold can follow."""
+    market = make_market(80, 2, gaps=False)
+    rise = torch.ones(80, 1)
+    rise[20:] = 100.0
+    market = replace(market, open=market.open * rise, close=market.close * rise)
+    windows = [market.window(0, 40), market.window(40, 80)]
+    settings = EnvSettings(short=True, max_leverage=2)
+    sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
+    rows = sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
+    assert [(row["kind"], row["setting"]) for row in rows] == [
+        *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1"))
+    ]
+    assert {row["cumulative_return"] for row in rows} == {None}

@@ -96,7 +96,6 @@ def test_information_free_features_are_other_days_and_nothing_else() -> None:
     assert torch.equal(shifted.benchmark, market.benchmark)
     assert not torch.equal(shifted.features, market.features)
     assert torch.equal(information_free(market, seed=3).features, shifted.features)
-    assert market.windows is not None
     for start, stop in market.windows:
         rows = {tuple(row) for row in market.features[start:stop].flatten(1).tolist()}
         assert all(tuple(row) in rows for row in shifted.features[start:stop].flatten(1).tolist())

@@ -16,7 +16,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import daily_returns
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
-from tests.factories import joined, make_market
+from tests.factories import make_market
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -88,16 +88,6 @@ def test_every_fill_is_later_than_its_decision() -> None:
             n = market.symbols.index(row.symbol)
             assert bool(market.tradable[row.fill_bar, n])
             assert row.price_usd == float(prices[row.fill_bar, n])
-
-
-def test_the_future_changes_nothing_before_it() -> None:
-    market, other = make_market(60, 4, seed=1), make_market(60, 4, seed=2)
-    cut = 37
-    changed = simulate(noisy_policy(4), joined(market, other, cut), EnvSettings())
-    plain = simulate(noisy_policy(4), market, EnvSettings())
-    assert (changed.equity[:cut] == plain.equity[:cut]).all()
-    assert (changed.shares[: cut - 1] == plain.shares[: cut - 1]).all()
-    assert not (changed.equity[cut:] == plain.equity[cut:]).all()
 
 
 def test_a_ruined_account_is_closed_and_stays_closed() -> None:

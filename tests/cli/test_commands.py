@@ -53,12 +53,6 @@ def test_options_override_the_file():
     assert parse_config("run", [QUICKSTART]).name == "quickstart"
 
 
-@pytest.mark.parametrize("name", ["nasdaq100_2016", "podracer", "podracer_small", "quickstart", "walkforward_us14"])
-def test_every_configuration_that_we_ship_is_valid(name: str):
-    path = Path(QUICKSTART).with_name(f"{name}.yaml")
-    assert parse_config("run", [str(path)]).name == name
-
-
 @pytest.mark.parametrize("command", [[], ["run"], ["tournament"], ["backtest"], ["data", "build"], ["app"], ["bench"]])
 def test_help_is_there_for_every_command(command: list[str]):
     done = fintrader(*command, "--help")

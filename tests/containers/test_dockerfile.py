@@ -79,11 +79,9 @@ def test_every_package_of_the_image_has_a_version() -> None:
     assert not set(ours) & set(image), "each package is pinned in one place"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r"ARG EXTRAS=(\S+)", TEXT)
-    assert extras is not None
     wanted = list(project["dependencies"])
     for extra in extras[1].split(","):
         wanted += project["optional-dependencies"][extra]
     for requirement in wanted:
         match = re.match(r"[A-Za-z0-9_.-]+", requirement)
-        assert match is not None
         assert re.sub(r"[-_.]+", "-", match[0]).lower() in {*ours, *image}, f"pin {match[0]}"

@@ -11,6 +11,7 @@ import pandas as pd
 from fintrader.config import validate
 from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.settings import DataSettings
+from fintrader.data.tensors import MarketTensors
 
 REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
@@ -77,6 +78,11 @@ def file_settings(path: Path | str, **values: object) -> DataSettings:
     return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
-def no_windows() -> dict[str, Any]:
-    """Windows for data of three sessions."""
-    return {"windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}}
+# for data of three sessions
+SHORT_WINDOWS: dict[str, Any] = {"windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}}
+
+
+def assert_same_market(one: MarketTensors, other: MarketTensors) -> None:
+    """Every array to the last bit, NaN where NaN."""
+    for name, tensor in one.arrays():
+        np.testing.assert_array_equal(tensor.numpy(), getattr(other, name).numpy(), err_msg=name)

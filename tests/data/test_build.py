@@ -12,17 +12,16 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fintrader.config import dump_yaml, validate
+from fintrader.config import validate
 from fintrader.data.build import assemble, build_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
-from fintrader.data.load import load_market
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import ConfigError, DataError, StorageError
-from tests.data.tables import PLAIN, as_bars, minute_table, no_windows, stamps_of, write_csv
+from fintrader.errors import ConfigError, DataError
+from tests.data.tables import PLAIN, SHORT_WINDOWS, as_bars, minute_table, stamps_of, write_csv
 from tests.data.tables import file_settings as settings
 from tests.factories import examples
 
@@ -45,13 +44,17 @@ def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:
     assert market.tradable[:, 1 - column].all()
 
 
-def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "quiet_from"), [("2016-01-09", "2016-01-08 12:00"), ("2016-01-08 10:05", "2016-01-08")], ids=["over", "on"]
+)
+def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Path, end: str, quiet_from: str) -> None:
+    """Silence in the last session, be that over or still on, proves no end."""
     table = minute_table(symbols=3, sessions=5)
     day = table.ts.dt.strftime("%Y-%m-%d")
     late = (table.ticker == "AAA") & (day < "2016-01-06")
     ended = (table.ticker == "BBB") & (day >= "2016-01-07")
-    quiet = (table.ticker == "CCC") & (day == "2016-01-08") & (table.ts.dt.hour >= 12)  # not yet a full session
-    market, report = make_market(settings(write_csv(tmp_path, table[~(late | ended | quiet)])))
+    quiet = (table.ticker == "CCC") & (table.ts >= quiet_from)
+    market, report = make_market(settings(write_csv(tmp_path, table[~(late | ended | quiet | (table.ts >= end))])))
     assert report["ended"] == ["BBB"]
     nan = torch.isnan(market.close)
     assert nan[: 2 * 390, 0].all()
@@ -59,20 +62,9 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Pa
     assert nan[3 * 390 :, 1].all()
     assert not nan[: 3 * 390, 1].any()
     assert not nan[:, 2].any()
-    assert not market.tradable[-1, 2]
+    assert not market.tradable[4 * 390 + 150 :, 2].any()
     assert market.last_bar.tolist() == [5 * 390 - 1, 3 * 390 - 1, 5 * 390 - 1]
     assert (market.features[nan] == 0).all()
-
-
-def test_a_session_that_is_not_over_proves_no_end(tmp_path: Path) -> None:
-    table = minute_table(symbols=3, sessions=5)
-    running = table.ts < pd.Timestamp("2016-01-08 10:05")
-    quiet = (table.ticker == "CCC") & (table.ts >= "2016-01-08")
-    gone = (table.ticker == "BBB") & (table.ts >= "2016-01-07")
-    market, report = make_market(settings(write_csv(tmp_path, table[running & ~quiet & ~gone])))
-    assert report["ended"] == ["BBB"]
-    assert market.last_bar.tolist() == [5 * 390 - 1, 3 * 390 - 1, 5 * 390 - 1]
-    assert not market.tradable[4 * 390 :, 2].any()
 
 
 def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
@@ -226,7 +218,7 @@ def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
 
 
 def test_equal_weight_benchmark_is_the_mean_return(tmp_path: Path) -> None:
-    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **no_windows()))
+    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **SHORT_WINDOWS))
     close = market.close.double().numpy()
     base = 100.0
     for number in range(3):
@@ -287,28 +279,6 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     market = MarketTensors.load(first, verify=True)
     again, _ = make_market(settings(moved))
     assert market.content_hash() == again.content_hash()
-
-
-def test_a_cache_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for cache in ("s3://bucket/tens", Path("s3://bucket/tens")):
-        with pytest.raises(DataError, match=r"cache: s3:/+bucket/tens is a URL"):
-            load_market(DataSettings(), cache=cache)
-    with pytest.raises(StorageError, match="nosuch"):
-        load_market(validate(DataSettings, {"store": "nosuch://x"}, "test"), cache=tmp_path / "cache")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_load_market_takes_files_configurations_and_settings(tmp_path: Path) -> None:
-    wanted = settings(write_csv(tmp_path, minute_table(symbols=1, sessions=5)))
-    (tmp_path / "data.yaml").write_text(dump_yaml(wanted))
-    (tmp_path / "run.yaml").write_text("data:\n" + "".join(f"  {line}\n" for line in dump_yaml(wanted).splitlines()))
-    path = build_market(wanted, cache=tmp_path / "cache")
-    hashes = {
-        load_market(what, cache=tmp_path / "cache").content_hash()
-        for what in (path, str(path), wanted, tmp_path / "data.yaml", tmp_path / "run.yaml")
-    }
-    assert len(hashes) == 1
 
 
 def test_range_limits_the_days(tmp_path: Path) -> None:

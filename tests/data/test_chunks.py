@@ -5,28 +5,31 @@ import json
 import os
 import random
 import zipfile
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fintrader.config import dump_yaml
+from fintrader.data import build, chunks
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
 from fintrader.data.inspect import verify
-from fintrader.data.settings import bar_store, read_settings
+from fintrader.data.settings import DataSettings, bar_store, read_settings
 from fintrader.data.sources import base as feed_module
 from fintrader.data.tensors import MarketTensors
-from fintrader.errors import DataError, StorageAccessError, StorageFullError
+from fintrader.errors import DataError, StorageFullError
+from tests.data.tables import assert_same_market, file_settings, minute_table, write_csv
 from tests.data.tables import file_settings as settings
-from tests.data.tables import minute_table, write_csv
 from tests.engines.killing import killed_at, writes_of
 
 
-def chunks(store: Path) -> dict[str, float]:
+def chunk_times(store: Path) -> dict[str, float]:
     return {str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")}
 
 
@@ -44,8 +47,7 @@ def test_the_order_of_a_file_does_not_change_the_market(
     monkeypatch.setattr("fintrader.data.sources.files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
     built = MarketTensors.load(build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache"))
-    for name, tensor in expected.arrays():
-        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+    assert_same_market(expected, built)
     assert (built.meta["repairs"]["shuffled_rows"] > 0) == (order == "shuffled")
 
 
@@ -59,7 +61,7 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
         write_csv(folder, table[month == name], f"{name}.csv")
     wanted = settings(folder, store=str(store))
     build_market(wanted, cache=tmp_path / "cache")
-    before = chunks(store)
+    before = chunk_times(store)
     assert len(before) == 2 * 2
     read: list[str] = []
     real = feed_module.ingest
@@ -75,13 +77,11 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
     write_csv(folder, table[month == "2016-03"], "2016-03.csv")
     path = build_market(wanted, cache=tmp_path / "cache")
     assert read == ["2016-03.csv"]
-    after = chunks(store)
+    after = chunk_times(store)
     assert len(after) == 3 * 2
     assert {name: after[name] for name in before} == before
     whole, _ = make_market(settings(write_csv(tmp_path, table)))
-    built = MarketTensors.load(path)
-    for name, tensor in whole.arrays():
-        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+    assert_same_market(whole, MarketTensors.load(path))
 
 
 def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
@@ -163,14 +163,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     build_market(wanted, cache=tmp_path / "cache")
 
 
-def test_a_store_that_is_no_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    wanted = settings(write_csv(tmp_path, minute_table(1, 3)), store=str(tmp_path / "file"))
-    with pytest.raises(StorageAccessError, match="file: File exists; check the path and its rights"):
-        build_market(wanted, cache=tmp_path / "cache")
-
-
-def build(config: Path, cache: Path) -> Path:
+def build_from(config: Path, cache: Path) -> Path:
     return build_market(read_settings(config), cache=cache)
 
 
@@ -179,12 +172,12 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: floa
     """Killed when so large a share of its files is written: the same call must arrive at the undisturbed hash."""
     config = tmp_path / "data.yaml"
     config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(4, 45, missing=0.02)))))
-    writes = writes_of(partial(build, config, tmp_path / "undisturbed"))
+    writes = writes_of(partial(build_from, config, tmp_path / "undisturbed"))
     assert writes > 5
     cache = tmp_path / "killed"
-    assert killed_at(partial(build, config, cache), round(share * (writes - 1)))
-    finished = build(config, cache)
-    undisturbed = build(config, tmp_path / "undisturbed")
+    assert killed_at(partial(build_from, config, cache), round(share * (writes - 1)))
+    finished = build_from(config, cache)
+    undisturbed = build_from(config, tmp_path / "undisturbed")
     assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(undisturbed)
     assert verify(read_settings(config), cache=cache) == []
     assert list(cache.rglob("*.tmp")) == []
@@ -258,3 +251,71 @@ def test_symbols_may_have_any_name(tmp_path: Path) -> None:
         file for file in (tmp_path / "deep").rglob("*.parquet") if tmp_path / "deep" / "store" not in file.parents
     ]
     assert outside == []
+
+
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"universe": {"min_coverage": 0.5}},
+    {"universe": {"max_symbols": 2}},
+    {"universe": {"max_symbols": 3, "min_coverage": 0.3}, "bar_minutes": 5},
+    {"universe": {"symbols": ["BBB", "DDD"], "min_coverage": 0.1}, "start": "2016-01-06"},
+]
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five symbols over two months: later ones trade in fewer minutes, but not with less volume."""
+    table = minute_table(5, 24)
+    chance = np.random.default_rng(1)
+    number = table.ticker.map({name: index for index, name in enumerate(sorted(table.ticker.unique()))})
+    table["volume"] *= number.map({0: 1.0, 1: 5.0, 2: 2.0, 3: 9.0, 4: 4.0})
+    return write_csv(tmp_path_factory.mktemp("bars"), table[chance.random(len(table)) > 0.18 * number])
+
+
+def choosing(bars: Path, values: dict[str, Any]) -> DataSettings:
+    features = {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]}
+    return file_settings(bars, features=features, **values)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_symbol_is_decoded_cleaned_and_gridded_once(
+    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
+) -> None:
+    build_market(choosing(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
+    spies = {}
+    for module, name in ((chunks, "decode"), (build, "clean"), (build, "to_grid")):
+        spies[name] = Mock(wraps=getattr(module, name))
+        monkeypatch.setattr(module, name, spies[name])
+    build_market(choosing(bars, choice), cache=tmp_path)
+    listed = choice.get("universe", {}).get("symbols", [])
+    symbols = {("AAA",), *((name,) for name in listed or ("BBB", "CCC", "DDD", "EEE"))}  # AAA is the source's first
+    for name in ("clean", "to_grid"):
+        assert Counter(call.args[0].symbols for call in spies[name].call_args_list) == dict.fromkeys(symbols, 1)
+    decoded = [call.args[0] for call in spies["decode"].call_args_list]
+    assert len(decoded) == len(set(decoded)) == 2 * len(symbols)  # a chunk a month
+
+
+@pytest.mark.parametrize("block", [7, 4096])
+@pytest.mark.parametrize("choice", CHOICES[1:4])
+def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
+    bars: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], block: int
+) -> None:
+    monkeypatch.setattr(build, "_BLOCK_BARS", block)
+    chosen, report = make_market(choosing(bars, choice))
+    assert 0 < chosen.num_assets < 5
+    assert len(report["left_out"]) == 5 - chosen.num_assets
+    listed, again = make_market(choosing(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}}))
+    assert chosen.symbols == listed.symbols
+    assert report["repairs"] == again["repairs"]
+    assert_same_market(listed, chosen)
+
+
+def test_the_highest_turnover_of_the_training_window_is_kept(bars: Path, tmp_path: Path) -> None:
+    every, _ = make_market(choosing(bars, {}))
+    first, last = every.windows.train
+    table = pd.read_csv(bars)
+    days = np.unique(every.timestamps()[first:last].astype("datetime64[D]"))
+    table = table[np.isin(pd.to_datetime(table.ts).dt.floor("D"), days)]
+    turnover_usd = (table.close * table.volume).groupby(table.ticker).sum()
+    market = MarketTensors.load(build_market(choosing(bars, CHOICES[2]), cache=tmp_path))
+    assert set(market.symbols) == set(turnover_usd.nlargest(2).index)

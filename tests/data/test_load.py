@@ -11,6 +11,7 @@ from fintrader.data.load import load_market
 from fintrader.data.sources.synthetic import SyntheticSettings, generate, synthetic_grid
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, ConfigError
+from tests.data.tables import assert_same_market
 
 SOURCE = SyntheticSettings(num_symbols=3, num_sessions=6, missing=0.01)
 SETTINGS: dict[str, Any] = {
@@ -75,8 +76,7 @@ def test_every_form_is_the_same_market(
 ) -> None:
     market = load_market(form(long), **SETTINGS, **settings)
     assert market.symbols == expected.symbols
-    for (name, values), (_, wanted) in zip(market.arrays(), expected.arrays(), strict=True):
-        assert np.array_equal(values.numpy(), wanted.numpy(), equal_nan=values.is_floating_point()), name
+    assert_same_market(market, expected)
     assert market.meta["source"]["kind"] == "frames"
 
 
@@ -89,8 +89,7 @@ def test_it_is_the_market_that_the_same_bars_in_a_file_make(
     }
     long.to_parquet(path)
     filed = load_market(source={"kind": "files", "path": str(path), "columns": columns}, cache=tmp_path, **SETTINGS)
-    for (name, values), (_, wanted) in zip(filed.arrays(), expected.arrays(), strict=True):
-        assert np.array_equal(values.numpy(), wanted.numpy(), equal_nan=values.is_floating_point()), name
+    assert_same_market(filed, expected)
 
 
 def test_a_markets_bars_are_as_long_as_those_given(long: pd.DataFrame) -> None:

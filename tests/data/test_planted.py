@@ -14,7 +14,7 @@ from fintrader.data.build import make_market
 from fintrader.data.inspect import quality_report
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
-from fintrader.data.sources.synthetic import SyntheticSettings, drift_states
+from fintrader.data.sources.synthetic import drift_states
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import DataError
 
@@ -79,7 +79,6 @@ def test_the_signal_is_a_feature_just_as_it_is() -> None:
     settings = synthetic(seed=3)
     market, _ = make_market(settings)
     assert market.feature_names[-1] == "signal"
-    assert isinstance(settings.source, SyntheticSettings)
     states = drift_states(settings.source, market.num_bars)
     np.testing.assert_array_equal(market.features[..., -1].numpy(), states)
     step = torch.log(market.close[1:] / market.close[:-1]).double().numpy()

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.errors import MarketError
+from tests.data.tables import assert_same_market
 from tests.factories import make_market
 
 
@@ -19,8 +20,7 @@ def test_saved_markets_come_back_equal(tmp_path: Path):
     content = market.save(tmp_path / "m.safetensors")
     again = MarketTensors.load(tmp_path / "m.safetensors", verify=True)
     assert again.content_hash() == content == market.content_hash()
-    for (name, left), (_, right) in zip(market.arrays(), again.arrays(), strict=True):
-        assert torch.equal(left.nan_to_num(-1), right.nan_to_num(-1)), name
+    assert_same_market(market, again)
     assert (again.symbols, again.windows, again.meta) == (market.symbols, market.windows, market.meta)
 
 

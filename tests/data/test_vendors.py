@@ -24,7 +24,7 @@ from fintrader.data.sources.yahoo import Yahoo, YahooSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
 from fintrader.storage.objects import Objects
-from tests.data.tables import minute_table, write_csv
+from tests.data.tables import assert_same_market, minute_table, write_csv
 from tests.engines.servers import Fake, alpaca, serve, yahoo
 
 TODAY = dt.date(2016, 1, 29)
@@ -56,10 +56,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def fake(kind: str, request: pytest.FixtureRequest) -> Fake:
+def fake(kind: str, request: pytest.FixtureRequest) -> Any:
     """The server of each vendor."""
-    found: Fake = request.getfixturevalue(f"fake_{kind}")
-    return found
+    return request.getfixturevalue(f"fake_{kind}")
 
 
 @pytest.fixture
@@ -307,8 +306,7 @@ def test_a_vendors_market_is_the_files_market(
     files, _ = make_market(
         validate(DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test")
     )
-    for name, tensor in files.arrays():
-        np.testing.assert_array_equal(tensor.numpy(), getattr(built, name).numpy(), err_msg=name)
+    assert_same_market(files, built)
 
 
 def test_retries_wait_twice_as_long_each_time() -> None:

@@ -28,7 +28,6 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.waiting import gone, until
 
@@ -61,21 +60,19 @@ class Faults:
 _open, _write, _kill = os.open, os.write, os.kill
 
 
-def _no_space() -> Exception:
-    return OSError(errno.ENOSPC, "No space left on device")
-
-
 def install(faults: Faults) -> None:
     """Wrap this process's operations. There is no way back: call it in a process of its own."""
 
     def die() -> None:
         _kill(os.getpid(), signal.SIGKILL)
 
-    def wrap(name: str, call: Callable[..., Any], full: Callable[[], Exception] = _no_space) -> Callable[..., Any]:
+    def wrap(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **named: Any) -> Any:
             if faults.strike():
+                if faults.mode == "full" and name in WRAPPED:
+                    raise OSError(errno.ENOSPC, "No space left on device")
                 if faults.mode == "full":
-                    raise full()
+                    raise sqlite3.OperationalError("database or disk is full")
                 if faults.mode == "torn" and name == "write":
                     _write(args[0], args[1][: len(args[1]) // 2])
                 die()
@@ -89,30 +86,23 @@ def install(faults: Faults) -> None:
     for name in WRAPPED:
         setattr(os, name, wrap(name, getattr(os, name)))
 
-    def no_room() -> Exception:
-        return sqlite3.OperationalError("database or disk is full")
-
     class Connection(sqlite3.Connection):
         def execute(self, *args: Any) -> Any:
-            return wrap("execute", super().execute, no_room)(*args)
+            return wrap("execute", super().execute)(*args)
 
         def executemany(self, *args: Any) -> Any:
-            return wrap("executemany", super().executemany, no_room)(*args)
+            return wrap("executemany", super().executemany)(*args)
 
         def __exit__(self, *raised: Any) -> Any:
             leave = super().__exit__
-            return (wrap("commit", leave, no_room) if raised[0] is None else leave)(*raised)
+            return (wrap("commit", leave) if raised[0] is None else leave)(*raised)
 
     connect = sqlite3.connect
     sqlite3.connect = lambda *args, **named: connect(*args, **{"factory": Connection, **named})  # type: ignore[assignment]
 
 
-def body(spec: PodSpec, context: PodContext) -> PodResult:
-    """A stub pod whose process strikes itself, if the environment says so."""
-    return stubs.body(spec, context)
-
-
-if "CHAOS_POD" in os.environ:  # a pod's process: the launcher passes its environment on
+body = stubs.body
+if "CHAOS_POD" in os.environ:  # whoever takes the body from here strikes itself: the launcher passes its environment on
     _plan = json.loads(os.environ["CHAOS_POD"])
     install(Faults(_plan["mode"], _plan["at"], Path(_plan["mark"])))
 
@@ -188,13 +178,7 @@ def forked(run: RunFolder, pods: int, *, faults: Faults | None = None, **how: An
 
 
 def events_of(run: RunFolder, kind: str) -> list[dict[str, Any]]:
-    """What the run's own log says of that kind."""
     return [event for event in read_jsonl(run.events) if event["event"] == kind]
-
-
-def killed(run: RunFolder) -> int:
-    """Attempts that were killed."""
-    return sum(event["reason"] == "killed" for event in events_of(run, "lost"))
 
 
 def everything(run: RunFolder) -> Any:
@@ -234,8 +218,6 @@ def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
 
 @dataclass
 class Tally:
-    """Counts over many scenarios."""
-
     scenarios: int = 0
     hits: int = 0
     """Strikes that truly struck."""
@@ -294,11 +276,10 @@ def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: s
     _, code = os.waitpid(pid, 0)
     status = os.waitstatus_to_exitcode(code)
     if target == "pod":
-        return Outcome(status, hits=killed(run))
+        return Outcome(status, hits=sum(event["reason"] == "killed" for event in events_of(run, "lost")))
     until(lambda: all(gone(child.pid) for child in children), "orphans to follow it")
     return Outcome(status, hits=int(status == -signal.SIGKILL))
 
 
 def fork_race(run: RunFolder, pods: int) -> int:
-    """A tournament of spawned pods in a fork of this process; its number."""
     return fork(lambda: race(run, pods, processes=True))

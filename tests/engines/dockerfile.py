@@ -19,7 +19,6 @@ class Stage:
     """Instruction and its arguments, continuation lines joined."""
 
     def all(self, instruction: str) -> list[str]:
-        """The arguments of every such instruction."""
         return [text for word, text in self.steps if word == instruction]
 
 
@@ -31,7 +30,6 @@ class Dockerfile:
     stages: list[Stage]
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name."""
         (found,) = [stage for stage in self.stages if stage.name == name]
         return found
 

@@ -21,7 +21,6 @@ CLUSTER_WIDE = {"Namespace"}
 
 
 def render(folder: Path) -> list[Manifest]:
-    """All manifests of a kustomization."""
     settings = yaml.safe_load((folder / "kustomization.yaml").read_text())
     unknown = set(settings) - KNOWN
     if unknown:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 SECRET = "secret-of-the-test"
 BUCKET = "bucket"
+
+
+@contextmanager
+def place(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty place in a store of that kind: `file` (below `folder`), `memory`, `s3` or `gs`."""
+    local = {"file": f"file://{folder}/place", "memory": f"memory://{uuid4().hex}/place"}
+    with {"s3": s3, "gs": gcs}.get(kind, nullcontext)(patch):
+        yield local.get(kind, f"{kind}://{BUCKET}/place")
 
 
 @contextmanager
@@ -101,7 +111,6 @@ def gcs(patch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def forget() -> None:
     """As a new process: no client is kept from an earlier test."""
-
     for module, name in (("s3fs", "S3FileSystem"), ("gcsfs", "GCSFileSystem")):
         if module in sys.modules:
             getattr(sys.modules[module], name).clear_instance_cache()

@@ -58,8 +58,6 @@ class Nodes:
             raise
 
     def ask(self, command: str, **more: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"command": command, **more}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -96,7 +94,6 @@ class Nodes:
         with contextlib.suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.process.pid).children(recursive=True)
         with contextlib.suppress(BrokenPipeError):
-            assert self.process.stdin is not None
             self.process.stdin.close()
         try:
             self.process.wait(timeout=60)
@@ -107,7 +104,6 @@ class Nodes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(below, timeout=60)
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 

@@ -66,8 +66,7 @@ class Racer:
         """What it did at its last reconcile: `applied`, `pods` (pod -> [node, pid]), `nodes`."""
         if not note_of(self.run).exists():
             return {"applied": 0, "pods": {}, "nodes": {}}
-        found: dict[str, Any] = read_json(note_of(self.run))
-        return found
+        return dict(read_json(note_of(self.run)))
 
     def wait(self, timeout: float = PATIENCE_SECONDS) -> tuple[int, str]:
         """Its exit status and what it complained about."""
@@ -78,7 +77,6 @@ class Racer:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-        assert self.process.stderr is not None
         self.process.stderr.close()
 
 

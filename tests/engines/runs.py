@@ -1,4 +1,4 @@
-"""Tiny runs inside this process: commands without a new interpreter, pods in a thread, an end at any moment."""
+"""Tiny runs inside this process: commands without a new interpreter, and an end at any moment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ import pytest
 import yaml
 
 from fintrader.cli import main
-from fintrader.pipeline import RunConfig
-from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext
-from tests.engines.thread_launcher import ThreadLauncher
 
 TINY: dict[str, Any] = {
     "seed": 1,
@@ -66,18 +61,6 @@ def fintrader(*words: str) -> Done:
         except SystemExit as ended:
             status = int(ended.code or 0)
     return Done(status, out.getvalue(), err.getvalue())
-
-
-@contextlib.contextmanager
-def pods_in_a_thread() -> Iterator[None]:
-    """Tournaments of a run train their pods, one after the other, in a thread of this process."""
-
-    def threads(settings: TournamentSettings, access: PodContext) -> ThreadLauncher:
-        return ThreadLauncher(access.run, access.market, train_and_evaluate, workers=1, token=access.token)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunConfig, "make_launcher", lambda self: threads)
-        yield
 
 
 class Struck(BaseException):

@@ -107,19 +107,8 @@ def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[
     rows = pd.concat([fake.rows(name, start, stop) for name in query["symbols"].split(",")])
     first = int(query.get("page_token") or 0)
     page = rows.iloc[first : first + PAGE]
-    bars: dict[str, list[dict[str, Any]]] = {}
-    for row in page.itertuples():
-        bars.setdefault(row.ticker, []).append(
-            {
-                "t": row.ts.strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "o": row.open,
-                "h": row.high,
-                "l": row.low,
-                "c": row.close,
-                "v": int(row.volume),
-                "n": 1,
-                "vw": row.close,
-            }
-        )
+    short = {"open": "o", "high": "h", "low": "l", "close": "c", "volume": "v"}
+    told = page.rename(columns=short).assign(t=page.ts.dt.strftime("%Y-%m-%dT%H:%M:%SZ"), n=1, vw=page.close)
+    bars = {name: rows.drop(columns=["ts", "ticker"]).to_dict("records") for name, rows in told.groupby("ticker")}
     more = first + PAGE < len(rows)
     return 200, {"bars": bars, "next_page_token": str(first + PAGE) if more else None}

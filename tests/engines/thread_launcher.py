@@ -1,5 +1,3 @@
-"""Pods as threads of this process."""
-
 from __future__ import annotations
 
 import time
@@ -36,7 +34,6 @@ class ThreadLauncher:
         return self._limit
 
     def resize(self, workers: int | None) -> None:
-        """Requested number of threads."""
         self._limit = workers or 1
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:

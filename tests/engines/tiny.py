@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from fintrader.agents import AgentSettings
-from fintrader.envs.observation import FlatLayout, ObservationLayout
+from fintrader.envs.observation import FlatLayout, Layout, ObservationLayout
 
 DEVICES = [
     "cpu",
@@ -33,7 +33,7 @@ class TinyEnv:
 
     def __init__(self, num_envs: int = 16, seed: int = 0) -> None:
         self.num_envs = num_envs
-        self.layout = FlatLayout(self.width, self.actions)
+        self.layout: Layout = FlatLayout(self.width, self.actions)
         self.generator = torch.Generator().manual_seed(seed)
         self.clock = torch.zeros(num_envs, dtype=torch.int64)
         self.obs = torch.zeros(num_envs, self.width)
@@ -86,37 +86,24 @@ class Identity(TinyEnv):
     width, actions, limit = 2, 2, 8
 
     def draw(self) -> Tensor:
-        return torch.rand(self.num_envs, self.width, generator=self.generator) * 1.6 - 0.8
+        return torch.rand(self.num_envs, self.actions, generator=self.generator) * 1.6 - 0.8
 
     def reward(self, action: Tensor) -> Tensor:
         return -((action - self.obs) ** 2).sum(dim=-1)
 
 
-class IdentityMarket:
-    """The identity task in a market's clothes, for agents that differentiate: two assets, each shows its number."""
+class IdentityMarket(Identity):
+    """The same in a market's clothes and without end, for agents that differentiate: each asset shows its number."""
 
-    differentiable = True
+    width, limit, differentiable = 6, 2**62, True
 
     def __init__(self, num_envs: int = 16, seed: int = 0) -> None:
-        self.num_envs = num_envs
+        super().__init__(num_envs, seed)
         self.layout = ObservationLayout(2, 1, 0, account_width=0)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.shown = torch.zeros(num_envs, 2)
 
-    def observation(self) -> Tensor:
-        self.shown = torch.rand(self.num_envs, 2, generator=self.generator) * 1.6 - 0.8
+    def draw(self) -> Tensor:
+        self.shown = super().draw()
         return torch.cat([torch.zeros_like(self.shown), self.shown, torch.ones_like(self.shown)], dim=1)
 
-    def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        return self.observation(), {}
-
-    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        reward = -((action - self.shown) ** 2).sum(dim=-1)
-        never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return self.observation(), reward, never, never, {}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.generator.set_state(state["generator"])
+    def reward(self, action: Tensor) -> Tensor:
+        return -((action - self.shown) ** 2).sum(dim=-1)

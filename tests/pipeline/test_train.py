@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ from fintrader.agents import load_policy
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
-from fintrader.errors import ConfigError, RunError
+from fintrader.errors import CheckpointError, ConfigError, RunError
+from fintrader.files import read_json
 from fintrader.pipeline import RunConfig
 from tests.cli.test_commands import complaint
-from tests.engines.runs import fintrader
+from tests.engines.killing import assert_same_training, killed_at, writes_of
+from tests.engines.runs import write_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,8 +44,7 @@ def classic(folder: Path, **changes: Any) -> Path:
 
 
 def evaluation(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "runs" / "classic" / "train" / "evaluation.json").read_text())
-    return found
+    return dict(json.loads((folder / "runs" / "classic" / "train" / "evaluation.json").read_text()))
 
 
 def test_the_trading_environment_is_the_default_kind() -> None:
@@ -48,9 +52,8 @@ def test_the_trading_environment_is_the_default_kind() -> None:
     assert validate(RunConfig, {"env": {"num_envs": 3}}, "here").trading.num_envs == 3
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         config = pipeline.load_config(path)
+        assert config.name == path.stem
         assert isinstance(config.env, EnvSettings) == (path.stem != "pendulum"), path
-    with pytest.raises(ConfigError, match=r"cost_bp.*did you mean 'cost_bps'"):
-        validate(RunConfig, {"env": {"cost_bp": 3}}, "here")
     with pytest.raises(ConfigError, match=r"env: observation factored.*agents here read flat"):
         validate(RunConfig, {"env": {"observation": "factored"}}, "here")
     with pytest.raises(ConfigError, match=r"env.*gymnasium"):
@@ -66,12 +69,17 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
     assert found["mean_return"] == pytest.approx(sum(found["returns"]) / 3)
     assert -2500 < found["mean_return"] < 0
     assert load_policy(tmp_path / "runs" / "classic" / "train" / "policy.safetensors").layout.width == 3
-    before = (tmp_path / "runs" / "classic" / "train" / "state.safetensors").read_bytes()
+    state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"
+    before = state.read_bytes()
     main(["train", str(path)])  # over already: nothing is trained, the judgement is the same
     assert evaluation(tmp_path) == found
-    assert (tmp_path / "runs" / "classic" / "train" / "state.safetensors").read_bytes() == before
+    assert state.read_bytes() == before
     with pytest.raises(RunError, match=r"agent\.gamma"):
         pipeline.train_one(pipeline.load_config(classic(tmp_path, agent__gamma=0.5)))
+    state.write_bytes(before[: len(before) // 2])
+    with pytest.raises(CheckpointError, match=r"state\.safetensors.* truncated or damaged"):
+        pipeline.train_one(pipeline.load_config(classic(tmp_path)))
+    assert state.read_bytes() == before[: len(before) // 2]
 
 
 def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
@@ -156,22 +164,34 @@ def test_locomotion_trains(tmp_path: Path) -> None:
     assert evaluation(tmp_path)["mean_return"] > 0
 
 
-def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = classic(tmp_path)
-    main(["train", str(path)])
-    state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"
-    whole = state.read_bytes()
-    damages = {
-        "truncated or damaged": whole[: len(whole) // 2],
-        "was changed after": whole[:-1] + bytes([whole[-1] ^ 1]),
-        "expected 'fintrader-t": (state.parent / "policy.safetensors").read_bytes(),
-    }
-    for message, damaged in damages.items():
-        state.write_bytes(damaged)
-        done = fintrader("train", str(path))
-        assert done.status == 2
-        (said,) = [line for line in done.err.splitlines() if line.startswith("fintrader: ")]  # beside the progress
-        assert message in said
-        assert "state.safetensors" in said
-    state.write_bytes(whole)
-    main(["train", str(path)])  # the original is taken back
+AGENTS: dict[str, dict[str, Any]] = {
+    "ppo": {"algo": "ppo", "num_steps": 8},
+    "apg": {"algo": "apg", "num_steps": 8},
+    # one line of metrics for every four steps of the environment
+    "sac": {"algo": "sac", "learning_starts": 256, "batch_size": 64, "buffer_size": 2000, "report_every": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", sorted(AGENTS))
+def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
+    """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after every update."""
+    updates, kills = 100, 50 if "FINTRADER_SLOW" in os.environ else 5
+    budget = {"env_steps": updates * 16 * (4 if algo == "sac" else 8)}
+    env = {"num_envs": 16, "episode_bars": 100, "decision_interval": 5}
+    how = {"agent": AGENTS[algo], "env": env, "checkpoint_seconds": 0, "tournament": {"budget": budget}}
+    config = write_config(tmp_path, **how)
+    whole, killed = (partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed"))
+    writes = writes_of(whole)
+    assert writes > updates
+    assert killed_at(killed, writes // (2 * kills))
+    rng = random.Random(kills)
+    for _ in range(kills - 1):
+        killed_at(killed, rng.randint(0, 2 * writes // kills))
+    assert writes_of(killed) > 0
+    one, other = (tmp_path / "runs" / name / "train" for name in ("whole", "killed"))
+    assert_same_training(one, other)
+    for name in ("policy.safetensors", "validation.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    judged = read_json(one / "validation.json")["metrics"]
+    assert set(judged) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}

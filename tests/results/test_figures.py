@@ -28,12 +28,9 @@ from tests.app.conftest import Open, open_page  # noqa: F401
 from tests.engines import fakes
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
-from tests.report.test_html import charts_of
+from tests.report.test_report import charts_of
 
 Traces = dict[str, tuple[list[Any], list[Any]]]
-
-
-# --- what a page draws -------------------------------------------------------------------------------------
 
 
 def numbers(values: Any) -> list[Any]:
@@ -54,9 +51,6 @@ def traces(figure: dict[str, Any]) -> Traces:
         name = str(trace.get("name") or k)
         found[name] = (numbers(trace["x"]), numbers(trace[key]))
     return found
-
-
-# --- by hand -----------------------------------------------------------------------------------------------
 
 
 def sessions(timezone: str, opening: str, days: list[str], bars: int, minutes: int = 30) -> pd.DatetimeIndex:
@@ -145,9 +139,6 @@ def test_deepest_drawdowns_by_hand() -> None:
 )
 def test_the_time_zone_is_what_the_data_says(about: dict[str, Any], zone: str) -> None:
     assert figures.timezone_of(about) == zone
-
-
-# --- report beside app -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

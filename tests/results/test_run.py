@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -8,26 +7,16 @@ import pytest
 from fintrader.errors import RunError
 from fintrader.results.folders import NotThereError, UnsafePathError
 from fintrader.results.run import Run
-from tests.engines import fakes
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs")
-    market = fakes.save_market(root / "tensors")
-    fakes.make_run(root, "demo", market=market)
-    fakes.make_run(root, "raced", market=market, stage="raced", pods=4)
-    return root
 
 
 @pytest.fixture
-def demo(template: Path, tmp_path: Path) -> Path:
+def demo(site: Path) -> Path:
     """A run that a test may damage."""
-    return Path(shutil.copytree(template / "demo", tmp_path / "demo"))
+    return site / "runs" / "demo"
 
 
 def test_a_run_shows_what_it_is(template: Path) -> None:
-    run = Run(template / "demo")
+    run = Run(template / "runs" / "demo")
     assert run.config == {"name": "demo", "seed": 0}
     assert run.manifest["trials"] == 7
     assert run.leaderboard["rank"].tolist() == list(range(1, 8))
@@ -44,19 +33,19 @@ def test_a_run_shows_what_it_is(template: Path) -> None:
 
 
 def test_a_run_without_a_backtest_says_how_to_make_one(template: Path) -> None:
-    run = Run(template / "raced")
+    run = Run(template / "runs" / "raced")
     with pytest.raises(NotThereError, match="fintrader backtest"):
         run.backtest()
     with pytest.raises(RunError, match="is no window"):
-        Run(template / "demo").backtest("yesterday")
+        Run(template / "runs" / "demo").backtest("yesterday")
     with pytest.raises(NotThereError, match="validation window"):
-        Run(template / "demo").backtest("validation")
+        Run(template / "runs" / "demo").backtest("validation")
     assert "interrupted" in repr(run)
     with pytest.raises(RunError, match="no run lies here"):
-        Run(template / "nothing")
+        Run(template / "runs" / "nothing")
 
 
-def test_policies_are_loaded_by_whoever_can(template: Path, demo: Path) -> None:
+def test_policies_are_loaded_by_whoever_can(demo: Path) -> None:
     with pytest.raises(RunError, match=r"fintrader\.open_run"):
         Run(demo).policy()
     run = Run(demo, load_policy=lambda path: path)
@@ -73,7 +62,7 @@ def test_policies_are_loaded_by_whoever_can(template: Path, demo: Path) -> None:
     assert run.policy("p0001") == demo / "pods" / "p0001" / "policy.safetensors"
 
 
-def test_folds_are_runs_with_leaderboards_of_their_own(template: Path, demo: Path) -> None:
+def test_folds_are_runs_with_leaderboards_of_their_own(demo: Path) -> None:
     fold = demo / "folds" / "00"
     fold.mkdir(parents=True)
     (demo / "leaderboard.sqlite").rename(fold / "leaderboard.sqlite")

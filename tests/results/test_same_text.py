@@ -18,21 +18,12 @@ from fintrader.results.formatting import PAPER_COLUMNS, statistic
 from fintrader.results.run import Run
 from fintrader_app import tables
 from fintrader_app.shell import human
-from tests.app.conftest import Open, healthy, open_page, said  # noqa: F401
-from tests.engines import fakes
+from tests.app.conftest import Open, cards, healthy, open_page, said, table_with  # noqa: F401
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("site")
-    market = fakes.save_market(root / "data" / "tensors")
-    fakes.make_run(root / "runs", "demo", market=market, checked=True)
-    return root
-
-
-@pytest.fixture(scope="module")
-def stored(site: Path) -> StoredBacktest:
-    return Run(site / "runs" / "demo").backtest()
+def stored(template: Path) -> StoredBacktest:
+    return Run(template / "runs" / "demo").backtest()
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
@@ -50,11 +41,11 @@ def report(stored: StoredBacktest) -> dict[str, list[str]]:
     return rows_of(render_report(stored))
 
 
-def test_every_metric_in_report_and_app(site: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
+def test_every_metric_in_report_and_app(template: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
-    test = open_page(site, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside)
+    test = open_page(template, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside)
     healthy(test)
-    table = next(frame.value for frame in test.dataframe if "Formula" in frame.value).set_index("Metric")
+    table = table_with(test, "Formula").set_index("Metric")
     titles = [title_of(name) for name in stored.strategies]
     heads = [rest for first, rest in report.items() if first == "Return"]
     assert heads[0] == titles
@@ -64,17 +55,16 @@ def test_every_metric_in_report_and_app(site: Path, stored: StoredBacktest, repo
             assert table.loc[metric.title, human(name)] == text, (metric.key, name)
             compared += 1
     assert compared == len(CATALOGUE) * len(stored.strategies)
-    cards = {metric.label: metric.value for metric in test.metric}
     for key, title in tables.HEADLINE:
-        assert cards[title] == statistic(key, stored.metrics["ensemble"][key]) == report[_title(key)][0]
+        assert cards(test)[title] == statistic(key, stored.metrics["ensemble"][key]) == report[_title(key)][0]
 
 
 def _title(key: str) -> str:
     return next(metric.title for metric in CATALOGUE if metric.key == key)
 
 
-def test_the_papers_table_in_report_terminal_and_notebook(site: Path, stored: StoredBacktest, report: dict) -> None:
-    run = Run(site / "runs" / "demo")
+def test_the_papers_table_in_report_terminal_and_notebook(template: Path, stored: StoredBacktest, report: dict) -> None:
+    run = Run(template / "runs" / "demo")
     lines = {cells[0]: cells[1:] for line in repr(run).splitlines() if len(cells := re.split(r"\s{2,}", line)) > 1}
     other = render_comparison({"one": stored, "two": stored})
     for name in stored.strategies:
@@ -84,10 +74,9 @@ def test_the_papers_table_in_report_terminal_and_notebook(site: Path, stored: St
     assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
 
 
-def test_the_evidence_in_report_and_app(site: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
-    test = open_page(site, "honesty", run="demo")
+def test_the_evidence_in_report_and_app(template: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
+    test = open_page(template, "honesty", run="demo")
     healthy(test)
-    cards = {metric.label: metric.value for metric in test.metric}
     pairs = {
         "Trials": "Trials this result was selected from",
         "95 % interval": "Sharpe ratio, 95 % interval",
@@ -96,12 +85,12 @@ def test_the_evidence_in_report_and_app(site: Path, stored: StoredBacktest, repo
         "Overfitting": "Probability of backtest overfitting",
     }
     for card, question in pairs.items():
-        assert cards[card] == report[question][0], card
-    assert cards["Sharpe"] == report["Sharpe ratio"][0]
-    bands = next(frame.value for frame in test.dataframe if "Estimate" in frame.value).set_index("Metric")
+        assert cards(test)[card] == report[question][0], card
+    assert cards(test)["Sharpe"] == report["Sharpe ratio"][0]
+    bands = table_with(test, "Estimate").set_index("Metric")
     for title in ("Annual return", "Max drawdown"):
         assert f"{bands.loc[title, 'Low']} to {bands.loc[title, 'High']}" == report[f"{title}, 95 % interval"][0]
-    rivals = next(frame.value for frame in test.dataframe if "Against" in frame.value).set_index("Against")
+    rivals = table_with(test, "Against").set_index("Against")
     page = render_report(stored)
     excess = rows_of(page[page.index("Excess over") :])
     for name, row in rivals.iterrows():
@@ -111,7 +100,7 @@ def test_the_evidence_in_report_and_app(site: Path, stored: StoredBacktest, repo
     above = stored.honesty["random_portfolios"]["share_above"]["cumulative_return"]
     assert report["Random static portfolios"][0] == f"{statistic('cumulative_return', above)} did better"
     assert f"cumulative return {statistic('cumulative_return', above)}" in said(test)
-    choices = next(frame.value for frame in test.dataframe if "Choice" in frame.value)
+    choices = table_with(test, "Choice")
     changed = rows_of(page[page.index("<h2>What if one choice") :])
     for setting, returned, sharpe in zip(choices["Setting"], choices["Return"], choices["Sharpe"], strict=True):
         plain = setting.removesuffix(" (as run)").replace("_", " ")
@@ -124,7 +113,6 @@ def test_scores_in_terminal_and_app(site: Path, open_page: Open, capsys: pytest.
     cli.main(["status", str(site / "runs" / "demo")])
     printed = capsys.readouterr().out
     test = open_page(site, "tournament", run="demo")
-    best = next(metric.value for metric in test.metric if metric.label == "Best score")
     top = Run(site / "runs" / "demo").leaderboard.iloc[0]
     line = next(line for line in printed.splitlines() if top["pod"] in line)
-    assert line.split("│")[3].strip() == best
+    assert line.split("│")[3].strip() == cards(test)["Best score"]

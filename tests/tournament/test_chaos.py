@@ -128,7 +128,6 @@ def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undistur
     shutil.copytree(undisturbed.root, run.root)
     store = RunStore(run)
     result = store.read_result("p0001")
-    assert result.snapshot is not None
     match victim:
         case "snapshot":
             store.snapshot_path(result.snapshot).unlink()

@@ -58,9 +58,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
     tmp_path: Path, race: Race, kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = race("plain", **how)
-    local = {"memory": f"memory://{uuid4().hex}", "file": f"file://{tmp_path}/store"}
-    with object_stores.gcs(monkeypatch) if kind == "gs" else object_stores.s3(monkeypatch):
-        url = local.get(kind, f"{kind}://bucket/runs")
+    with object_stores.place(kind, tmp_path, monkeypatch) as url:
         run = RunFolder(tmp_path / "stored")
         attach(run.root, f"{url}/stored")
         stored = race("stored", **how)
@@ -76,7 +74,6 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
 
         copy = working_copy(f"{url}/stored", tmp_path / "copies")  # somebody looks on, without writing
         mirror = mirror_of(copy)
-        assert mirror is not None
         before = mirror.objects.names()
         mirror.pull(curves=True)
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
@@ -132,7 +129,6 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
     assert "pods/p0002/result.json" not in store.names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
     mirror = mirror_of(run.root)
-    assert mirror is not None
     mirror.append_events('{"event": "nonsense"}\n', lambda: '{"event": "nonsense"}\n')
     mirror.publish()
     with pytest.raises(RunError, match="taken"):

@@ -20,19 +20,15 @@ from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament.conftest import Race
 
 
-def test_same_seed_same_leaderboard_whoever_finishes_first(race: Race, tmp_path: Path) -> None:
+def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_pool_size(race: Race) -> None:
     first = race("a", workers=1, pool_size=3)
     second = race("b", workers=3, pool_size=3)
     other = race("c", seed=2)
     assert everything(first.folder) == everything(second.folder)
     assert everything(first.folder) != everything(other.folder)
+    assert [spec.seen for spec in RunStore(first.folder).specs().values()] == [0, 0, 0, 1, 2, 3, 4, 5]
     assert first.trials == 8
     assert first.best == first.leaderboard[0]["pod"]
-
-
-def test_pod_k_sees_the_results_up_to_k_minus_pool_size(race: Race) -> None:
-    run = race(pods=9, pool_size=3).folder
-    assert [spec.seen for spec in RunStore(run).specs().values()] == [0, 0, 0, 1, 2, 3, 4, 5, 6]
 
 
 def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> None:
@@ -42,7 +38,6 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> Non
     children = [spec for spec in specs.values() if spec.parent]
     assert len(children) > 20
     for spec in children:
-        assert spec.parent is not None
         assert spec.snapshot == results[spec.parent].snapshot
         assert specs[spec.parent].index < spec.seen
         assert spec.agent["width"] == specs[spec.parent].agent["width"]  # structural: the weights would not fit

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from fintrader.errors import ConfigError
+from fintrader.pipeline import RunConfig
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint, Watch
@@ -134,19 +135,11 @@ def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatc
     assert (rates[64], rates[-1]) == (pytest.approx(100 * (50 - 34) / 31), 0.0)
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tool of that name which answers as the real one does, and notes that it was asked."""
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    asked = tmp_path / "asked"
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nprintf "0, 1024, 81559\\n1, [N/A], 81559\\n"\n')
+def test_every_family_of_the_catalogue_is_told(race: Race, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"  # answers as the real one does
+    tool.write_text('#!/bin/sh\nprintf "0, 1024, 81559\\n1, [N/A], 81559\\n"\n')
     tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
-    return asked
-
-
-def test_every_family_of_the_catalogue_is_told(race: Race, nvidia_smi: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     stubs.plant(RunFolder(tmp_path / "run"), "p0001", "nan")
     with closing(Endpoint()) as endpoint:
         with endpoint.watching("run", settings()) as watch:
@@ -181,11 +174,8 @@ def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
 
 
 def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
-    from fintrader.pipeline import RunConfig
-
     assert RunConfig().metrics_port is None
-    assert RunConfig().metrics_host == "127.0.0.1"
-    assert endpoint.host == "127.0.0.1"
+    assert RunConfig().metrics_host == endpoint.host == "127.0.0.1"
     bound = [found.laddr.ip for found in psutil.Process().net_connections() if found.laddr.port == endpoint.port]
     assert set(bound) == {"127.0.0.1"}
 
@@ -213,7 +203,6 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         text=True,
         cwd=ROOT,
     )
-    assert process.stderr is not None
     records: list[dict[str, Any]] = []
     url, scraped = "", Samples()
     for line in process.stderr:

@@ -57,9 +57,6 @@ def bred(
     return [child.agent[name] for child in made]
 
 
-# --- updater ---------------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.0, -1.0])), max_size=12), st.integers(1, 5), st.randoms()
 )
@@ -85,9 +82,6 @@ def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder() -> None:
     assert submit(board, entry(8, 0.5)).position is None
     assert submit(board, entry(9, None)).position is None
     assert len(board.applied) == 5
-
-
-# --- generator -------------------------------------------------------------------------------------------------
 
 
 def test_rank_softmax_follows_its_formula() -> None:
@@ -205,9 +199,6 @@ def test_successive_halving_compares_peers_of_an_age() -> None:
     assert stop_rules(settings(), board, 0) == ()
 
 
-# --- schedulers ------------------------------------------------------------------------------------------------
-
-
 def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
     scheduler = Generational(population=4, survivors=2)
     assert [scheduler.needs(index) for index in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
@@ -226,9 +217,6 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
     assert scheduler.make(4, lost, breeder()).origin == "fresh"
 
 
-# --- evaluator -------------------------------------------------------------------------------------------------
-
-
 def test_scores_are_the_metrics_of_the_backtest() -> None:
     returns = np.array([0.01, -0.02, 0.03, 0.0, 0.01])
     assert score(returns, "sharpe") == metrics.sharpe(returns)
@@ -237,7 +225,6 @@ def test_scores_are_the_metrics_of_the_backtest() -> None:
     assert score(returns, "utility") == pytest.approx(252 * (returns.mean() - returns.var(ddof=1) / 2))
     assert [score(np.zeros(3), metric) for metric in ("sharpe", "return", "calmar", "utility")] == [0.0] * 4
     gains = score(np.array([0.01, 0.01]), "calmar")
-    assert gains is not None
     assert math.isfinite(gains)
     with pytest.raises(ConfigError, match="unknown metric"):
         score(returns, "luck")
@@ -248,9 +235,6 @@ def test_windows_that_do_not_fit_are_refused() -> None:
     check_windows(1, "return", 1)
     with pytest.raises(ConfigError, match="validation_windows"):
         check_windows(3, "sharpe", 2)
-
-
-# --- ensemble --------------------------------------------------------------------------------------------------
 
 
 def test_members_are_the_best_or_the_best_that_differ() -> None:
@@ -269,9 +253,6 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
     assert sum(by_score) == pytest.approx(1.0)
     assert by_score[0] / by_score[1] == pytest.approx(math.exp(2.0 / np.std([3.0, 1.0, 1.0])))
     assert weights_of(members[1:], "score") == [0.5, 0.5]
-
-
-# --- records ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,9 @@ from tests.engines.races import market_file
 from tests.engines.runs import Struck
 from tests.engines.waiting import PATIENCE_SECONDS, until
 from tests.tournament.conftest import Race
-from tests.tournament.fusion.test_learners import fused_spec
+from tests.tournament.test_fusion import fused_spec
 
 STEPS = 1280  # forty updates of one learner
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training leaves its state after every update."""
-    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))
 
 
 def stored(url: str, pod: str) -> dict[str, str]:
@@ -43,7 +37,6 @@ def stored(url: str, pod: str) -> dict[str, str]:
     return {} if state is None else dict(state["files"])
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(
     ("kind", "changes", "state"),
     [
@@ -54,6 +47,7 @@ def stored(url: str, pod: str) -> dict[str, str]:
 def test_another_machine_goes_on_in_the_middle(
     tmp_path: Path, kind: str, changes: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))  # after every update
     spec = fused_spec(budget=Budget(env_steps=STEPS), **changes)
     market = market_file(tmp_path)
     told: list[tuple[float, int]] = []
@@ -63,8 +57,7 @@ def test_another_machine_goes_on_in_the_middle(
 
     undisturbed = run_pod(spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report))
     begin = told[0][0]
-    with object_stores.s3(monkeypatch):
-        url = "s3://bucket/runs/run" if kind == "s3" else f"file://{tmp_path}/store/run"
+    with object_stores.place(kind, tmp_path, monkeypatch) as url:
         first = RunFolder(working_copy(url, tmp_path / "first"))
         open_store(first, mirror_of(first.root)).write_spec(spec)
         open_store(first, mirror_of(first.root)).settle()

@@ -185,7 +185,6 @@ def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None
         stdout=subprocess.PIPE,
         cwd=Path(__file__).resolve().parents[3],
     )
-    assert parent.stdout is not None
     parent.stdout.readline()
     children = psutil.Process(parent.pid).children()
     assert len(children) == 2

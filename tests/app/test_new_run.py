@@ -6,16 +6,95 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from fintrader.config import models_in, validate
 from fintrader.errors import FintraderError
+from fintrader.pipeline import RunConfig
 from fintrader.results.folders import RunsFolder
 from fintrader.runs import RunFolder
-from fintrader_app import jobs
+from fintrader_app import forms, jobs
 from fintrader_app.artifacts import summary
+from tests.app.conftest import Open, healthy, said
 from tests.engines.runs import write_config
 from tests.engines.waiting import answers, free_port, until
+
+
+def test_defaults_are_valid_for_every_model_of_a_run() -> None:
+    def walk(model: type[Any]) -> None:
+        for field in model.model_fields.values():
+            for below in models_in(field.annotation):
+                if not any(inner.is_required() for inner in below.model_fields.values()):
+                    try:
+                        expected: Any = below()
+                    except ValueError:  # a model whose defaults need a companion
+                        continue
+                    assert validate(below, forms.defaults(forms.schema_of(below)), "defaults") == expected
+                walk(below)
+
+    walk(RunConfig)
+
+
+def widgets(test: Any) -> dict[str, Any]:
+    kinds = ("text_input", "number_input", "selectbox", "toggle")
+    return {
+        str(one.key): one for kind in kinds for one in test.get(kind) if one.key and str(one.key).startswith("new:")
+    }
+
+
+@pytest.mark.parametrize("section", ["run", "data", "env", "agent", "tournament", "backtest"])
+def test_every_field_has_a_widget(open_page: Open, tmp_path: Path, section: str) -> None:
+    test = open_page(tmp_path, "new_run", section=section)
+    healthy(test)
+    assert not test.error, said(test)
+    keys = " ".join(widgets(test))
+    if section == "run":
+        assert ".name" in keys
+        return
+    model = models_in(RunConfig.model_fields[section].annotation)[0]
+    for name in model.model_fields:
+        assert f"{name}" in keys, name
+
+
+def test_an_untouched_form_changes_nothing(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="run")
+    before = yaml.safe_dump(test.session_state["new_draft"])
+    for section in ("env", "agent", "tournament", "data", "backtest", "run"):
+        test.query_params["section"] = section
+        test.run()
+        assert not test.error, (section, said(test))
+    assert yaml.safe_dump(test.session_state["new_draft"]) == before
+
+
+def test_changes_reach_the_yaml_and_the_models(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="env")
+    cost = next(one for key, one in widgets(test).items() if key.endswith(".cost_bps"))
+    cost.set_value(3.5).run()
+    test.query_params["section"] = "yaml"
+    test.run()
+    shown = yaml.safe_load(test.code[0].value)
+    assert shown["env"]["cost_bps"] == 3.5
+    assert validate(RunConfig, shown, "shown").env.cost_bps == 3.5
+
+
+def test_a_mistake_is_named_and_cannot_be_started(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="run")
+    name = next(one for key, one in widgets(test).items() if key.endswith(".name"))
+    name.set_value("../evil").run()
+    assert "name" in said(test)
+    assert test.error
+    start = next(button for button in test.button if button.label == "Start")
+    assert start.disabled
+
+
+def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
+    (site / "runs" / "quickstart").mkdir()
+    test = open_page(site, "new_run", section="run")
+    assert test.session_state["new_draft"]["name"] == "quickstart-2"
+
 
 SLEEPER = """
 import sys, time, signal, fintrader.cli
@@ -45,6 +124,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
         return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)
+    (tmp_path / "runs" / ".launched").mkdir(parents=True)
     return RunsFolder.at(tmp_path / "runs")
 
 
@@ -112,9 +192,7 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
 
 
 def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
-    """A record whose pid belongs to somebody else by now names no living job."""
     record = {"name": "old", "pid": os.getpid(), "born": 1, "started": 0.0}
-    (quick.root / ".launched").mkdir(parents=True)
     (quick.root / ".launched" / "old.json").write_text(json.dumps(record))
     job = jobs.job(quick, "old")
     assert not job.alive
@@ -124,7 +202,6 @@ def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"name": "x", "pid": 1, "born": 1, "started": 1}', '{"pid": "a"}'])
 def test_a_damaged_record_is_passed_over(quick: RunsFolder, record: str) -> None:
-    (quick.root / ".launched").mkdir(parents=True)
     (quick.root / ".launched" / "x.json").write_text(record)
     assert jobs.jobs(quick) == []
     with pytest.raises(FintraderError):
@@ -135,7 +212,7 @@ def test_a_damaged_record_is_passed_over(quick: RunsFolder, record: str) -> None
 def test_names_are_checked(quick: RunsFolder, name: str) -> None:
     with pytest.raises(FintraderError):
         jobs.start(quick, name, "name: x\n")
-    assert not quick.root.exists() or not list(quick.root.rglob("*.yaml"))
+    assert not list(quick.root.rglob("*.yaml"))
 
 
 def test_a_run_at_work_is_not_started_twice(quick: RunsFolder) -> None:
@@ -144,7 +221,6 @@ def test_a_run_at_work_is_not_started_twice(quick: RunsFolder) -> None:
 
 
 def test_last_words_hold_no_control_characters(quick: RunsFolder) -> None:
-    (quick.root / ".launched").mkdir(parents=True)
     (quick.root / ".launched" / "x.log").write_bytes(b"a\x1b[31mb\r50 %\x00\nlast\xff")
     words = jobs.last_words(quick, "x")
     assert "\x1b" not in words

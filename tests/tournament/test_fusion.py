@@ -1,4 +1,4 @@
-"""Learner fusion over processes: the same bytes as in one process, and a lost rank is a lost pod, tried again."""
+"""Learner fusion in one process and over several: the same bytes, and a lost rank is a lost pod, tried again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load
 
-from fintrader.agents import Budget, read_agent_state
+from fintrader.agents import Budget, load_policy, read_agent_state
 from fintrader.agents.parallel import INHERITED
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
+from fintrader.tournament.fusion import learners as fusion
 from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
 from fintrader.tournament.fusion.learners import average, home_of, maker, read_round
 from fintrader.tournament.launchers.local import cuda_devices
@@ -31,9 +33,66 @@ from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
 from fintrader.tournament.store import RunStore
 from tests.engines.chaos import events_of
-from tests.engines.races import SETTINGS, market_file, real_race, train_pod
+from tests.engines.killing import dies_at
+from tests.engines.races import SETTINGS, first_spec, market_file, real_race, train_pod
 from tests.engines.waiting import until
-from tests.tournament.fusion.test_learners import fused_spec
+
+
+def fused_spec(**changes: Any) -> PodSpec:
+    return first_spec(**{"replicas": 2, "fusions": 3, "budget": Budget(env_steps=384), **changes})
+
+
+def test_variances_are_merged_with_what_lies_between_their_means() -> None:
+    torch.manual_seed(0)
+    halves = [torch.randn(500, 3, dtype=torch.float64) * (1 + k) + 4 * k for k in range(2)]
+    states = [
+        {"modules.n.mean": half.mean(0), "modules.n.var": half.var(0, correction=0), "modules.w.var": torch.ones(1) * k}
+        for k, half in enumerate(halves)
+    ]
+    fused = average(states)
+    whole = torch.cat(halves)
+    torch.testing.assert_close(fused["modules.n.mean"], whole.mean(0))
+    torch.testing.assert_close(fused["modules.n.var"], whole.var(0, correction=0))
+    assert fused["modules.w.var"].item() == 0.5  # a running variance without a mean of its own
+
+
+def test_a_damaged_round_is_fused_again(tmp_path: Path) -> None:
+    spec = fused_spec()
+    whole, context = train_pod(tmp_path, spec)
+    path = context.folder / "fused-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    again, _ = train_pod(tmp_path, spec)
+    assert again.snapshot == whole.snapshot
+    assert fusion.read_round(context.folder, 1) is not None
+
+
+def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> None:
+    spec = fused_spec(halving=0.5, halving_rungs=(0.5,))
+    output, context = train_pod(tmp_path, spec)
+    assert output.env_steps == 384
+    assert set(output.rung_scores) == {"0.5"}
+    states = [fusion.read_agent_state(context.folder / "round-2" / f"replica-{k}") for k in range(2)]
+    final = load(RunStore(context.run).get(str(output.snapshot)))
+    # a matrix of weights: the counts of the normalisers are equal, and a loaded file has no order of its own
+    weight = min(name for name in final if name.startswith("modules.policy") and final[name].ndim == 2)
+    assert not torch.equal(states[0][weight], states[1][weight])
+    torch.testing.assert_close(final[weight], (states[0][weight] + states[1][weight]) / 2)
+    stored = load_policy(context.folder / "policy.safetensors").state_dict()
+    assert any(torch.equal(tensor, final[weight]) for tensor in stored.values() if tensor.shape == final[weight].shape)
+
+
+def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = fused_spec()
+    whole, _ = train_pod(tmp_path / "a", spec)
+    beside, _ = train_pod(tmp_path / "b", spec, device="cpu+cpu")
+    assert beside.snapshot == whole.snapshot
+    monkeypatch.setattr(fusion, "train", dies_at(4, fusion.train))
+    with pytest.raises(KeyboardInterrupt):
+        train_pod(tmp_path / "c", spec)
+    again, _ = train_pod(tmp_path / "c", spec)
+    assert again.snapshot == whole.snapshot
+    assert (again.score, again.returns, again.env_steps) == (whole.score, whole.returns, whole.env_steps)
+
 
 NO_GPU = pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
 
@@ -47,8 +106,6 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert (ranked.score, ranked.returns, ranked.env_steps) == (alone.score, alone.returns, alone.env_steps)
     for number in range(2):
         one, other = read_round(there.folder, number), read_round(here.folder, number)
-        assert one is not None
-        assert other is not None
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
         assert [total.env_steps for total in one[1]] == [total.env_steps for total in other[1]]
     again, _ = train_pod(tmp_path / "ranked", spec)  # finished: no process is needed to say so
@@ -68,7 +125,6 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
         """Rank 1, once a round is stored."""
         until((pod / "fused-0.safetensors").exists)
         process = rank_process(pod, 1)
-        assert process is not None
         os.kill(process, signal.SIGKILL)
         barrier.unlink()
 

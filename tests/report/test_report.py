@@ -6,18 +6,31 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from fintrader.backtesting import BacktestResult, significance, simulate, simulate_baselines
+from fintrader.backtesting import (
+    BacktestResult,
+    StoredBacktest,
+    read_backtest,
+    significance,
+    simulate,
+    simulate_baselines,
+    write_backtest,
+)
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
+from fintrader.report.compare import labels, render_comparison, write_comparison
 from fintrader.report.html import render_report
+from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
 from fintrader.results.figures import trading
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
@@ -30,7 +43,6 @@ def page_of(results: dict[str, BacktestResult], context: dict[str, Any] | None =
 
 def charts_of(page: str) -> dict[str, Any]:
     packed = re.search('<script type="text/plain" id="charts">([^<]*)<', page)
-    assert packed is not None
     return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
 
 
@@ -119,3 +131,67 @@ def test_folds_and_data_have_their_sections() -> None:
     assert "shuffled_rows 7" in page
     assert "fold windows" not in page  # shown in its own section, not as JSON among the hashes
     assert "Fold by fold" not in page_of({"ensemble": result})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredBacktest]:
+    market, settings = make_market(20 * 30, 4, session_bars=20), EnvSettings(cost_bps=2)
+    found = {}
+    for seed in (0, 1):
+        folder = tmp_path_factory.mktemp(f"run{seed}")
+        ensemble = simulate(noisy_policy(4, seed), market, settings, name="ensemble")
+        write_backtest(folder, {"ensemble": ensemble, **simulate_baselines(market, settings)}, context={"trials": 7})
+        found[f"run <{seed}>"] = read_backtest(folder)
+    return found
+
+
+def test_comparison_has_every_run_and_its_verdict(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
+    path = write_comparison(tmp_path / "comparison.html", runs)
+    page = path.read_text()
+    assert page == render_comparison(runs)
+    assert "14 trials in all of them together" in page
+    assert "the same window" in page
+    for name, stored in runs.items():
+        assert name not in page  # escaped
+        assert name.replace("<", "&lt;").replace(">", "&gt;") in page
+        assert stored.honesty["verdict"].split(":")[0] in page
+    with pytest.raises(BacktestError, match="at least two"):
+        render_comparison(dict(list(runs.items())[:1]))
+
+
+def test_names_tell_folders_apart() -> None:
+    assert labels(["runs/tiny", "runs/ov", "other/tiny"]) == ["runs/tiny", "ov", "other/tiny"]
+    assert labels(["a/x/run/", "b/x/run"]) == ["a/x/run", "b/x/run"]
+    assert labels(["s3://bucket/runs/one", "one"])[0] == "runs/one"
+    assert labels(["runs/one", "runs/one/backtest/validation"]) == ["one", "one/backtest/validation"]
+    with pytest.raises(BacktestError, match="twice"):
+        labels(["runs/one", "runs/../runs/one"])
+
+
+def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBacktest]) -> None:
+    daily = {name: stored.daily_returns()["ensemble"] for name, stored in runs.items()}
+    for trace, stored in zip(figures.growth_figure(daily).data, runs.values(), strict=True):
+        assert trace.y[0] == 1
+        assert trace.y[-1] - 1 == pytest.approx(stored.metrics["ensemble"]["cumulative_return"])
+
+
+@pytest.mark.slow
+def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
+    pytest.importorskip("pyfolio")
+    stored = next(iter(runs.values()))
+    path = write_tear_sheet(tmp_path / "tear.png", stored)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    inputs = tear_sheet_inputs(stored, "ensemble")
+    total = inputs["positions"].sum(axis=1).to_numpy()
+    assert total == pytest.approx(stored.daily()["ensemble"].to_numpy(), rel=1e-9)
+    assert np.prod(1 + inputs["returns"].to_numpy()) - 1 == pytest.approx(
+        stored.metrics["ensemble"]["cumulative_return"]
+    )
+    with pytest.raises(BacktestError, match=r"\.png or a \.pdf"):
+        write_tear_sheet(tmp_path / "tear.txt", stored)
+    with pytest.raises(BacktestError, match="no strategy"):
+        write_tear_sheet(tmp_path / "tear.png", stored, strategy="nobody")
+    short = StoredBacktest(stored.metrics, {**stored.parts, "equity": stored.equity[stored.equity["session"] < 5]})
+    with pytest.raises(BacktestError, match="5 sessions are too few"):
+        write_tear_sheet(tmp_path / "tear.png", short)
+    assert write_tear_sheet(tmp_path / "tear.pdf", stored).read_bytes().startswith(b"%PDF")
