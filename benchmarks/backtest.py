@@ -49,6 +49,7 @@ def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTenso
     return MarketTensors(
         open=torch.cat([close[:1], close[:-1]]),
         close=close,
+        volume=torch.full_like(close, 1e9),
         features=torch.randn(bars, assets, features, generator=draw),
         context=torch.randn(bars, 4, generator=draw),
         tradable=torch.ones(bars, assets, dtype=torch.bool),

@@ -86,6 +86,7 @@ def make_market(seed: int, assets: int = ASSETS) -> MarketTensors:
     return MarketTensors(
         open=close.roll(1, 0).index_copy(0, torch.tensor([0]), close[:1]),
         close=close,
+        volume=torch.full_like(close, 1e9),
         features=torch.randn(BARS, assets, FEATURES, generator=generator),
         context=torch.zeros(BARS, 0),
         tradable=torch.ones(BARS, assets, dtype=torch.bool),

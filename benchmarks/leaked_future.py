@@ -52,6 +52,7 @@ def leaked_market(num_bars: int, *, late: int = 0, seed: int = 0) -> MarketTenso
     return MarketTensors(
         open=prices,
         close=prices,
+        volume=torch.full_like(prices, 1e9),
         features=torch.tensor(shown[:, :, None], dtype=torch.float32),
         context=torch.zeros(num_bars, 0),
         tradable=ones,

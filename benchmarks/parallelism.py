@@ -59,6 +59,7 @@ def market(device: str, seed: int) -> MarketTensors:
     return MarketTensors(
         open=close,
         close=close,
+        volume=torch.full_like(close, 1e9),
         features=torch.randn(BARS, ASSETS, FEATURES, generator=draw),
         context=torch.zeros(BARS, 1),
         tradable=ones,

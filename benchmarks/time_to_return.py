@@ -71,6 +71,7 @@ def planted_market(seed: int) -> MarketTensors:
     return MarketTensors(
         open=prices,
         close=prices,
+        volume=torch.full_like(prices, 1e9),
         features=torch.tensor(features, dtype=torch.float32),
         context=torch.zeros(bars, 0),
         tradable=ones,

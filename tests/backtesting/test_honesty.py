@@ -23,7 +23,7 @@ def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
     bars = len(equity)
     base = {
         name: np.resize(getattr(result, name), (bars, *getattr(result, name).shape[1:]))
-        for name in ("shares", "mark", "costs_usd", "turnover_usd", "benchmark")
+        for name in ("shares", "mark", "costs_usd", "turnover_usd", "income_usd", "benchmark")
     }
     session = np.concatenate([[0], np.arange(bars - 1)])
     minutes = result.minutes[0] + 86_400_000_000_000 * np.arange(bars)

@@ -56,14 +56,15 @@ def test_sales_pay_for_purchases_and_buys_share_one_factor() -> None:
 
 def test_costs_add_up() -> None:
     market = plain_market([[100.0]] * 3)
+    market = replace(market, volume=torch.full_like(market.volume, 10_000.0))
     settings = EnvSettings(
-        action="trade", max_shares=100.0, cost_bps=10.0, half_spread_bps=5.0, impact_bps_per_million_usd=200.0,
+        action="trade", max_shares=100.0, cost_bps=10.0, half_spread_bps=5.0, impact_bps=20.0, participation=1.0,
         random_start=False,
     )  # fmt: skip
     env = TradingEnv(market, settings, num_envs=1, record=True)
     env.reset()
     *_, info = env.step(torch.tensor([[1.0]]))
-    # 10,000 USD: 10 USD fee, 5 USD spread, and 200 bp per million: 10,000 * 0.02 * 0.01 = 2 USD
+    # 10,000 USD: 10 USD fee, 5 USD spread, and 20 bp times the root of a hundredth of the volume: 2 USD
     assert float(info["cost"]) == pytest.approx(17.0)
     assert info["fill_cost"].tolist() == [[pytest.approx(17.0)]]
     assert float(info["turnover"]) == 10_000.0

@@ -82,7 +82,7 @@ class EnvAccount:
                 log.trade("order", decided, filled, first, traded, price, cost)
                 held += traded
             log.trade("forced", bar, bar, bar, closed[k], log.mark[bar], costs[k])
-            held += closed[k]
+            held[closed[k] != 0] = 0.0  # what is closed is closed in whole
             log.shares[bar] = held
         log.equity[bars] = info["bar_equity"]
         np.add.at(log.costs, bars, info["interest"])
