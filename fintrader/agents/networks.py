@@ -342,8 +342,6 @@ class ActionHeadSettings(Settings):
     """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
     cash_logit: float = -1.0
     """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter in cash."""
-    rate: float = Field(default=0.2, gt=0, le=1)
-    """Part of the way to the aim that is traded at each decision (`aim`)."""
     band: float = Field(default=0.0, ge=0)
     """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional costs."""
 
@@ -354,10 +352,10 @@ class ActionHead:
     `direct`
         `a = clip(z, -1, 1)`. For classic environments and for the environment's `trade` actions.
     `aim`
-        For target weights. The latents are logits of an *aim* portfolio with cash in it, and the action goes a part
-        of the way from the weights held to the aim, as the optimal policy under trading costs does (Gârleanu and
-        Pedersen, 2013): `a = w + rate · shrink(softmax(scale · z) − w, band)`. A network whose outputs do not change
-        therefore does not trade, and exploration noise moves the account slowly instead of paying costs every bar.
+        For target weights. The latents are logits of an *aim* portfolio with cash in it, and the action is the aim, or
+        the edge of a no-trade region around it: `a = w + shrink(softmax(scale · z) − w, band)` with the weights held
+        w. How much of the way there is traded at each decision is the environment's to say (`env.trade_rate`); below
+        1, exploration noise moves the account slowly instead of paying costs every bar.
     """
 
     def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
@@ -376,8 +374,7 @@ class ActionHead:
         bias = torch.zeros(assets + 1, dtype=latent.dtype, device=latent.device)
         bias[assets] = math.log(assets) + settings.cash_logit
         aim = torch.softmax(settings.scale * latent + bias, dim=-1)[..., :assets]
+        if settings.band == 0:
+            return aim
         held = holdings_of(obs, self.layout)
-        gap = aim - held
-        if settings.band > 0:
-            gap = torch.nn.functional.softshrink(gap, settings.band / assets)
-        return (held + settings.rate * gap).clamp(0.0, 1.0)
+        return (held + torch.nn.functional.softshrink(aim - held, settings.band / assets)).clamp(0.0, 1.0)

@@ -22,8 +22,8 @@ PLAN = 12
 OWN, OWN_IN, OWN_OUT, COMMON, COMMON_IN, BIAS, WIDTH = range(7)
 LAYER = 7
 # Columns of `numbers` [K, ...].
-SCALE, CASH_LOGIT, RATE, BAND = range(4)
-NUMBERS = 4
+SCALE, CASH_LOGIT, BAND = range(3)
+NUMBERS = 3
 _CLIP, _ONE, _HALF, _ZERO = np.float32(10.0), np.float32(1.0), np.float32(0.5), np.float32(0.0)
 # Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network shows.
 _FAST = {"reassoc", "contract", "nsz"}
@@ -255,14 +255,15 @@ def _decode(k: int, plan: Any, numbers: Any, private: Any, account: int, latent:
     for n in range(count + 1):
         latent[n] = np.exp(latent[n] - highest)
         total += latent[n]
-    rate, band = numbers[k, RATE], numbers[k, BAND]
+    band = numbers[k, BAND]
     for n in range(count):
-        held = private[account + n]
-        gap = latent[n] / total - held
+        aim = latent[n] / total
+        action[n] = aim
         if band > _ZERO:
-            gap = gap - band if gap > band else (gap + band if gap < -band else _ZERO * gap)
-        a = held + rate * gap
-        action[n] = _ZERO if a < _ZERO else (_ONE if a > _ONE else a)
+            held = private[account + n]
+            gap = aim - held
+            a = held + (gap - band if gap > band else (gap + band if gap < -band else _ZERO * gap))
+            action[n] = _ZERO if a < _ZERO else (_ONE if a > _ONE else a)
 
 
 @njit(nogil=True, error_model="numpy", cache=True)

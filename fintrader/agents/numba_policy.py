@@ -87,7 +87,7 @@ class _Bound:
         plan[[t.ACCOUNT, t.DEPTH]] = network.account, len(network.hidden)
         plan[t.STATISTICS] = self._place(torch.cat(shift_and_scale(actor.normaliser.mean, actor.normaliser.var)))
         assets = actor.layout.num_assets
-        self.numbers[k] = head.scale, math.log(assets) + head.cash_logit, head.rate, head.band / assets
+        self.numbers[k] = head.scale, math.log(assets) + head.cash_logit, head.band / assets
         per_asset, weights = uses_assets(actor.layout, network), actor.actor.state_dict()
         plan[t.KIND] = t.PER_ASSET if per_asset else t.MLP
         plan[[t.CASH, t.CASH_BIAS]] = -1

@@ -139,7 +139,7 @@ def desired_shares(
         gap = target - held
         band = max(settings.rebalance_band, LEAST_CHANGE) * torch.relu(equity).unsqueeze(1)
         near = (gap.abs() * price <= band) & (target != 0)
-        order = torch.where(near, torch.zeros_like(gap), round_to_zero(gap, settings))
+        order = torch.where(near, torch.zeros_like(gap), step_towards(gap, settings))
     else:
         # In float32, as actions are: 0.29 * 100 is 29, which its float64 product is not.
         size = torch.where(action.abs() > settings.dead_band, action * settings.max_shares, torch.zeros_like(action))
@@ -173,6 +173,15 @@ def split_shares(shares: Tensor, split: Tensor, settings: EnvSettings) -> Tensor
     if settings.fractional:
         return product
     return torch.where(split == 1.0, shares, torch.trunc(product + torch.sign(product) * 2.0**-20))
+
+
+def step_towards(gap: Tensor, settings: EnvSettings) -> Tensor:
+    """`[B, N]` shares: the part of the gap to the target that is traded now, of whole shares at least one."""
+    step = settings.trade_rate * gap
+    if settings.fractional:
+        return step
+    step = torch.trunc(step)
+    return torch.where(step == 0, torch.trunc(gap).clamp(-1.0, 1.0), step)
 
 
 def trade_cost(shares: Tensor, notional: Tensor, bar: Bar, settings: EnvSettings) -> Tensor:

@@ -41,6 +41,9 @@ class EnvSettings(Settings):
     """`trade` only: actions of at most this size order nothing."""
     rebalance_band: Fraction = 0.0
     """`target` only: a symbol whose weight is this close to its target is left alone (exits always trade)."""
+    trade_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """`target` only: part of the way to its target that a decision trades, a share at least (Gârleanu and Pedersen, 2013:
+    under costs the best step towards a moving target is part of the way)."""
     decision_interval: Annotated[int, Field(ge=1)] = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
@@ -146,7 +149,7 @@ class EnvSettings(Settings):
 
 
 CONVENTIONS = (
-    *("fill", "decision_interval", "fractional", "rebalance_band", "participation"),
+    *("fill", "decision_interval", "fractional", "rebalance_band", "trade_rate", "participation"),
     *("cost_bps", "half_spread_bps", "half_spread_bps_of", "impact_bps", "min_commission_usd", "borrow_bps_per_year"),
     *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
     *("turbulence_column", "turbulence_threshold"),

@@ -335,8 +335,9 @@ def _planted(
         return None
     optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
     layout = TradingEnv.evaluation(market, env).layout
+    at_once = env.model_copy(update={"trade_rate": 1.0})  # it knows the costs of its steps
     results["oracle"] = simulate(
-        oracle_policy(market, layout, env.cost_bps), market, env, name="oracle", progress=progress
+        oracle_policy(market, layout, env.cost_bps), market, at_once, name="oracle", progress=progress
     )
     reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
     best = math.log(reached["oracle"])

@@ -76,23 +76,22 @@ def test_an_action_critic_sees_each_action_at_its_asset() -> None:
     assert not torch.allclose(critic(obs, cash), critic(obs, latent))
 
 
-def test_aim_goes_part_of_the_way() -> None:
-    head = ActionHead(LAYOUT, ActionHeadSettings(rate=0.25, scale=2.0, cash_logit=0.5))
+def test_the_action_is_the_aim() -> None:
+    head = ActionHead(LAYOUT, ActionHeadSettings(scale=2.0, cash_logit=0.5))
     obs = torch.zeros(1, LAYOUT.width)
     obs[0, LAYOUT.slices["holdings"]] = torch.tensor([0.4, 0.0, 0.0, 0.1, 0.0])
     latent = torch.tensor([[0.3, -0.2, 0.0, 0.1, 0.5, -0.4]])
     logits = [2.0 * z for z in latent[0].tolist()]
     logits[5] += math.log(5) + 0.5
     total = sum(math.exp(x) for x in logits)
-    held = [0.4, 0.0, 0.0, 0.1, 0.0]
-    expected = [w + 0.25 * (math.exp(x) / total - w) for w, x in zip(held, logits, strict=False)]
+    expected = [math.exp(x) / total for x in logits[:5]]
     torch.testing.assert_close(head.decode(obs, latent), torch.tensor([expected]))
 
 
 def test_a_gap_inside_the_band_is_not_traded() -> None:
-    head = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0, band=0.5))
+    head = ActionHead(LAYOUT, ActionHeadSettings(band=0.5))
     obs = torch.zeros(1, LAYOUT.width)
-    aim = ActionHead(LAYOUT, ActionHeadSettings(rate=1.0)).decode(obs, torch.zeros(1, 6))
+    aim = ActionHead(LAYOUT, ActionHeadSettings()).decode(obs, torch.zeros(1, 6))
     held = aim + torch.tensor([[0.09, -0.09, 0.0, 0.12, -0.12]])
     obs[:, LAYOUT.slices["holdings"]] = held
     action = head.decode(obs, torch.zeros(1, 6))

@@ -24,7 +24,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 HEADS: dict[str, dict[str, Any]] = {
     "aim": {"kind": "aim"},
-    "band": {"kind": "aim", "band": 0.3, "rate": 0.7, "scale": 2.0},
+    "band": {"kind": "aim", "band": 0.3, "scale": 2.0},
     "direct": {"kind": "direct"},
 }
 

@@ -21,6 +21,7 @@ def env_settings(draw: st.DrawFn, *, short: bool | None = None, fractional: bool
         "max_shares": draw(st.sampled_from([3.0, 57.5, 1000.0])),
         "dead_band": draw(st.sampled_from([0.0, 0.1])),
         "rebalance_band": draw(st.sampled_from([0.0, 0.02])),
+        "trade_rate": draw(st.sampled_from([1.0, 0.2])),
         "decision_interval": draw(st.sampled_from([1, 1, 2, 5])),
         "cost_bps": draw(st.sampled_from([0.0, 20.0, 150.0])),
         "half_spread_bps": draw(st.sampled_from([0.0, 3.0])),

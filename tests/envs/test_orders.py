@@ -80,6 +80,25 @@ def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(eng
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("rate", "band"), [(0.2, 0.001), (0.05, 0.001), (0.2, 0.0)])
+def test_small_steps_reach_their_target_whatever_the_band(engine: Any, rate: float, band: float) -> None:
+    """Steps smaller than the band, and than a share, are still steps towards a target further away."""
+    market = make_market(300, 20, gaps=False, volatility=1e-5)
+    scale = 700.0 / market.close[0]  # 68 shares make a twentieth
+    market = replace(market, open=market.open * scale, close=market.close * scale)
+    config = EnvSettings(trade_rate=rate, rebalance_band=band, random_start=False, cost_bps=0.0)
+    env = TradingEnv(market, config, num_envs=1, engine=engine)
+    env.reset()
+    target, invested = torch.full((1, 20), 0.048), []
+    for _ in range(200):
+        env.step(target)
+        invested.append(1.0 - float(env.account.cash / env.equity))
+    assert invested[0] == pytest.approx(0.96 * rate, abs=0.02)
+    assert invested == sorted(invested)
+    assert invested[-1] > 0.96 - 20 * max(band, 700e-6) - 0.001
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("action", "most", "ordered"), [(0.2, 100, 20), (0.29, 100, 29), (0.5, 7, 3), (1.0, 2**24, 2**24)]
 )

@@ -138,7 +138,10 @@ class LedgerOracle:
                 target = w * max(0.0, V) / p if p > 0 else 0.0
                 gap = target - self.shares[n]
                 near = abs(gap) * p <= max(s.rebalance_band, 2.0**-22) * max(0.0, V)
-                want.append(self.shares[n] if near and target != 0 else self.shares[n] + self.whole(gap))
+                step = self.whole(s.trade_rate * gap)
+                if not s.fractional and step == 0 and abs(gap) >= 1:
+                    step = math.copysign(1.0, gap)
+                want.append(self.shares[n] if near and target != 0 else self.shares[n] + step)
         else:
             for n, a in enumerate(action):
                 order = float(np.float32(a) * np.float32(s.max_shares)) if abs(a) > np.float32(s.dead_band) else 0.0

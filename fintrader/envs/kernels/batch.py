@@ -194,7 +194,7 @@ def step_range(
                 want[i] = 0.0
             elif rules.target:
                 band = rules.band * max(floats_0[EQUITY, b], 0.0) * USD_GRID
-                ask_target(wish, i, book[_UNITS, i], band, rules.whole, quotes, bar, shares_0, b, want)
+                ask_target(wish, i, book[_UNITS, i], band, rules, quotes, bar, shares_0, b, want)
             else:
                 ask_trade(action, b, rules, shares_0, want, i)
             held, book[_OWNED, i] = shares_0, floats_0[CASH, b]

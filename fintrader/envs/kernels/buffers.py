@@ -44,6 +44,8 @@ class Rules(NamedTuple):
     """USD an order."""
     leverage: float
     band: float
+    pace: float
+    """Part of the way to a target that a decision trades."""
     dead_band: float
     max_shares: float
     borrow: float
@@ -65,6 +67,7 @@ class Rules(NamedTuple):
             least=settings.min_commission_usd,
             leverage=settings.max_leverage,
             band=max(settings.rebalance_band, LEAST_CHANGE),
+            pace=settings.trade_rate,
             dead_band=settings.dead_band,
             max_shares=settings.max_shares,
             borrow=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,

@@ -38,10 +38,11 @@ _ACCOUNT_WIDTH = tl.constexpr(4)
 
 
 # Places in `rules`.
-RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST, FEE, IMPACT, COMMISSION = range(9)
+RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST, FEE, IMPACT, COMMISSION, PACE = range(10)
 _RATE, _RUIN, _MAX_SHARES = tl.constexpr(RATE), tl.constexpr(RUIN), tl.constexpr(MAX_SHARES)
 _DEAD_BAND, _BAND, _LEAST = tl.constexpr(DEAD_BAND), tl.constexpr(BAND), tl.constexpr(LEAST)
 _FEE, _IMPACT, _COMMISSION = tl.constexpr(FEE), tl.constexpr(IMPACT), tl.constexpr(COMMISSION)
+_PACE = tl.constexpr(PACE)
 _DUST = tl.constexpr(DUST_USD)
 _NUDGE = tl.constexpr(2.0**-20)
 
@@ -181,9 +182,11 @@ def step_kernel(
         target = tl.where(mark > 0.0, wish * unit / tl.where(mark > 0.0, mark, 1.0), 0.0)
         gap = target - held
         near = (tl.abs(gap) * mark <= tl.load(rules + _BAND) * value * _PER_USD) & (target != 0.0)
+        step = tl.load(rules + _PACE) * gap
         if WHOLE:
-            gap = _trunc(gap)
-        want = tl.where(near, held, held + gap)
+            step = _trunc(step)
+            step = tl.where(step == 0.0, tl.minimum(tl.maximum(_trunc(gap), -1.0), 1.0), step)
+        want = tl.where(near, held, held + step)
     else:
         size = (a_32 * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
         if WHOLE:

@@ -77,13 +77,14 @@ class TritonStep:
         self._kernel = cuda.step_kernel
         market_width = view.rows.shape[1]
         self._dtype = view.rows.dtype
-        rules = torch.zeros(9, dtype=torch.float64)
+        rules = torch.zeros(10, dtype=torch.float64)
         rules[cuda.RATE] = settings.fee_rate + settings.spread_rate
         rules[cuda.RUIN] = settings.ruin_fraction
         rules[cuda.MAX_SHARES] = settings.max_shares
         rules[cuda.DEAD_BAND] = settings.dead_band
         rules[cuda.BAND] = max(settings.rebalance_band, LEAST_CHANGE)
         rules[cuda.LEAST] = 1e-6
+        rules[cuda.PACE] = settings.trade_rate
         rules[cuda.FEE] = settings.fee_rate
         rules[cuda.IMPACT] = settings.impact_rate
         rules[cuda.COMMISSION] = settings.min_commission_usd

@@ -55,15 +55,19 @@ def unit_of(gross: float, value: float, leverage: float) -> float:
 
 @njit(error_model="numpy", forceinline=True, cache=True)
 def ask_target(
-    wish: Any, i: int, unit: float, band: float, whole: bool, quotes: Any, now: int, shares: Any, b: int, want: Any
+    wish: Any, i: int, unit: float, band: float, rules: Rules, quotes: Any, now: int, shares: Any, b: int, want: Any
 ) -> None:
     """`want[i]`: holdings that the wished weights mean, where they differ by more than `band` units of money."""
+    pace, whole = rules.pace, rules.whole
     for n in range(want.shape[1]):
         price, held = np.float64(quotes[now, MARK, n]), shares[b, n]
         target: Any = np.float64(wish[i, n]) * unit / (price if price > 0.0 else 1.0)
         target = target if price > 0.0 else 0.0
         gap = target - held
-        order: Any = np.trunc(gap) if whole else gap
+        order: Any = pace * gap
+        if whole:
+            order = np.trunc(order)
+            order = order if order != 0.0 else min(max(np.trunc(gap), -1.0), 1.0)
         near = (abs(gap) * price <= band) & (target != 0.0)
         want[i, n] = held + (0.0 if near else order)
 
@@ -349,7 +353,7 @@ def ask(action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: R
     elif rules.target:
         gross, _ = clean(action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0)
         unit, band = unit_of(gross, value, rules.leverage), rules.band * value * USD_GRID
-        ask_target(wish, 0, unit, band, rules.whole, prices.quotes, bar, shares, 0, want)
+        ask_target(wish, 0, unit, band, rules, prices.quotes, bar, shares, 0, want)
     else:
         ask_trade(action, 0, rules, shares, want, 0)
 
