@@ -42,8 +42,8 @@ class EnvSettings(Settings):
     rebalance_band: Fraction = 0.0
     """`target` only: a symbol whose weight is this close to its target is left alone (exits always trade)."""
     trade_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """`target` only: part of the way to its target that a decision trades, a share at least (Gârleanu and Pedersen, 2013:
-    under costs the best step towards a moving target is part of the way)."""
+    """`target` only: part of the way to its target that a decision trades, a share at least: under costs, the best step
+    towards a target that moves (Gârleanu and Pedersen, 2013)."""
     decision_interval: Annotated[int, Field(ge=1)] = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 

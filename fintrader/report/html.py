@@ -95,7 +95,10 @@ def _as_traded(context: Mapping[str, Any]) -> str:
     every = "every bar" if bars == 1 else f"every {bars} bars"
     spread = f" and a half-spread of {trading['half_spread_bps']:g}" if trading["half_spread_bps"] else ""
     fill = str(trading["fill"]).replace("_", " ")
-    return f"; decides {every}, fills at the {fill}, pays {trading['cost_bps']:g}{spread} basis points a trade"
+    share = trading.get("participation")
+    volume = "whatever the bar's volume" if share is None else f"up to {share:.0%} of the bar's volume"
+    pays = f"pays {trading['cost_bps']:g}{spread} basis points a trade"
+    return f"; decides {every}, fills at the {fill}, {volume}, {pays}"
 
 
 # --- sections ----------------------------------------------------------------------------------------------
