@@ -8,7 +8,7 @@ lasts 200 minutes on average and is shown among noise. Fills are at the next clo
 environment (`finrl==0.3.7`), `rllib` RLlib's PPO in the same, from an environment of its own (`make test-adapters`
 builds `.venv-rllib`; `--rllib-python` names another). All may use the machine's cores as they please.
 
-Every policy is judged by the same code: one account of a million dollars in `fintrader.backtesting.simulate_rule` over
+Every policy is judged by the same code: one account of a million dollars in `fintrader.backtesting.simulate` over
 five sessions that nobody trained on. The clock (wall) starts with training and stops while a policy is judged.
 Thresholds are 10, 25, 50 and 75 % of the log return of a rule that is told the signal and holds equal weights of
 whatever it says will rise. The last line is one JSON object.
@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import finish  # noqa: E402
 from benchmarks.resume import Records  # noqa: E402
 from fintrader.backtesting.account import BacktestAccount  # noqa: E402
-from fintrader.backtesting.simulate import simulate_rule  # noqa: E402
+from fintrader.backtesting.simulate import open_account, trade  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
 from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
 
@@ -93,7 +93,7 @@ def windows(seed: int) -> tuple[MarketTensors, MarketTensors]:
 
 def log_return(decide: Callable[[BacktestAccount], Tensor], market: MarketTensors, settings: EnvSettings) -> float:
     """Of one account over the whole window."""
-    equity = np.asarray(simulate_rule(decide, market, settings, name="judged").equity)
+    equity = np.asarray(trade(decide, open_account(market, settings, "judged"), name="judged").equity)
     return math.log(equity[-1] / equity[0])
 
 

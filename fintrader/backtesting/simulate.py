@@ -88,24 +88,6 @@ def _ask_bound(bound: Bound, account: BacktestAccount, name: str) -> Decide:
     return decide
 
 
-def simulate_rule(
-    decide: Decide,
-    market: MarketTensors,
-    settings: EnvSettings,
-    *,
-    name: str,
-    due: Due | None = None,
-    progress: Progress | None = None,
-    note: str = "",
-) -> BacktestResult:
-    """As `simulate`, for a strategy that looks at the account itself; with `due` it is asked at bar 0 and when due.
-
-    Raises BacktestError for a window of fewer than two bars.
-    """
-    account = open_account(market, settings, name)
-    return trade(decide, account, name=name, due=due, progress=progress, note=note)
-
-
 def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
     """An account at the window's first bar. Raises BacktestError for a window of fewer than two bars."""
     if market.num_bars < 2:

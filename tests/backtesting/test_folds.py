@@ -115,7 +115,7 @@ def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
     larger = simulate(noisy_policy(3), market, settings.model_copy(update={"initial_cash_usd": 1e8}))
     assert rows[-1]["sharpe"] == larger.metrics["sharpe"]
     assert larger.metrics["exposure_max"] < 0.1  # all that the volume takes
-    assert larger.metrics["capped_orders"] > 0.9 * larger.metrics["orders"] > 0
+    assert larger.metrics["capped_orders"] > 0.8 * larger.metrics["orders"] > 0
     assert larger.metrics["cancelled_usd"] > 1e6
 
 
@@ -196,6 +196,7 @@ def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
     sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
     rows = sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
     assert [(row["kind"], row["setting"]) for row in rows] == [
-        *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1"))
+        *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1")),
+        *(("capital_usd", usd) for usd in ("1000000", "10000000", "100000000")),
     ]
     assert {row["cumulative_return"] for row in rows} == {None}

@@ -50,7 +50,7 @@ def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(tmp_p
     assert float(market.close[EX_BAR, 0] / market.close[EX_BAR - 1, 0]) == pytest.approx(1 / ratio, rel=0.01)
     growth = market.adjusted_close / plain.close.to(torch.float64)
     assert growth[:, 0].numpy() == pytest.approx(np.full(len(market), ratio), rel=1e-6)
-    torch.testing.assert_close(market.features, plain.features, rtol=1e-3, atol=0.02)  # volumes count from 1
+    torch.testing.assert_close(market.features, plain.features, rtol=1e-3, atol=0.05)  # volumes count from 1
     torch.testing.assert_close(market.benchmark, plain.benchmark, rtol=1e-6, atol=0)
     torch.testing.assert_close(market.context, plain.context, rtol=1e-3, atol=1e-3)
 

@@ -108,7 +108,7 @@ def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
     market, _ = make_market(eventful(**{event: 3}))
     returns = [torch.log(one.adjusted_close[1:] / one.adjusted_close[:-1]) for one in (plain, market)]
     torch.testing.assert_close(returns[0], returns[1], rtol=0, atol=2e-6)
-    torch.testing.assert_close(market.features, plain.features, rtol=1e-3, atol=0.02)  # volumes count from 1
+    torch.testing.assert_close(market.features, plain.features, rtol=1e-3, atol=0.05)  # volumes count from 1
     changed = (market.close[-1] / plain.close[-1] - 1).abs() > 1e-3
     assert int(changed.sum()) == len(market.events.bar) == 3
 

@@ -94,7 +94,7 @@ def test_small_steps_reach_their_target_whatever_the_band(engine: Any, rate: flo
         env.step(target)
         invested.append(1.0 - float(env.account.cash / env.equity))
     assert invested[0] == pytest.approx(0.96 * rate, abs=0.02)
-    assert invested == sorted(invested)
+    assert np.diff(invested).min() > -1e-4  # prices move a little
     assert invested[-1] > 0.96 - 20 * max(band, 700e-6) - 0.001
 
 

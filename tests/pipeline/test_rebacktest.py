@@ -62,8 +62,9 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judge
         "half_spread_bps": "3.0 (0.0 in training)",
     }
     page = (folder / "backtest" / "report.html").read_text()
-    assert "decides every 60 bars, fills at the close, up to 10% of the bar's volume, pays 5 and a half-spread of 3 basis points a trade" in page
-    for fact in ("decision interval", "fill", "cost bps", "half spread bps", "impact bps per million usd"):
+    assert "decides every 60 bars, fills at the close, takes up to 10% of the volume, " in page
+    assert "pays 5 and a half-spread of 3 basis points a trade" in page
+    for fact in ("decision interval", "fill", "cost bps", "half spread bps", "impact bps", "participation"):
         assert f"{fact}</th>" in page, fact
     words = shlex.split(context["command"])
     assert words[:3] == ["fintrader", "backtest", str(folder)]

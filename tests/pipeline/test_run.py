@@ -183,7 +183,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
     assert swept["20"]["chosen"]
     assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]
-    assert {row["kind"] for row in stored.sensitivity} == {"cost_bps", "fill", "delay_bars"}
+    assert {row["kind"] for row in stored.sensitivity} == {"cost_bps", "fill", "delay_bars", "capital_usd"}
     assert "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
     again = fintrader("backtest", str(folder), "--backtest.cost-bps", "0")
     assert again.status == 0, again.err
