@@ -74,7 +74,7 @@ def test_finds_the_asset_that_always_rises(algo: str) -> None:
     assert held[0] < 0.15
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ddpg", pytest.param("sac", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "sac"))])
 @pytest.mark.parametrize("env", [ConstantReward, ConstantRewardEnding])
 def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) -> None:
     # γ = 0.8: 1 / (1 − γ) = 5 under a clock; seen at a random of eight steps to an end, mean of (1 − 0.8^k) / 0.2

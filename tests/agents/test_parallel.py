@@ -125,7 +125,9 @@ def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) ->
 
 
 @pytest.mark.parametrize("values", [{}, {"updates_per_step": 0.3}, {"updates_per_step": 3.0, "noise_persistence": 0.8}])
-@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "redq"])
+@pytest.mark.parametrize(
+    "algo", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "td3", "redq"))]
+)
 def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Path) -> None:
     def run(folder: str, on_progress: Any = None) -> int:
         agent, budget = pipelined(algo, values), Budget(env_steps=16 * 60)

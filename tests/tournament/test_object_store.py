@@ -51,7 +51,12 @@ def empty(run: RunFolder, url: str) -> None:
 @pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
 @pytest.mark.parametrize(
     "how",
-    [{"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}, {"order": "submission"}],
+    [
+        pytest.param(
+            {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}, marks=pytest.mark.slow
+        ),
+        {"order": "submission"},
+    ],
     ids=str,
 )
 def test_the_outcome_is_the_same_with_and_without_a_store(

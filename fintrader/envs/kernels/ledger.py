@@ -33,7 +33,7 @@ def plus(total: Any, value: Any) -> Any:
     return total + value
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def clean(action: Any, bits: Any, b: int, lowest: Any, wish: Any, i: int) -> tuple[float, Any]:
     """Actions in units of the weight grid, none below `lowest`; returns their exposure in these units and the largest
     magnitude's bits."""
@@ -47,13 +47,13 @@ def clean(action: Any, bits: Any, b: int, lowest: Any, wish: Any, i: int) -> tup
     return gross, worst
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def unit_of(gross: float, value: float, leverage: float) -> float:
     """Units of money that a unit of the weight grid asks for."""
     return value / max(gross / WEIGHT_GRID / leverage, 1.0) * _PER_WEIGHT
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def ask_target(
     wish: Any, i: int, unit: float, band: float, rules: Rules, quotes: Any, now: int, shares: Any, b: int, want: Any
 ) -> None:
@@ -72,7 +72,7 @@ def ask_target(
         want[i, n] = held + (0.0 if near else order)
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def ask_trade(action: Any, b: int, rules: Rules, shares: Any, want: Any, i: int) -> None:
     """`want[i]`: holdings after the shares that the action orders."""
     dead_band, most = np.float32(rules.dead_band), np.float32(rules.max_shares)
@@ -82,7 +82,7 @@ def ask_trade(action: Any, b: int, rules: Rules, shares: Any, want: Any, i: int)
         want[i, n] = shares[b, n] + (np.trunc(size) if rules.whole else size)
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def reduce(
     want: Any, i: int, floor: float, quotes: Any, filled: int, shares: Any, b: int, kept: Any
 ) -> tuple[float, float, float]:
@@ -109,7 +109,7 @@ def reduce(
     return brought, closed, ordered
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def add(
     kept: Any, want: Any, i: int, scale: float, whole: bool, quotes: Any, filled: int, shares: Any, b: int, bar: int
 ) -> tuple[float, float, float]:
@@ -127,7 +127,7 @@ def add(
     return paid, opened, value
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def worth(shares: Any, b: int, quotes: Any, bar: int) -> float:
     """USD: what the holdings are worth at the close of `bar`."""
     value = 0.0
@@ -137,7 +137,7 @@ def worth(shares: Any, b: int, quotes: Any, bar: int) -> float:
     return usd
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def exposure(shares: Any, b: int, quotes: Any, bar: int) -> float:
     """USD: the holdings at the close of `bar`, short ones counted as long."""
     gross = 0.0
@@ -147,7 +147,7 @@ def exposure(shares: Any, b: int, quotes: Any, bar: int) -> float:
     return usd
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def variable_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> float:
     """USD of an order of notional x USD, without a least commission."""
     cost: float = (rules.fee + spread) * x
@@ -157,7 +157,7 @@ def variable_cost(shares: float, x: float, volume: float, spread: float, rules: 
     return cost
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def trade_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> float:
     """USD of an order of notional x USD (`envs.ledger.trade_cost`)."""
     cost = variable_cost(shares, x, volume, spread, rules)
@@ -167,7 +167,7 @@ def trade_cost(shares: float, x: float, volume: float, spread: float, rules: Rul
     return rounded
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
     """USD, order by order."""
     total = 0.0
@@ -178,7 +178,7 @@ def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, prices: Prices, f
     return total
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def cost_of_additions(want: Any, i: int, prices: Prices, filled: int, rules: Rules) -> tuple[float, int]:
     """Of the additions wanted: USD without least commissions, and how many owe one."""
     variable, count = 0.0, 0
@@ -191,7 +191,7 @@ def cost_of_additions(want: Any, i: int, prices: Prices, filled: int, rules: Rul
     return variable, count
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
     """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
@@ -202,7 +202,7 @@ def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled
     return total
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def apply_events(
     source: Any, b: int, prices: Prices, bar: int, whole: bool, shares: Any, fills: Any, count: int
 ) -> tuple[float, int]:
@@ -221,7 +221,7 @@ def apply_events(
     return income * _UNIT, count
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def split_shares(shares: float, split: float, whole: bool) -> float:
     """`envs.ledger.split_shares`."""
     product = shares * split
@@ -230,7 +230,7 @@ def split_shares(shares: float, split: float, whole: bool) -> float:
     return shares if split == 1.0 else np.trunc(product + np.sign(product) * 2.0**-20)
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def split_orders(held: Any, b: int, want: Any, i: int, prices: Prices, bar: int, whole: bool) -> None:
     """Make of the holdings wanted in old shares those wanted in new ones."""
     row = prices.event_row[bar]
@@ -240,7 +240,7 @@ def split_orders(held: Any, b: int, want: Any, i: int, prices: Prices, bar: int,
         want[i, n] = split_shares(held[b, n], split, whole) + order
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def room(cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, leverage: float) -> float:
     """USD of exposure that equity at the fill prices leaves after the reductions."""
     value, gross, row = 0.0, 0.0, prices.event_row[filled] if filled > now else 0
@@ -253,7 +253,7 @@ def room(cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, 
     return leverage * (cash + value * _UNIT) - gross * _UNIT
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def purchase_scale(ordered: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules) -> float:
     """`envs.ledger.purchase_scale`, all arguments USD."""
     least = rules.least * count
@@ -263,7 +263,7 @@ def purchase_scale(ordered: float, variable: float, count: int, budget: float, n
     return 1.0 if full + rules.leverage * least <= budget else scale
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def close_positions(
     shares: Any, b: int, prices: Prices, bar: int, called: bool, rules: Rules, fills: Any, count: int
 ) -> tuple[float, float, float, int]:
@@ -282,7 +282,7 @@ def close_positions(
     return value, cost if rules.each else rules.rate * notional, notional, count
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def wait(
     b: int, start: int, stop: int, fresh: int, cash: float, peak: float, cost: float, turnover: float, shares: Any,
     prices: Prices, rules: Rules, curves: Any, fills: Any, count: int,
@@ -327,7 +327,7 @@ def wait(
     return cash, equity, peak, cost, turnover, count
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def _note(
     fills: Any, count: int, kind: int, decided: int, filled: int, n: int, shares: float, price: float, cost: float
 ) -> int:
@@ -436,7 +436,7 @@ def _order(
     return count
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def write_private(
     out: Any, b: int, cash: float, equity: float, peak: float, first: float, left: float, shares: Any, row: int,
     quotes: Any, bar: int,

@@ -125,7 +125,10 @@ def waiting(run: RunFolder, slots: list[Slot] | None = None) -> LocalLauncher:
 
 @pytest.mark.parametrize(
     ("starved", "reason", "detail"),
-    [(False, "killed", "killed by signal 9"), (True, "oom", "out of memory; lower env.num_envs or tournament.workers")],
+    [
+        (False, "killed", "killed by signal 9"),
+        pytest.param(*(True, "oom", "out of memory; lower env.num_envs or tournament.workers"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_worker_loses_only_its_own_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starved: bool, reason: str, detail: str
