@@ -239,10 +239,11 @@ def copying(width: int, threads: int = 1) -> Run:
 def traffic_bytes() -> tuple[int, int]:
     """Bytes an account step must move, and those a copied row moves.
 
-    It reads the market's row, three price rows, shares and action, and writes the observation and the shares.
+    It reads the market's row, four rows of prices and volume, shares (float64) and action, and writes the observation
+    and the shares.
     """
     row, observation = 4 * ASSETS * (FEATURES + 1), 4 * (4 + ASSETS + ASSETS * (FEATURES + 1))
-    return row + 3 * 4 * ASSETS + 3 * 4 * ASSETS + observation, 2 * observation
+    return row + 4 * 4 * ASSETS + (8 + 4 + 8) * ASSETS + observation, 2 * observation
 
 
 # --- sections ----------------------------------------------------------------------------------------------
