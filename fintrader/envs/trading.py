@@ -21,6 +21,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
 from fintrader.envs.kernels.buffers import Generation
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
+from fintrader.envs.kernels.gradient.step import GradientStep
 from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import Bfloat16Box, ObservationLayout
@@ -139,6 +140,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
         self._fused = self._fuse(engine, copy=copy)
+        self._gradient: GradientStep | None = None
         self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
         self._key = self._make_keys(seed)
         self._endowment = self._endow({})
@@ -234,8 +236,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         on_host = self.device.type == "cpu"
         if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
             raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
-        if self._fused is not None and not action.requires_grad:  # kernels know no gradient
-            return self._step_fused(self._fused, self._state, action)
+        kernel = self._kernel_for(action)
+        if kernel is not None:
+            return self._step_fused(kernel, self._state, action)
         account = self.account
         after, reward, terminated, truncated, record = self._advance(
             self._view, account, action, self.settings, self._reward, record=self.record
@@ -287,8 +290,18 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             return f"torch ({self._why_not_fused})"
         return "fused" if isinstance(self._fused, FusedStep) else "triton"
 
+    def _kernel_for(self, action: Tensor) -> FusedStep | TritonStep | GradientStep | None:
+        """None: the core."""
+        if not action.requires_grad or self._fused is None:
+            return self._fused
+        if isinstance(self._fused, TritonStep):
+            return None
+        if self._gradient is None:
+            self._gradient = GradientStep(self._fused, self._view)
+        return self._gradient
+
     def _step_fused(
-        self, fused: FusedStep | TritonStep, state: Account | Generation, action: Tensor
+        self, fused: FusedStep | TritonStep | GradientStep, state: Account | Generation, action: Tensor
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         old = fused.pack(state) if isinstance(state, Account) else state
         step = fused(old, self._endowment, self._key, action)
@@ -373,12 +386,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError(f"actions lie on {actions.device}, the environment on {self.device}; move them there")
         differentiable = actions.requires_grad and torch.is_grad_enabled()
         action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
-        kernel = None if differentiable else self._fused
         if self.device.type == "cpu":
-            if not isinstance(kernel, FusedStep) and not bool(action.isfinite().all()):  # it looks for itself
+            if not isinstance(self._fused, FusedStep) and not bool(action.isfinite().all()):  # it looks for itself
                 raise EnvError("actions contain NaN or infinity; check the policy's output")
             return action
-        return action if kernel is not None else torch.nan_to_num(action, nan=0.0)  # kernels do that
+        kernel = not differentiable and self._fused is not None
+        return action if kernel else torch.nan_to_num(action, nan=0.0)  # kernels do that
 
 
 def _device(name: torch.device | str) -> torch.device:

@@ -18,6 +18,7 @@ from fintrader.envs.kernels.buffers import (
     DONE,
     FINAL_BAR,
     MODES,
+    OTHER,
     SAME_STEP,
     TERMINATED,
     TRUNCATED,
@@ -93,17 +94,19 @@ class FusedStep:
         from fintrader.envs.kernels import batch
 
         self._kernel = batch
-        self._settings, self._reward, self._mode = settings, reward, MODES[mode]
-        self._count, self._flat = num_envs, settings.observation == "flat"
+        self.settings, self.reward, self.mode = settings, reward, MODES[mode]
+        self.flat, self._count = settings.observation == "flat", num_envs
         assets, row_width, bar_width = view.mark.shape[1], view.rows.shape[1], view.rows.stride(0)
         # With a lookback the rows overlap; this is what they are views of, a bar a row.
         bars = len(view.rows) + row_width // bar_width - 1
-        rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
-        width = 4 + assets + (row_width if self._flat else 0)
-        self._stream = self._flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
+        self.rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
+        self.row_width, self.width = row_width, 4 + assets + (row_width if self.flat else 0)
+        self.stream = self.flat and num_envs * self.width * 4 > STREAM_ABOVE_BYTES
+        self.worth = WORTHS.get(settings.reward, OTHER)
+        self.prices, self.rules = Prices.of(view), Rules.of(settings)
         options = (settings.random_start, settings.decision_interval, row_width)
-        worth = WORTHS.get(settings.reward, 0)
-        self._fixed = (self._mode, self._flat, self._stream, worth, *options, Prices.of(view), Rules.of(settings), rows)
+        market = (self.prices, self.rules, self.rows)
+        self._fixed = (self.mode, self.flat, self.stream, self.worth, *options, *market)
         # What the kernel's account needs of curves and fills where nobody keeps them.
         none, flags = np.zeros(0), np.zeros(0, np.int64)
         self._nothing = (
@@ -115,7 +118,7 @@ class FusedStep:
         self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
         shapes = (((5, num_envs), np.int64), ((9, num_envs), np.float64), ((4, num_envs), np.bool_))
         self._books = [ArrayPool(shape, kind) for shape, kind in (*shapes, ((num_envs, assets), np.float64))]
-        self._obs, self._final = (ArrayPool((num_envs, width), np.float32) for _ in range(2))
+        self._obs, self._final = (ArrayPool((num_envs, self.width), np.float32) for _ in range(2))
 
     def pack(self, account: Account) -> Generation:
         """Accounts that come from elsewhere (a reset, a checkpoint)."""
@@ -133,36 +136,38 @@ class FusedStep:
         Raises EnvError for an action that is not finite, harming nothing.
         """
         wish = action.detach().to(torch.float32).contiguous().numpy()
-        if endow is not self._given[0] or key is not self._given[1]:
-            self._given = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
-        given = (wish, wish.view(np.int32), *self._given[2])
+        given, old = (wish, wish.view(np.int32), *self.given(endow, key)), old.detached()
         new, obs = self._fresh(old.memory), self._obs.take()
-        final = self._final.take() if self._mode == SAME_STEP else obs
-        ended = self._run(given, old.arrays, new.arrays, obs, final)
-        if ended < 0:
+        final = self._final.take() if self.mode == SAME_STEP else obs
+        counts = self.run(
+            self._kernel.step_range, *self._fixed, given, old.arrays, new.arrays, obs, final, self._nothing
+        )
+        if min(counts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
-        reward, new.memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+        ended = sum(counts)
+        reward, new.memory = finish_reward(old, new.buffers, self.settings, self.reward, self.mode)
         seen, flags = torch.from_numpy(obs), new.buffers.flags
-        last = torch.from_numpy(final) if ended and self._mode == SAME_STEP else seen
+        last = torch.from_numpy(final) if ended and self.mode == SAME_STEP else seen
         return StepResult(
             new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], seen, last,
             new.buffers.ints[FINAL_BAR],
         )  # fmt: skip
 
-    def _run(self, given: _Arrays, old: _Arrays, new: _Arrays, obs: _Array, final: _Array) -> int:
-        """All accounts, in as many equal parts as torch had threads at the start; the kernel runs without the GIL.
+    def given(self, endow: Endowment, key: Tensor) -> _Arrays:
+        """The accounts' random streams, and what they begin an episode with."""
+        if endow is not self._given[0] or key is not self._given[1]:
+            self._given = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
+        return self._given[2]
 
-        Returns how many episodes ended, negative if an action was not finite.
-        """
+    def run(self, kernel: Callable[..., int], *arguments: Any) -> list[int]:
+        """`kernel(low, high, *arguments)` for all accounts, in as many equal parts as torch had threads at the start;
+        it runs without the GIL. What it returned for each part."""
         threads = self._threads
-        step: Callable[..., int] = self._kernel.step_range
-        common = (*self._fixed, given, old, new, obs, final, self._nothing)
         if threads == 1:
-            return step(0, self._count, *common)
+            return [kernel(0, self._count, *arguments)]
         # Plain threads: OpenMP's spin while they wait, and take the cores from whoever computes next.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads - 1)
         edges = [self._count * part // threads for part in range(threads + 1)]
-        others = [self._pool.submit(step, low, high, *common) for low, high in pairwise(edges[1:])]
-        ended = [step(edges[0], edges[1], *common), *(other.result() for other in others)]
-        return -1 if min(ended) < 0 else sum(ended)
+        others = [self._pool.submit(kernel, low, high, *arguments) for low, high in pairwise(edges[1:])]
+        return [kernel(edges[0], edges[1], *arguments), *(other.result() for other in others)]
