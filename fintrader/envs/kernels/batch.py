@@ -79,7 +79,7 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def _copy_row(obs: Any, b: int, rows: Any, bar: int, size: int, stream: bool) -> None:
     """The market's row (`size` bytes: with a lookback, those of several bars) behind the private part; `stream` writes
     past the caches."""
@@ -90,7 +90,7 @@ def _copy_row(obs: Any, b: int, rows: Any, bar: int, size: int, stream: bool) ->
         copy_bytes(obs, place, rows, origin, size)
 
 
-@njit(error_model="numpy", cache=True)
+@njit(error_model="numpy", cache=True, _nrt=False)
 def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, new: Any) -> None:
     """Account b at the start of its next episode, without the shares of what is not listed there."""
     _, _, key, give_cash, give_shares, give_bars = given
@@ -110,7 +110,7 @@ def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, 
     floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = give_cash[b], equity, equity, equity
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def _finish(
     low: int, count: int, ruin: float, worth_of: int, book: Any, bars: Any, ints_0: Any, floats_0: Any, ints_1: Any,
     floats_1: Any, flags_1: Any,
@@ -134,7 +134,7 @@ def _finish(
         ints_1[START, b], ints_1[EPISODE, b] = ints_0[START, b], ints_0[EPISODE, b]
 
 
-@njit(error_model="numpy", forceinline=True, cache=True)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def _see(out: Any, b: int, new: Any, quotes: Any) -> None:
     """The private part of what account b sees."""
     ints, floats, _, shares = new
