@@ -34,6 +34,7 @@ from fintrader.errors import EnvError
 from fintrader.seeding import derive
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
+_LARGEST = torch.finfo(torch.float32).max
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -52,8 +53,8 @@ class MarketView(NamedTuple):
     """`[T, N]` bool: positions may grow (tradable, a member, and not the symbol's last bar)."""
     most: Tensor
     """`[T, N]` float32: shares that an order takes at most; infinite without a limit."""
-    volume: Tensor
-    """`[T, N]` float32: shares traded."""
+    thinness: Tensor
+    """`[T, N]` float32: 1 / sqrt(volume in shares), the largest number where nothing was traded."""
     spread: Tensor
     """`[N]` float64: half-spread as a share of the notional."""
     rows: Tensor
@@ -77,7 +78,7 @@ class MarketView(NamedTuple):
 
     def quote(self, bar: Tensor) -> Bar:
         """What the bars `[B]` mean to orders."""
-        return Bar(self.fill[bar], self.buyable[bar], self.most[bar], self.volume[bar], self.spread)
+        return Bar(self.fill[bar], self.buyable[bar], self.most[bar], self.thinness[bar], self.spread)
 
 
 class Record(NamedTuple):
@@ -149,7 +150,7 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
         fill=fill.to(torch.float32).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
         most=_most(volume, settings),
-        volume=volume.contiguous(),
+        thinness=torch.where(volume > 0, volume.rsqrt(), torch.full_like(volume, _LARGEST)).contiguous(),
         spread=_spread(market, settings),
         rows=market_rows(market.features, market.tradable, market.context, obs_dtype, settings.lookback),
         last_bar=last_bar,

@@ -74,8 +74,8 @@ class Bar(NamedTuple):
     """`[B, N]` bool: positions may grow."""
     most: Tensor
     """`[B, N]` shares that an order takes at most."""
-    volume: Tensor
-    """`[B, N]` shares."""
+    thinness: Tensor
+    """`[B, N]`: 1 / sqrt(volume in shares), very large without volume."""
     spread: Tensor
     """`[N]` float64: half-spread as a share of the notional."""
 
@@ -199,13 +199,9 @@ def variable_cost(shares: Tensor, notional: Tensor, bar: Bar, settings: EnvSetti
     cost = (settings.fee_rate + bar.spread) * notional
     if settings.impact_rate == 0.0:
         return cost
-    volume = bar.volume.to(torch.float64)
-    known = (volume > 0) & (shares != 0)
     # Both ways of a `where` are differentiated, and the square root has no slope at 0.
-    taken = torch.where(known, shares.abs(), torch.ones_like(shares)) / torch.where(
-        known, volume, torch.ones_like(volume)
-    )
-    impact = settings.impact_rate * (notional * torch.sqrt(torch.clamp(taken, max=1.0)))
+    taken = torch.sqrt(torch.where(shares == 0, torch.ones_like(shares), shares.abs()))
+    impact = settings.impact_rate * (notional * torch.clamp(taken * bar.thinness.to(torch.float64), max=1.0))
     return torch.minimum(cost + impact, notional)
 
 

@@ -104,7 +104,7 @@ def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, 
     for n in range(shares_1.shape[1]):
         listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
         shares_1[b, n] = give_shares[b, n] if listed else 0.0
-    equity = give_cash[b] + worth(shares_1, b, prices.quotes, bar)
+    equity = give_cash[b] + worth(shares_1, b, prices.marks, bar)
     ints_1[BAR, b], ints_1[START, b], ints_1[EPISODE, b] = bar, bar, episode + 1
     ints_1[END, b] = min(bar + length, last) if give_bars[b] > 0 else last
     floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = give_cash[b], equity, equity, equity

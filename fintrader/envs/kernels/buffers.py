@@ -83,8 +83,10 @@ class Prices(NamedTuple):
     """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices, negative where a symbol
     may be sold only and 0 where it does not trade; and closes. Side by side, so that a step, which goes from one bar's
     close through the next bar, reads one stretch of memory."""
-    volume: Any
-    """`[T, N]` float32, shares."""
+    marks: Any
+    """`[T, N]` float32: the closes once more, in one piece, for those who only wait."""
+    thinness: Any
+    """`[T, N]` float32: 1 / sqrt(volume in shares), very large without volume."""
     spread: Any
     """`[N]` float64, as a share of the notional."""
     last_bar: Any
@@ -109,7 +111,8 @@ class Prices(NamedTuple):
         ends = np.isin(np.arange(len(view.mark)), last_bar)
         return cls(
             quotes=pack_quotes(view).numpy(),
-            volume=view.volume.numpy(),
+            marks=(view.mark * USD_GRID).numpy(),
+            thinness=view.thinness.numpy(),
             spread=view.spread.numpy(),
             last_bar=last_bar,
             ends=ends,

@@ -80,21 +80,19 @@ def _worth(shares, mark):
 
 
 @triton.jit
-def _variable_cost(shares, x, volume, spread, rules):
+def _variable_cost(shares, x, thin, spread, rules):
     """USD of orders of notional x USD, without a least commission (`envs.ledger.variable_cost`)."""
     cost = (tl.load(rules + _FEE) + spread) * x
     impact = tl.load(rules + _IMPACT)
-    known = (volume > 0.0) & (shares != 0.0)
-    taken = tl.where(known, tl.abs(shares), 1.0) / tl.where(known, volume, 1.0)
-    capped = tl.minimum(cost + impact * (x * tl.sqrt(tl.minimum(taken, 1.0))), x)
-    return tl.where(impact > 0.0, capped, cost)
+    root = tl.minimum(tl.sqrt(tl.abs(shares)) * thin, 1.0)
+    return tl.minimum(cost + impact * (x * root), x)
 
 
 @triton.jit
-def _trade_cost(shares, x, volume, spread, rules):
+def _trade_cost(shares, x, thin, spread, rules):
     """USD of orders of notional x USD (`envs.ledger.trade_cost`)."""
     owed = tl.where(x > _DUST, tl.load(rules + _COMMISSION), 0.0)
-    cost = _variable_cost(shares, x, volume, spread, rules) + tl.maximum(owed - tl.load(rules + _FEE) * x, 0.0)
+    cost = _variable_cost(shares, x, thin, spread, rules) + tl.maximum(owed - tl.load(rules + _FEE) * x, 0.0)
     return _rint(cost * _PER_USD) * _UNIT
 
 
@@ -142,7 +140,7 @@ def _copy_row(out, row, mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def step_kernel(
-    quotes, rows, row_stride, last_bar, risk_off, rules, volumes, spreads, event_row, splits, dividends,
+    quotes, rows, row_stride, last_bar, risk_off, rules, thinness, spreads, event_row, splits, dividends,
     action, key, give_cash, give_shares, give_bars,
     ints_0, floats_0, flags_0, shares_0,
     ints_1, floats_1, flags_1, shares_1, obs, final_obs,
@@ -217,10 +215,10 @@ def step_kernel(
     sold, ordered = tl.sum(sales, 0), tl.sum(orders, 0)
     closing_cost, variable, commissions = rate * sold, rate * ordered, 0.0 * rate
     if EACH:
-        volume = tl.load(volumes + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
+        thin = tl.load(thinness + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
         spread = tl.load(spreads + n, mask=inside, other=0.0)
-        closing_cost = tl.sum(tl.minimum(_trade_cost(owned - kept, sales, volume, spread, rules), sales), 0)
-        variable = tl.sum(_rint(_variable_cost(addition, orders, volume, spread, rules) * _PER_USD) * _UNIT, 0)
+        closing_cost = tl.sum(tl.minimum(_trade_cost(owned - kept, sales, thin, spread, rules), sales), 0)
+        variable = tl.sum(_rint(_variable_cost(addition, orders, thin, spread, rules) * _PER_USD) * _UNIT, 0)
         commissions = tl.load(rules + _COMMISSION) * tl.sum(tl.where(orders > _DUST, 1.0, 0.0).to(tl.float64), 0)
     cash = cash + (sold - closing_cost)
     full = ordered + variable
@@ -235,7 +233,7 @@ def step_kernel(
     bought = tl.sum(buys, 0)
     opening_cost = rate * bought
     if EACH:
-        opening_cost = tl.sum(_trade_cost(bought_shares, buys, volume, spread, rules), 0)
+        opening_cost = tl.sum(_trade_cost(bought_shares, buys, thin, spread, rules), 0)
     cash = tl.maximum(cash - (bought + opening_cost), 0.0)
     cost, turnover = closing_cost + opening_cost, sold + bought
 
@@ -264,8 +262,8 @@ def step_kernel(
             ended = tl.sum(worth, 0)
             ended_cost = rate * ended
             if EACH:
-                volume = tl.load(volumes + bar * N + n, mask=inside, other=0.0).to(tl.float64)
-                ended_cost = tl.sum(tl.minimum(_trade_cost(leaving, worth, volume, spread, rules), worth), 0)
+                thin = tl.load(thinness + bar * N + n, mask=inside, other=0.0).to(tl.float64)
+                ended_cost = tl.sum(tl.minimum(_trade_cost(leaving, worth, thin, spread, rules), worth), 0)
             shares = tl.where(gone, 0.0, shares)
             cash = cash + (ended - ended_cost)
             cost, turnover = cost + ended_cost, turnover + ended

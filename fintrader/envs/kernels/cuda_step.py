@@ -90,7 +90,7 @@ class TritonStep:
         rules[cuda.COMMISSION] = settings.min_commission_usd
         self._market = (
             pack_quotes(view), view.rows, view.rows.stride(0), view.last_bar, view.risk_off.view(torch.uint8),
-            rules.to(self._device), view.volume, view.spread, view.event_row, view.splits, view.dividends * USD_GRID,
+            rules.to(self._device), view.thinness, view.spread, view.event_row, view.splits, view.dividends * USD_GRID,
         )  # fmt: skip
         self._options: dict[str, Any] = {
             "N": self._num_assets,

@@ -128,41 +128,38 @@ def add(
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def worth(shares: Any, b: int, quotes: Any, bar: int) -> float:
+def worth(shares: Any, b: int, marks: Any, bar: int) -> float:
     """USD: what the holdings are worth at the close of `bar`."""
     value = 0.0
     for n in range(shares.shape[1]):
-        value = plus(value, np.rint(shares[b, n] * np.float64(quotes[bar, MARK, n])))
+        value = plus(value, np.rint(shares[b, n] * np.float64(marks[bar, n])))
     usd: float = value * _UNIT
     return usd
 
 
 @njit(error_model="numpy", cache=True, _nrt=False)
-def exposure(shares: Any, b: int, quotes: Any, bar: int) -> float:
+def exposure(shares: Any, b: int, marks: Any, bar: int) -> float:
     """USD: the holdings at the close of `bar`, short ones counted as long."""
     gross = 0.0
     for n in range(shares.shape[1]):
-        gross = plus(gross, abs(np.rint(shares[b, n] * np.float64(quotes[bar, MARK, n]))))
+        gross = plus(gross, abs(np.rint(shares[b, n] * np.float64(marks[bar, n]))))
     usd: float = gross * _UNIT
     return usd
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def variable_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> float:
+def variable_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> float:
     """USD of an order of notional x USD, without a least commission."""
-    cost: float = (rules.fee + spread) * x
-    if rules.impact > 0.0:
-        share = abs(shares) / volume if (volume > 0.0) & (shares != 0.0) else 1.0
-        cost = min(cost + rules.impact * (x * np.sqrt(min(share, 1.0))), x)
+    root = min(np.sqrt(abs(shares)) * thin, 1.0)
+    cost: float = min((rules.fee + spread) * x + rules.impact * (x * root), x)
     return cost
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def trade_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> float:
+def trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> float:
     """USD of an order of notional x USD (`envs.ledger.trade_cost`)."""
-    cost = variable_cost(shares, x, volume, spread, rules)
-    if rules.least > 0.0:
-        cost = cost + max((rules.least if x > DUST_USD else 0.0) - rules.fee * x, 0.0)
+    short_of = max((rules.least if x > DUST_USD else 0.0) - rules.fee * x, 0.0)
+    cost = variable_cost(shares, x, thin, spread, rules) + (short_of if rules.least > 0.0 else 0.0)
     rounded: float = np.rint(cost * USD_GRID) * _UNIT
     return rounded
 
@@ -172,9 +169,9 @@ def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, prices: Prices, f
     """USD, order by order."""
     total = 0.0
     for n in range(kept.shape[1]):
-        sold, volume = shares[b, n] - kept[i, n], np.float64(prices.volume[filled, n])
+        sold, thin = shares[b, n] - kept[i, n], np.float64(prices.thinness[filled, n])
         x = abs(np.rint(sold * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
-        total = plus(total, min(trade_cost(sold, x, volume, prices.spread[n], rules), x))
+        total = plus(total, min(trade_cost(sold, x, thin, prices.spread[n], rules), x))
     return total
 
 
@@ -183,9 +180,9 @@ def cost_of_additions(want: Any, i: int, prices: Prices, filled: int, rules: Rul
     """Of the additions wanted: USD without least commissions, and how many owe one."""
     variable, count = 0.0, 0
     for n in range(want.shape[1]):
-        volume = np.float64(prices.volume[filled, n])
+        thin = np.float64(prices.thinness[filled, n])
         x = abs(np.rint(want[i, n] * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
-        cost = variable_cost(want[i, n], x, volume, prices.spread[n], rules)
+        cost = variable_cost(want[i, n], x, thin, prices.spread[n], rules)
         variable = plus(variable, np.rint(cost * USD_GRID) * _UNIT)
         count += x > DUST_USD
     return variable, count
@@ -196,9 +193,9 @@ def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled
     """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
     for n in range(kept.shape[1]):
-        bought, volume = shares[b, n] - kept[i, n], np.float64(prices.volume[filled, n])
+        bought, thin = shares[b, n] - kept[i, n], np.float64(prices.thinness[filled, n])
         x = abs(np.rint(bought * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
-        total = plus(total, trade_cost(bought, x, volume, prices.spread[n], rules))
+        total = plus(total, trade_cost(bought, x, thin, prices.spread[n], rules))
     return total
 
 
@@ -274,8 +271,8 @@ def close_positions(
         if leaves and shares[b, n] != 0.0:
             price = np.float64(prices.quotes[bar, MARK, n])
             x = np.rint(shares[b, n] * price) * _UNIT
-            volume = np.float64(prices.volume[bar, n])
-            each = min(trade_cost(shares[b, n], abs(x), volume, prices.spread[n], rules), abs(x))
+            thin = np.float64(prices.thinness[bar, n])
+            each = min(trade_cost(shares[b, n], abs(x), thin, prices.spread[n], rules), abs(x))
             value, notional, cost = value + x, notional + abs(x), cost + each
             count = _note(fills, count, FORCED, bar, bar, n, -shares[b, n], price * _UNIT, each)
             shares[b, n] = 0.0
@@ -312,11 +309,11 @@ def wait(
             brought, due, notional, count = close_positions(shares, b, prices, bar, False, rules, fills, count)
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
             paid, traded = paid + due, traded + notional
-        equity = cash + worth(shares, b, prices.quotes, bar)
-        if rules.margin > 0.0 and equity < rules.margin * exposure(shares, b, prices.quotes, bar):
+        equity = cash + worth(shares, b, prices.marks, bar)
+        if rules.margin > 0.0 and equity < rules.margin * exposure(shares, b, prices.marks, bar):
             brought, due, notional, count = close_positions(shares, b, prices, bar, True, rules, fills, count)
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
-            paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.quotes, bar)
+            paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.marks, bar)
         peak = max(peak, equity)
         if keeps:
             for n in range(shares.shape[1]):  # an assignment of rows would compile, and check shapes, for seconds
@@ -425,11 +422,11 @@ def _order(
             state[CAPPED] += abs(asked[n]) > quotes[filled, MOST, n]
             state[CANCELLED] += abs(asked[n] - traded) * np.float64(quotes[filled, MARK, n]) * _UNIT
         if traded != 0.0:
-            price, volume = abs(np.float64(quotes[filled, FILL, n])), np.float64(prices.volume[filled, n])
+            price, thin = abs(np.float64(quotes[filled, FILL, n])), np.float64(prices.thinness[filled, n])
             sold, bought = held[n] - kept[0, n], shares[0, n] - kept[0, n]
             x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(bought * price)) * _UNIT
-            each = min(trade_cost(sold, x, volume, prices.spread[n], rules), x)
-            each += trade_cost(bought, y, volume, prices.spread[n], rules)
+            each = min(trade_cost(sold, x, thin, prices.spread[n], rules), x)
+            each += trade_cost(bought, y, thin, prices.spread[n], rules)
             count = _note(fills, count, ORDER, bar, filled, n, traded, price * _UNIT, each)
             curves[2][shown] += each
             curves[3][shown] += x + y

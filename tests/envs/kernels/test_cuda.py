@@ -23,7 +23,7 @@ POINTERS = {
     "quotes": "fp32", "rows": "fp32", "last_bar": "i64", "risk_off": "u8", "rules": "fp64", "action": "fp32",
     "key": "i64", "give_cash": "fp64", "give_shares": "fp64", "give_bars": "i64", "ints_0": "i64", "floats_0": "fp64",
     "flags_0": "u8", "shares_0": "fp64", "ints_1": "i64", "floats_1": "fp64", "flags_1": "u8", "shares_1": "fp64",
-    "obs": "fp32", "final_obs": "fp32", "volumes": "fp32", "spreads": "fp64", "event_row": "i64", "splits": "fp64",
+    "obs": "fp32", "final_obs": "fp32", "thinness": "fp32", "spreads": "fp64", "event_row": "i64", "splits": "fp64",
     "dividends": "fp64",
 }  # fmt: skip
 NUMBERS = ("row_stride", "B", "T")

@@ -85,8 +85,8 @@ def _close(stages: Any, i: int, prices: Prices, bar: int, called: bool, rules: R
         stages[i + 1, n] = held
         if _leaves(prices, bar, n, called):
             x = held * (np.float64(prices.quotes[bar, MARK, n]) * _UNIT)
-            volume = np.float64(prices.volume[bar, n])
-            each, _, _ = closing_cost(held, abs(x), volume, prices.spread[n], rules)
+            thin = np.float64(prices.thinness[bar, n])
+            each, _, _ = closing_cost(held, abs(x), thin, prices.spread[n], rules)
             value, cost, notional = value + x, cost + each, notional + abs(x)
             stages[i + 1, n] = 0.0
     return value, cost if rules.each else rules.rate * notional, notional
@@ -100,10 +100,10 @@ def _close_back(
     g_total = g_cost - g_cash
     for n in range(stages.shape[1]):
         if _leaves(prices, bar, n, called):
-            held, price, volume = stages[i, n], np.float64(prices.quotes[bar, MARK, n]) * _UNIT, prices.volume[bar, n]
+            held, price, thin = stages[i, n], np.float64(prices.quotes[bar, MARK, n]) * _UNIT, prices.thinness[bar, n]
             in_x, in_shares = rules.rate, 0.0
             if rules.each:
-                _, in_x, in_shares = closing_cost(held, abs(held * price), np.float64(volume), prices.spread[n], rules)
+                _, in_x, in_shares = closing_cost(held, abs(held * price), np.float64(thin), prices.spread[n], rules)
             g_notional = g_turnover + g_total * in_x
             g_shares[n] = (g_cash + sign(held * price) * g_notional) * price + g_total * in_shares
 

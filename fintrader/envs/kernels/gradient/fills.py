@@ -70,24 +70,23 @@ class Order(NamedTuple):
 
 
 @inlined
-def _variable_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> tuple[float, float, float]:
+def _variable_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> tuple[float, float, float]:
     """`envs.ledger.variable_cost` of an order of notional x, and its slopes in x and in the shares."""
     rate = rules.fee + spread
     if rules.impact == 0.0:
         return rate * x, rate, 0.0
-    known = (volume > 0.0) & (shares != 0.0)
-    taken = abs(shares) / volume if known else 1.0
-    root = np.sqrt(min(taken, 1.0))
+    taken = np.sqrt(abs(shares)) * thin
+    root = min(taken, 1.0) if shares != 0.0 else 1.0
     cost = rate * x + rules.impact * (x * root)
-    in_shares = rules.impact * x * 0.5 / root / volume * sign(shares) if known & (taken <= 1.0) else 0.0
+    in_shares = rules.impact * x * 0.5 / np.sqrt(abs(shares)) * thin * sign(shares) if 0.0 < taken <= 1.0 else 0.0
     all_of_it = above(cost, x)
     return min(cost, x), (1.0 - all_of_it) * (rate + rules.impact * root) + all_of_it, (1.0 - all_of_it) * in_shares
 
 
 @inlined
-def _trade_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> tuple[float, float, float]:
+def _trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> tuple[float, float, float]:
     """`envs.ledger.trade_cost`, and its slopes."""
-    cost, in_x, in_shares = _variable_cost(shares, x, volume, spread, rules)
+    cost, in_x, in_shares = _variable_cost(shares, x, thin, spread, rules)
     short_of = (rules.least if x > DUST_USD else 0.0) - rules.fee * x
     if (rules.least > 0.0) & (short_of > 0.0):
         cost, in_x = cost + short_of, in_x - rules.fee
@@ -95,9 +94,9 @@ def _trade_cost(shares: float, x: float, volume: float, spread: float, rules: Ru
 
 
 @inlined
-def closing_cost(shares: float, x: float, volume: float, spread: float, rules: Rules) -> tuple[float, float, float]:
+def closing_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> tuple[float, float, float]:
     """`envs.ledger.closing_cost`, and its slopes."""
-    cost, in_x, in_shares = _trade_cost(shares, x, volume, spread, rules)
+    cost, in_x, in_shares = _trade_cost(shares, x, thin, spread, rules)
     all_of_it = above(cost, x)
     return min(cost, x), (1.0 - all_of_it) * in_x + all_of_it, (1.0 - all_of_it) * in_shares
 
@@ -181,7 +180,7 @@ def fill_orders(
     rules: Rules, tape: Tape,
 ) -> Order:  # fmt: skip
     """Decide at the close of `bar`, fill in `filled`; the shares afterwards are the tape's first stage."""
-    num_assets, quotes, volumes, whole = action.shape[1], prices.quotes, prices.volume, rules.whole
+    num_assets, quotes, thinness, whole = action.shape[1], prices.quotes, prices.thinness, rules.whole
     unit, gross = ask(action, b, single, bar, max(equity, 0.0), shares, prices, rules, tape.want)
     for n in range(num_assets):
         tape.held[n] = shares[b, n]
@@ -212,11 +211,11 @@ def fill_orders(
     if rules.each:
         closing, variable = 0.0, 0.0
         for n in range(num_assets):
-            price, volume = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, np.float64(volumes[filled, n])
+            price, thin = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, np.float64(thinness[filled, n])
             sold, x = tape.held[n] - tape.kept[n], abs(tape.more[n] * price)
-            cost, _, _ = closing_cost(sold, abs(sold * price), volume, prices.spread[n], rules)
+            cost, _, _ = closing_cost(sold, abs(sold * price), thin, prices.spread[n], rules)
             closing = plus(closing, cost)
-            cost, _, _ = _variable_cost(tape.more[n], x, volume, prices.spread[n], rules)
+            cost, _, _ = _variable_cost(tape.more[n], x, thin, prices.spread[n], rules)
             variable = plus(variable, cost)
             count += x > DUST_USD
     cash = cash + (brought - closing)
@@ -240,9 +239,9 @@ def fill_orders(
     if rules.each:
         opening = 0.0
         for n in range(num_assets):
-            price, volume = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, np.float64(volumes[filled, n])
+            price, thin = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, np.float64(thinness[filled, n])
             bought = tape.stages[0, n] - tape.kept[n]
-            cost, _, _ = _trade_cost(bought, abs(bought * price), volume, prices.spread[n], rules)
+            cost, _, _ = _trade_cost(bought, abs(bought * price), thin, prices.spread[n], rules)
             opening = plus(opening, cost)
     left = cash - (paid + opening)
     cash = left if rules.short else max(left, 0.0)
@@ -253,16 +252,16 @@ def fill_orders(
 def _slopes_of_costs(kind: int, prices: Prices, filled: int, rules: Rules, tape: Tape) -> None:
     """`in_notional` and `in_shares` of the additions made, of those wanted, or of the reductions."""
     for n in range(len(tape.held)):
-        price, volume = abs(np.float64(prices.quotes[filled, FILL, n])) * _UNIT, np.float64(prices.volume[filled, n])
+        price, thin = abs(np.float64(prices.quotes[filled, FILL, n])) * _UNIT, np.float64(prices.thinness[filled, n])
         spread = prices.spread[n]
         if kind == ADDED:
             added = tape.stages[0, n] - tape.kept[n]
-            _, in_x, in_shares = _trade_cost(added, abs(added * price), volume, spread, rules)
+            _, in_x, in_shares = _trade_cost(added, abs(added * price), thin, spread, rules)
         elif kind == WANTED:
-            _, in_x, in_shares = _variable_cost(tape.more[n], abs(tape.more[n] * price), volume, spread, rules)
+            _, in_x, in_shares = _variable_cost(tape.more[n], abs(tape.more[n] * price), thin, spread, rules)
         else:
             sold = tape.held[n] - tape.kept[n]
-            _, in_x, in_shares = closing_cost(sold, abs(sold * price), volume, spread, rules)
+            _, in_x, in_shares = closing_cost(sold, abs(sold * price), thin, spread, rules)
         tape.in_notional[n], tape.in_shares[n] = in_x, in_shares
 
 
