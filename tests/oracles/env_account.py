@@ -81,9 +81,11 @@ class EnvAccount:
             if k == 0 and not at_once:
                 log.trade("order", decided, filled, first, traded, price, cost)
                 held += traded
+            held[np.abs(held) < 1e-9] = 0.0  # what adding up leaves of a position that was sold
             log.trade("forced", bar, bar, bar, closed[k], log.mark[bar], costs[k])
             held[closed[k] != 0] = 0.0  # what is closed is closed in whole
             log.shares[bar] = held
+        log.shares[bars[-1]] = self.held
         log.equity[bars] = info["bar_equity"]
         np.add.at(log.costs, bars, info["interest"])
         np.add.at(log.income, bars, info["income"])

@@ -108,10 +108,11 @@ def kill_when(command: str, config: Path, appears: str) -> bool:
     "moments",
     [
         ["runs/tiny/pods/*/metrics.jsonl"],
-        pytest.param(["runs/tiny/manifest.json", "tensors/**/*", *EARLIER], marks=pytest.mark.slow),
+        ["runs/tiny/manifest.json", "tensors/**/*", *EARLIER],
     ],
     ids=["in training", "everywhere else"],
 )
+@pytest.mark.slow
 def test_a_killed_process_is_completed_with_the_same_result(undisturbed: Path, tmp_path: Path, moments: list[str]):
     """Pods are processes of their own here, as they are for a user, and the command is a real one."""
     config = write_config(tmp_path)
