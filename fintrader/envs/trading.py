@@ -67,8 +67,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     again, but under SAME_STEP `info["final_obs"]` may be the observation itself: do not write to either.
 
     Info under SAME_STEP: `final_obs` `[B, D]` and `final_info`, valid where `_final_obs` `[B]` (= `_final_info`) is
-    true; in the other rows `final_obs` holds the observation that was returned. The keys are always there, because
-    to find out whether any account finished would wait for the device.
+    true; the other rows mean nothing. The keys are always there, because to find out whether any account finished
+    would wait for the device.
 
     With `record`, info also holds the fields of `core.Record` (decision and fill bar, shares traded, prices, costs,
     equity at each bar of the decision interval), which describe the step that was taken, also where SAME_STEP has
