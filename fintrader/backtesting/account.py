@@ -1,6 +1,6 @@
 """The account of a backtest: what a strategy trades with, and where its log is written.
 
-It is stepped by the compiled functions that step the environment's accounts (`envs.kernels.ledger`), a call a decision.
+It is stepped by the compiled functions that step the environment's accounts (`envs.kernels`), a call a decision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fintrader.backtesting.trade_log import TradeLog
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.dynamics import market_view
-from fintrader.envs.kernels import ledger
+from fintrader.envs.kernels import account as kernel
 from fintrader.envs.kernels.buffers import Prices, Rules
 from fintrader.results.catalogue import OrderCounts
 
@@ -39,7 +39,7 @@ def flat_action(action: Action) -> NDArray[np.float32]:
 
 
 KINDS = np.array(["order", "forced", "split"], dtype=object)
-"""Names of `ledger.ORDER`, `FORCED` and `SPLIT`."""
+"""Names of `envs.kernels.ledger.ORDER`, `FORCED` and `SPLIT`."""
 _COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 
@@ -60,7 +60,7 @@ class BacktestAccount:
         self._end = market.num_bars - 1
         self._bar = 0
         self._state = np.zeros(8)
-        self._state[[ledger.CASH, ledger.EQUITY, ledger.PEAK, ledger.FIRST]] = settings.initial_cash_usd
+        self._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = settings.initial_cash_usd
         self._prices, self._rules = Prices.of(view), Rules.of(settings)
         self._curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         shape = (1, market.num_assets)
@@ -77,7 +77,7 @@ class BacktestAccount:
     @property
     def equity(self) -> float:
         """USD."""
-        return float(self._state[ledger.EQUITY])
+        return float(self._state[kernel.EQUITY])
 
     @property
     def held(self) -> Array:
@@ -94,7 +94,7 @@ class BacktestAccount:
 
     def private(self) -> NDArray[np.float32]:
         """`[A + N]`, as `envs.observation.private_part`; the next call overwrites it."""
-        ledger.see(self._bar, self._state, self._shares, self._prices, self._seen)
+        kernel.see(self._bar, self._state, self._shares, self._prices, self._seen)
         seen: NDArray[np.float32] = self._seen[0]
         return seen
 
@@ -116,7 +116,7 @@ class BacktestAccount:
             want[0] = action.shares
         elif action is not None:
             given = flat_action(action)[None]
-            ledger.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
+            kernel.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
         start, interval = self._bar, self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
         # An order has at most N fills; every symbol ends at most once, and splits or is called in at most once a bar.
@@ -124,7 +124,7 @@ class BacktestAccount:
         room = self._noted + self._shares.size * (2 + (2 * (stop - start) if often else 0))
         while room > len(self._fills[0]):
             self._fills = tuple(np.concatenate((column, np.zeros_like(column))) for column in self._fills)
-        self._bar, self._noted, ruined = ledger.decide_and_wait(
+        self._bar, self._noted, ruined = kernel.decide_and_wait(
             (start, stop, interval), self._state, self._shares, self._prices, self._rules, self._curves, self._fills,
             self._noted, want, self._kept,
         )  # fmt: skip
@@ -132,7 +132,7 @@ class BacktestAccount:
         if over:
             kinds, *columns = (column[: self._noted] for column in self._fills)
             self.trade_log.trades(KINDS[kinds], *columns)
-            given, capped, unfilled, cancelled = self._state[ledger.ORDERS :].tolist()
+            given, capped, unfilled, cancelled = self._state[kernel.ORDERS :].tolist()
             self.trade_log.orders = OrderCounts(int(given), int(capped), int(unfilled), cancelled)
         if ruined:
             self.trade_log.ruin(self._bar)

@@ -44,10 +44,9 @@ from fintrader.envs.kernels.ledger import (
     ask_trade,
     clean,
     cost_of_added,
-    cost_of_additions,
-    cost_of_reductions,
     purchase_scale,
     reduce,
+    reduce_at_cost,
     room,
     split_orders,
     unit_of,
@@ -66,9 +65,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _TOGETHER = 32  # accounts that go through a stage together: their temporaries fit into the nearest cache
 _LINE = 64  # bytes the processor fetches at once
 # Rows of `book`.
-_UNITS, _CLOSED, _ORDERED, _SCALE, _PAID, _OPENED, _VALUE, _CASH, _PEAK, _COST, _TURNOVER, _EQUITY, _CLOSING, _OWNED = (
-    range(14)
-)
+_UNITS, _CLOSED, _ORDERED, _SCALE, _PAID, _OPENED, _VALUE, _CASH, _PEAK, _COST, _TURNOVER, _EQUITY = range(12)
+_CLOSING, _OWNED, _VARIABLE, _ORDERS = range(12, 16)
 
 
 @njit(inline="always", error_model="numpy", cache=True)
@@ -165,7 +163,7 @@ def step_range(
     num_bars, num_assets = quotes.shape[0], quotes.shape[2]
     quote_bytes, row_bytes, row_stride = num_assets * 12, row_width * 4, rows.shape[1] * 4
     kept, want = np.empty((_TOGETHER, num_assets)), np.empty((_TOGETHER, num_assets))
-    wish, book = np.empty((_TOGETHER, num_assets), np.float32), np.empty((14, _TOGETHER))
+    wish, book = np.empty((_TOGETHER, num_assets), np.float32), np.empty((16, _TOGETHER))
     bars, fill_bars = np.empty(_TOGETHER, np.int64), np.empty(_TOGETHER, np.int64)
     turns = np.empty(_TOGETHER, np.bool_)
     lowest, floor = np.float32(-1.0 if rules.short else 0.0), -np.inf if rules.short else 0.0
@@ -204,22 +202,25 @@ def step_range(
                 income, _ = apply_events(shares_0, b, prices, fill_bars[i], rules.whole, shares_1, fills, 0)
                 book[_OWNED, i] += income
                 held = shares_1
-            brought, closed, ordered = reduce(want, i, floor, quotes, fill_bars[i], held, b, kept)
+            if rules.each:
+                brought, closed, ordered, closing, variable, orders = reduce_at_cost(
+                    want, i, floor, prices, fill_bars[i], held, b, kept, rules
+                )
+                book[_CLOSING, i], book[_VARIABLE, i], book[_ORDERS, i] = closing, variable, orders
+            else:
+                brought, closed, ordered = reduce(want, i, floor, quotes, fill_bars[i], held, b, kept)
             book[_PAID, i], book[_CLOSED, i], book[_ORDERED, i] = brought * _UNIT, closed * _UNIT, ordered * _UNIT
         for i in range(count):
-            closing = rules.rate * book[_CLOSED, i]
-            if rules.each:
-                held = shares_1 if turns[i] else shares_0
-                closing = cost_of_reductions(held, first + i, kept, i, prices, fill_bars[i], rules)
-            book[_CLOSING, i] = closing
-            book[_CASH, i] = book[_OWNED, i] + (book[_PAID, i] - closing)
+            if not rules.each:
+                book[_CLOSING, i], book[_VARIABLE, i] = rules.rate * book[_CLOSED, i], rules.rate * book[_ORDERED, i]
+                book[_ORDERS, i] = 0.0
+            book[_CASH, i] = book[_OWNED, i] + (book[_PAID, i] - book[_CLOSING, i])
         for i in range(count):
-            variable, orders, budget = rules.rate * book[_ORDERED, i], 0, book[_CASH, i]
-            if rules.each:
-                variable, orders = cost_of_additions(want, i, prices, fill_bars[i], rules)
+            budget = book[_CASH, i]
             if rules.short:
                 budget = room(budget, kept, i, prices, ints_0[BAR, first + i], fill_bars[i], rules.leverage)
-            book[_SCALE, i] = purchase_scale(book[_ORDERED, i], variable, orders, budget, num_assets, rules)
+            orders = book[_ORDERS, i]
+            book[_SCALE, i] = purchase_scale(book[_ORDERED, i], book[_VARIABLE, i], orders, budget, num_assets, rules)
         for i in range(count):
             b, bar = first + i, min(ints_0[BAR, first + i] + 1, ints_0[END, first + i])
             paid, opened, value = add(

@@ -2,7 +2,7 @@
 
 The arithmetic of `envs.ledger` and `envs.dynamics.advance`, operation by operation, for every setting: amounts of
 money are whole units (`USD_GRID`) here too, so that their sums are exact and may be taken in the fastest order. The
-environment steps thousands of accounts with these functions (`kernels.batch`), the backtest one (`decide_and_wait`).
+environment steps thousands of accounts with these functions (`kernels.batch`), the backtest one (`kernels.account`).
 
 Accounts are rows `b` of `shares [B, N]`; `kept`, `added` and `wish` are scratch, rows `i`. Prices come in units of
 money, so that a product with shares needs no scaling.
@@ -164,31 +164,25 @@ def trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rules
     return rounded
 
 
-@njit(error_model="numpy", cache=True, _nrt=False)
-def cost_of_reductions(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
-    """USD, order by order."""
-    total = 0.0
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
+def reduce_at_cost(
+    want: Any, i: int, floor: float, prices: Prices, filled: int, shares: Any, b: int, kept: Any, rules: Rules
+) -> tuple[float, float, float, float, float, int]:
+    """As `reduce`; further, USD of the reductions' costs, of the additions' without least commissions, and how many
+    additions owe one."""
+    brought, closed, ordered = reduce(want, i, floor, prices.quotes, filled, shares, b, kept)
+    closing, variable, count = 0.0, 0.0, 0
     for n in range(kept.shape[1]):
-        sold, thin = shares[b, n] - kept[i, n], np.float64(prices.thinness[filled, n])
-        x = abs(np.rint(sold * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
-        total = plus(total, min(trade_cost(sold, x, thin, prices.spread[n], rules), x))
-    return total
+        price, thin = abs(np.float64(prices.quotes[filled, FILL, n])), np.float64(prices.thinness[filled, n])
+        sold, more, spread = shares[b, n] - kept[i, n], want[i, n], prices.spread[n]
+        x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(more * price)) * _UNIT
+        closing = plus(closing, min(trade_cost(sold, x, thin, spread, rules), x))
+        variable = plus(variable, np.rint(variable_cost(more, y, thin, spread, rules) * USD_GRID) * _UNIT)
+        count += y > DUST_USD
+    return brought, closed, ordered, closing, variable, count
 
 
-@njit(error_model="numpy", cache=True, _nrt=False)
-def cost_of_additions(want: Any, i: int, prices: Prices, filled: int, rules: Rules) -> tuple[float, int]:
-    """Of the additions wanted: USD without least commissions, and how many owe one."""
-    variable, count = 0.0, 0
-    for n in range(want.shape[1]):
-        thin = np.float64(prices.thinness[filled, n])
-        x = abs(np.rint(want[i, n] * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
-        cost = variable_cost(want[i, n], x, thin, prices.spread[n], rules)
-        variable = plus(variable, np.rint(cost * USD_GRID) * _UNIT)
-        count += x > DUST_USD
-    return variable, count
-
-
-@njit(error_model="numpy", cache=True, _nrt=False)
+@njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
     """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
@@ -213,7 +207,7 @@ def apply_events(
         worth_of_left = left * (np.float64(prices.quotes[bar - 1, MARK, n]) / split)
         income += np.rint(held * prices.dividends[row, n]) + np.rint(worth_of_left)
         if after != held:
-            count = _note(fills, count, SPLIT, bar, bar, n, after - held, 0.0, 0.0)
+            count = note(fills, count, SPLIT, bar, bar, n, after - held, 0.0, 0.0)
         shares[b, n] = after
     return income * _UNIT, count
 
@@ -251,7 +245,9 @@ def room(cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, 
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def purchase_scale(ordered: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules) -> float:
+def purchase_scale(
+    ordered: float, variable: float, count: float, budget: float, num_assets: int, rules: Rules
+) -> float:
     """`envs.ledger.purchase_scale`, all arguments USD."""
     least = rules.least * count
     full = ordered + rules.leverage * variable
@@ -274,7 +270,7 @@ def close_positions(
             thin = np.float64(prices.thinness[bar, n])
             each = min(trade_cost(shares[b, n], abs(x), thin, prices.spread[n], rules), abs(x))
             value, notional, cost = value + x, notional + abs(x), cost + each
-            count = _note(fills, count, FORCED, bar, bar, n, -shares[b, n], price * _UNIT, each)
+            count = note(fills, count, FORCED, bar, bar, n, -shares[b, n], price * _UNIT, each)
             shares[b, n] = 0.0
     return value, cost if rules.each else rules.rate * notional, notional, count
 
@@ -325,7 +321,7 @@ def wait(
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def _note(
+def note(
     fills: Any, count: int, kind: int, decided: int, filled: int, n: int, shares: float, price: float, cost: float
 ) -> int:
     kinds, decisions, bars, assets, amounts, prices, costs = fills
@@ -334,103 +330,6 @@ def _note(
     kinds[count], decisions[count], bars[count], assets[count] = kind, decided, filled, n
     amounts[count], prices[count], costs[count] = shares, price, cost
     return count + 1
-
-
-CASH, EQUITY, PEAK, FIRST, ORDERS, CAPPED, UNFILLED, CANCELLED = range(8)
-"""Places in the `state` of a backtest's account: four amounts in USD; orders given, those among them that asked for
-more than their share of the volume, those of which nothing filled; and USD of all that was cancelled."""
-
-
-@njit(nogil=True, error_model="numpy", cache=True)
-def ask(action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, wish: Any, want: Any) -> None:
-    """Write to `want [1, N]` the holdings that an action `[1, N]` float32 asks for; `wish` is scratch."""
-    value = max(state[EQUITY], 0.0)
-    if prices.risk_off[bar]:
-        want[:] = 0.0
-    elif rules.target:
-        gross, _ = clean(action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0)
-        unit, band = unit_of(gross, value, rules.leverage), rules.band * value * USD_GRID
-        ask_target(wish, 0, unit, band, rules, prices.quotes, bar, shares, 0, want)
-    else:
-        ask_trade(action, 0, rules, shares, want, 0)
-
-
-@njit(nogil=True, error_model="numpy", cache=True)
-def decide_and_wait(
-    times: Any, state: Any, shares: Any, prices: Prices, rules: Rules, curves: Any, fills: Any, count: int, want: Any,
-    kept: Any,
-) -> tuple[int, int, bool]:  # fmt: skip
-    """Order towards `want [1, N]` at `times[0]` (an empty `want`: nothing), then mark every bar up to `times[1]`.
-
-    `times`: bar, bar to stop at, decision interval. `fills`: columns with room for 2 N more rows an ending. Ruin is
-    looked for at the end of every interval. Returns the bar reached, the number of fills, and whether the account is
-    ruined there.
-    """
-    start, stop, interval = times
-    fresh = start + 1
-    if not rules.same_bar and start < stop:
-        fresh = start + 2
-        if prices.event_row[start + 1] > 0:
-            if want.size:
-                split_orders(shares, 0, want, 0, prices, start + 1, rules.whole)
-            earned, count = apply_events(shares, 0, prices, start + 1, rules.whole, shares, fills, count)
-            state[CASH] += earned
-            curves[4][start + 1] += earned
-    if want.size:
-        count = _order(start, state, shares, prices, rules, curves, fills, count, want, kept)
-    bar = start
-    while bar < stop:
-        next_look = min(bar + interval, stop)
-        cash, equity, peak, _, _, count = wait(
-            0, bar, next_look, fresh, state[CASH], state[PEAK], 0.0, 0.0, shares, prices, rules, curves, fills, count
-        )
-        state[CASH], state[EQUITY], state[PEAK] = cash, equity, peak
-        bar = next_look
-        if equity <= rules.ruin * state[FIRST]:
-            return bar, count, True
-    return bar, count, False
-
-
-@njit(error_model="numpy", cache=True)
-def _order(
-    bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, curves: Any, fills: Any, count: int, want: Any,
-    kept: Any,
-) -> int:  # fmt: skip
-    """Carry out orders; returns the fills noted so far."""
-    quotes, last = prices.quotes, len(prices.quotes) - 1
-    filled = bar if rules.same_bar else min(bar + 1, last)
-    floor = -np.inf if rules.short else 0.0
-    held, asked = shares[0].copy(), np.maximum(want[0], floor) - shares[0]
-    brought, closed, ordered = reduce(want, 0, floor, quotes, filled, shares, 0, kept)
-    closing, variable, orders = rules.rate * (closed * _UNIT), rules.rate * (ordered * _UNIT), 0
-    if rules.each:
-        closing = cost_of_reductions(shares, 0, kept, 0, prices, filled, rules)
-        variable, orders = cost_of_additions(want, 0, prices, filled, rules)
-    cash = state[CASH] + (brought * _UNIT - closing)
-    budget = room(cash, kept, 0, prices, bar, filled, rules.leverage) if rules.short else cash
-    scale = purchase_scale(ordered * _UNIT, variable, orders, budget, shares.shape[1], rules)
-    paid, opened, _ = add(kept, want, 0, scale, rules.whole, quotes, filled, shares, 0, filled)
-    opening = cost_of_added(shares, 0, kept, 0, prices, filled, rules) if rules.each else rules.rate * (opened * _UNIT)
-    cash = cash - (paid * _UNIT + opening)
-    state[CASH] = cash if rules.short else max(cash, 0.0)
-    shown = min(bar + 1, last)
-    for n in range(len(held)):
-        traded = shares[0, n] - held[n]
-        if asked[n] != 0.0:
-            state[ORDERS] += 1.0
-            state[UNFILLED] += traded == 0.0
-            state[CAPPED] += abs(asked[n]) > quotes[filled, MOST, n]
-            state[CANCELLED] += abs(asked[n] - traded) * np.float64(quotes[filled, MARK, n]) * _UNIT
-        if traded != 0.0:
-            price, thin = abs(np.float64(quotes[filled, FILL, n])), np.float64(prices.thinness[filled, n])
-            sold, bought = held[n] - kept[0, n], shares[0, n] - kept[0, n]
-            x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(bought * price)) * _UNIT
-            each = min(trade_cost(sold, x, thin, prices.spread[n], rules), x)
-            each += trade_cost(bought, y, thin, prices.spread[n], rules)
-            count = _note(fills, count, ORDER, bar, filled, n, traded, price * _UNIT, each)
-            curves[2][shown] += each
-            curves[3][shown] += x + y
-    return count
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
@@ -447,11 +346,3 @@ def write_private(
     share = 1.0 / safe * _UNIT
     for n in range(shares.shape[1]):
         out[b, 4 + n] = np.float32(shares[row, n] * np.float64(quotes[bar, MARK, n]) * share)
-
-
-@njit(nogil=True, error_model="numpy", cache=True)
-def see(bar: int, state: Any, shares: Any, prices: Prices, out: Any) -> None:
-    """`out [1, A + N]` float32: what the account of a backtest sees of itself."""
-    end = len(prices.quotes) - 1
-    left = (end - bar) / max(end, 1)
-    write_private(out, 0, state[CASH], state[EQUITY], state[PEAK], state[FIRST], left, shares, 0, prices.quotes, bar)
