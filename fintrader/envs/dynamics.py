@@ -299,12 +299,11 @@ def advance(
     want = desired_shares(action, shares, account.equity, mark, flat, settings)
     income = torch.zeros_like(cash)
     if view.eventful and not same_bar:  # what was asked for before a split is asked for in new shares
-        split = view.splits[view.event_row[fill_bar]]
+        row = view.event_row[fill_bar]
+        split, dividend = view.splits[row], view.dividends[row]
         order = split_shares(want - shares, split, settings)
-        cash, shares, income = apply_events(
-            cash, shares, mark, split, view.dividends[view.event_row[fill_bar]], settings
-        )
-        want, mark = shares + order, mark.to(torch.float64) / split
+        cash, shares, income = apply_events(cash, shares, mark, split, dividend, settings)
+        want, mark = shares + order, (mark.to(torch.float64) - dividend) / split  # what a new share is worth today
     quote = view.quote(fill_bar)
     if move_prices is not None:
         quote = quote._replace(price=move_prices(want - shares, quote.price))

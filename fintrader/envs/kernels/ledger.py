@@ -237,7 +237,7 @@ def room(cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, 
     value, gross, row = 0.0, 0.0, prices.event_row[filled] if filled > now else 0
     for n in range(kept.shape[1]):
         price = abs(np.float64(prices.quotes[filled, FILL, n]))
-        before = np.float64(prices.quotes[now, MARK, n]) / prices.splits[row, n]
+        before = (np.float64(prices.quotes[now, MARK, n]) - prices.dividends[row, n]) / prices.splits[row, n]
         x = np.rint(kept[i, n] * (price if price > 0.0 else before))
         value = plus(value, x)
         gross = plus(gross, abs(x))
