@@ -170,8 +170,8 @@ def _goal(want: float, held: float, most: float) -> float:
 def _before(prices: Prices, bar: int, filled: int, n: int) -> float:
     """What the close at the decision is worth today, splits and dividends between them done; USD."""
     row = prices.event_row[filled] if filled > bar else 0
-    close: float = np.float64(prices.quotes[bar, MARK, n]) - prices.dividends[row, n]
-    return close * _UNIT / prices.splits[row, n]
+    close: float = (np.float64(prices.quotes[bar, MARK, n]) - prices.dividends[row, n]) * _UNIT / prices.splits[row, n]
+    return close
 
 
 @inlined
