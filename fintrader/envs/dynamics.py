@@ -165,7 +165,7 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
 
 
 def _most(volume: Tensor, settings: EnvSettings) -> Tensor:
-    if settings.participation is None:
+    if settings.participation == "none":
         return torch.full_like(volume, torch.inf)
     if not bool((volume > 0).any()):
         raise EnvError(

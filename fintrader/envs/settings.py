@@ -48,8 +48,8 @@ class EnvSettings(Settings):
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
     # --- volume ----------------------------------------------------------------------------------------
-    participation: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.1
-    """Most of a bar's volume that an order takes; the rest of the order is cancelled. None: orders of any size fill,
+    participation: Annotated[float, Field(gt=0.0, le=1.0)] | Literal["none"] = 0.1
+    """Most of a bar's volume that an order takes; the rest of the order is cancelled. none: orders of any size fill,
     as in the papers."""
 
     # --- costs -----------------------------------------------------------------------------------------
@@ -111,6 +111,12 @@ class EnvSettings(Settings):
     first bar is repeated). Whatever stores observations grows with it; see `agent.network.encoder`."""
     observation_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays make float32 of it."""
+
+    @field_validator("participation", mode="before")
+    @classmethod
+    def _no_limit(cls, participation: object) -> object:
+        """Python's None and YAML's null mean none, too."""
+        return "none" if participation is None else participation
 
     @field_validator("reward")
     @classmethod

@@ -95,8 +95,8 @@ def _as_traded(context: Mapping[str, Any]) -> str:
     every = "every bar" if bars == 1 else f"every {bars} bars"
     spread = f" and a half-spread of {trading['half_spread_bps']:g}" if trading["half_spread_bps"] else ""
     fill = str(trading["fill"]).replace("_", " ")
-    share = trading.get("participation")
-    volume = "takes any volume" if share is None else f"takes up to {share:.0%} of the volume"
+    share = trading["participation"]
+    volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
     pays = f"pays {trading['cost_bps']:g}{spread} basis points a trade"
     return f"; decides {every}, fills at the {fill}, {volume}, {pays}"
 

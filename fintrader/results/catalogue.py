@@ -185,7 +185,8 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
         lots = open_lots.setdefault(symbol, [])
         if kind == "split":
             ratio = 1.0 + shares / sum(lot.shares for lot in lots)
-            lots[:] = [_Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time) for lot in lots]
+            kept = lots if ratio > 0.0 else []  # of a few shares a reverse split may leave none, paid for in cash
+            lots[:] = [_Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time) for lot in kept]
             continue
         left, each = float(shares), cost / abs(shares)
         while lots and left * lots[0].shares < 0:

@@ -142,6 +142,18 @@ def test_events_are_stored_and_a_window_has_its_own(tmp_path: Path) -> None:
     assert not len(again.window(EX_BAR + 1, len(market)).events.bar)
 
 
+@pytest.mark.parametrize(("held", "left"), [(5.0, 0.0), (25.0, 2.0)])
+def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path: Path, held: float, left: float) -> None:
+    _, raw = split_table(0.1)
+    market = market_of(write_csv(tmp_path, raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": 0.1}])
+    account = BacktestAccount(market, EnvSettings())
+    result = trade(lambda one: Holdings(np.array([held, 0.0])) if one.bar == 0 else None, account, name="few")
+    assert result.shares[-1].tolist() == [left, 0.0]
+    assert result.income_usd.sum() > 0
+    assert result.trade_list_profit() == pytest.approx(result.equity[-1] - 1e6, abs=1e-3)
+    assert result.metrics["round_trips"] == 0.0
+
+
 @pytest.mark.skipif(not REAL_2019.is_file(), reason="real bars are not here")
 @pytest.mark.parametrize("fractional", [False, True])
 def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional: bool) -> None:

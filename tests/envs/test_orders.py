@@ -161,7 +161,8 @@ def test_what_no_order_can_mean_is_refused() -> None:
     empty = replace(market, volume=torch.zeros_like(market.volume))
     with pytest.raises(EnvError, match=r"hold no volume.*participation to none"):
         TradingEnv(empty, EnvSettings())
-    TradingEnv(empty, EnvSettings(participation=None))
+    for no_limit in (None, "none"):
+        TradingEnv(empty, EnvSettings(participation=no_limit))
 
 
 @settings(max_examples=examples(40))

@@ -160,7 +160,7 @@ class LedgerOracle:
             if not self.tradable[f][n]:
                 continue
             held, goal = self.shares[n], want[n]
-            if s.participation is not None:
+            if s.participation != "none":
                 most = self.whole(self.volume[f][n] * s.participation)
                 goal = min(max(goal, held - most), held + most)
             if held > 0:
