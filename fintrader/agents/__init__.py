@@ -1,11 +1,12 @@
 """Experience to policy: the algorithms, their training loop, and policies as files."""
 
 from fintrader.agents.a2c import A2C
+from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.agent import Agent, AgentSettings, make_agent
 from fintrader.agents.apg import APG
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG
-from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
+from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import EnsemblePolicy, PolicyModule, load_policy, market_identity, save_policy
 from fintrader.agents.ppo import PPO
 from fintrader.agents.redq import REDQ

@@ -15,7 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob, standardised
+from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob
 
 
 class A2C(OnPolicySettings):
@@ -31,6 +31,6 @@ class A2CAgent(OnPolicyAgent):
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L, and its parts as metrics."""
-        (mean,) = self.actor(batch.obs)
+        (mean,) = self.actor(batch.seen)
         log_prob = gaussian_log_prob(batch.latent, mean, self.noise["log_std"])
-        return self.whole_loss(batch, -(log_prob * standardised(batch.advantage)).mean())
+        return self.whole_loss(batch, -(log_prob * batch.advantage).mean())

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fintrader.agents.a2c import A2C, A2CAgent
+from fintrader.agents.action_head import ActionHead
 from fintrader.agents.apg import APG, APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG, DDPGAgent
-from fintrader.agents.networks import ActionHead
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent

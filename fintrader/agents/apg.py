@@ -76,17 +76,13 @@ class APGAgent(BaseAgent):
             return env
         if not isinstance(env, TradingEnv):
             raise ConfigError(f"agent.algo apg cannot differentiate {type(env).__name__}; choose another algorithm")
-        if env.settings.fractional:
-            return env
-        return TradingEnv(
-            env.market, env.settings.model_copy(update={"fractional": True}), num_envs=env.num_envs, device=env.device
-        )
+        return super().training_env(env if env.settings.fractional else env.with_settings(fractional=True))
 
     def act(self, obs: Tensor) -> Tensor:
         """Actions `[B, N]`, connected to the actor's weights and to `obs`."""
-        if self.settings.normalise_observations and not self.steps and not bool(self.normaliser.count):
+        if self.settings.normalise_observations and not self.steps and not bool(self.normaliser.count[0]):
             self.normaliser.update(obs.detach())
-        (latent,) = self.actor(self.normaliser(obs))
+        (latent,) = self.actor(self.see(obs))
         if self.settings.noise > 0:
             latent = latent + self.settings.noise * self.randn(latent.shape)
         return self.head.decode(obs, latent)
@@ -137,7 +133,7 @@ class APGAgent(BaseAgent):
             # Only a truncated step or the horizon has a value to add; asking is free on a CPU.
             if settings.bootstrap and (t == last or self.device.type != "cpu" or bool(truncated[t].any())):
                 cut = truncated[t] | (~done if t == last else torch.zeros_like(done))
-                value = self.critic(self.normaliser(step.next_obs))
+                value = self.critic(self.see(step.next_obs))
                 total = total + torch.where(cut & ~terminated[t], weight * value, torch.zeros_like(value))
             weight = torch.where(done, torch.ones_like(weight), weight)
         return total.mean() / len(self.steps)
@@ -146,9 +142,9 @@ class APGAgent(BaseAgent):
         """Steps of the value towards its targets, on `[H, B, ...]` steps with scaled rewards."""
         settings = self.settings
         with torch.no_grad():
-            rows = self.normaliser(seen.obs).flatten(0, 1)
+            rows = self.see(seen.obs.flatten(0, 1))
             value = self.critic(rows).view_as(seen.reward)
-            next_value = self.critic(self.normaliser(seen.next_obs).flatten(0, 1)).view_as(seen.reward)
+            next_value = self.critic(self.see(seen.next_obs.flatten(0, 1))).view_as(seen.reward)
             ends = seen.terminated, seen.truncated
             _, target = gae(seen.reward, value, next_value, *ends, settings.gamma, settings.gae_lambda)
         for _ in range(settings.value_epochs):

@@ -9,16 +9,21 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import below, load_generator, load_module, load_optimiser, optimiser_state, prefixed
-from fintrader.agents.networks import ActionHead, ActionHeadSettings, Actor, Critic, NetworkSettings
+from fintrader.agents.networks import Actor, Critic, NetworkSettings, Seen
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.config import Settings
 from fintrader.envs.observation import Layout
+from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError
 from fintrader.seeding import derive, generator
 
 Metrics: TypeAlias = dict[str, float]
+
+MOST_BARS = 1 << 24
+"""Bars whose numbers float32 tells apart."""
 
 
 class BaseSettings(Settings):
@@ -100,10 +105,31 @@ class BaseAgent:
         self.generator = generator(seed, "agent", device=self.device)
         self.noise_state: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
+        self.table: Tensor | None = None
+        """`[T, L*W]`: the rows of the market that clocks of observations point to."""
 
     def training_env(self, env: Any) -> Any:
-        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there."""
+        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there.
+
+        A trading environment becomes one that shows the bar's number in place of the bar: all accounts at it share
+        what networks make of it.
+        """
+        if not isinstance(env, TradingEnv):
+            return env
+        if env.settings.observation == "flat" and env.market.num_bars <= MOST_BARS:
+            env = env.with_settings(observation="factored")
+        self.see_market(env)
         return env
+
+    def see_market(self, env: TradingEnv) -> None:
+        """Take the rows that the clocks of this environment's observations point to."""
+        self.table = env.market_rows
+        if self.settings.normalise_observations and not self.normaliser.knows_market:
+            self.normaliser.update_market(self.table)
+
+    def see(self, obs: Tensor) -> Seen:
+        """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read."""
+        return self.normaliser.see(obs, self.table)
 
     def randn(self, shape: torch.Size) -> Tensor:
         """Standard normal noise of the agent's own stream."""
@@ -117,7 +143,7 @@ class BaseAgent:
         noise = self.randn(shape)
         if persistence > 0:
             if self.noise_state is not None and self.noise_state.shape == noise.shape:
-                noise = persistence * self.noise_state + (1 - persistence**2) ** 0.5 * noise
+                noise = noise.mul_((1 - persistence**2) ** 0.5).add_(self.noise_state, alpha=persistence)
             self.noise_state = noise
         return noise
 
@@ -125,13 +151,16 @@ class BaseAgent:
         """Adam over `parameters`."""
         self.optimisers[name] = torch.optim.Adam(list(parameters), lr=rate, eps=eps, fused=True)
 
-    def descend(self, name: str, loss: Tensor) -> Tensor:
-        """One step of an optimiser down `loss`; returns the gradient's norm."""
+    def descend(self, name: str, loss: Tensor | Iterable[Tensor]) -> Tensor:
+        """One step of an optimiser down `loss`, or down the sum of several, made one at a time; returns the gradient's
+        norm."""
         optimiser = self.optimisers[name]
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         optimiser.zero_grad(set_to_none=True)
         # Only this optimiser's parameters get a gradient: what the loss passes through on its way is left alone.
-        torch.autograd.backward(loss, inputs=[parameter for parameter in parameters if parameter.requires_grad])
+        inputs = [parameter for parameter in parameters if parameter.requires_grad]
+        for part in (loss,) if isinstance(loss, Tensor) else loss:
+            torch.autograd.backward(part, inputs=inputs)
         norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         optimiser.step()
         return norm.detach()

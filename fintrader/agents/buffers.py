@@ -30,7 +30,7 @@ class Transition(NamedTuple):
     """One step of `B` accounts."""
 
     obs: Tensor
-    """`[B, D]`"""
+    """`[B, D]`, or `[B, A + N + 1]`: the private part and the bar's number (see `normalisation`)."""
     action: Tensor
     """`[B, N]`: what the environment was given."""
     reward: Tensor
@@ -68,21 +68,24 @@ class RolloutBuffer(_Steps):
     def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device has free."""
         # Observations lie there three times while they are standardised: raw, between and as the networks read them.
-        needed = num_steps * num_envs * (4 * (3 * obs_width + 2 * latent_width + 6) + 2)
+        needed = num_steps * num_envs * (4 * (3 * obs_width + 2 * latent_width + 7) + 2)
         what = f"a rollout of {num_steps:,} steps of {num_envs:,} accounts"
         require_memory(needed, device, what, "lower agent.num_steps or env.num_envs")
         super().__init__(num_steps, num_envs, obs_width, latent_width, device)
         self.final_value = torch.zeros((num_steps, num_envs), device=device)
         """`[T, B]`: value of the true final observation where an episode ended, anything elsewhere."""
+        self.log_prob = torch.zeros((num_steps, num_envs), device=device)
+        """`[T, B]`: of the latents, under the policy that drew them."""
         self.step = 0
 
     @property
     def full(self) -> bool:
         return self.step == self.num_steps
 
-    def add(self, transition: Transition, latent: Tensor, final_value: Tensor | None) -> None:
+    def add(self, transition: Transition, latent: Tensor, log_prob: Tensor, final_value: Tensor | None) -> None:
         """Write one step; `final_value [B]` may be left out when no episode ended."""
         self.write(self.step, transition, latent)
+        self.log_prob[self.step] = log_prob
         if final_value is not None:
             self.final_value[self.step] = final_value
         self.step += 1

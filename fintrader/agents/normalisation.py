@@ -8,9 +8,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fintrader.envs.observation import Layout, statistic_groups
+from fintrader.agents.networks import Seen, numbered_anew
+from fintrader.envs.observation import FlatLayout, Layout, statistic_groups
 
-_CLIP = 10.0
+CLIP = 10.0
+"""Standardised values lie within ± this."""
+_ROWS = 4096
+"""Rows of a table whose statistics are taken at once."""
 
 
 class ObservationNormaliser(nn.Module):
@@ -18,49 +22,89 @@ class ObservationNormaliser(nn.Module):
 
     Columns that mean the same thing for different assets share one statistic, so that permuting the assets
     permutes the result. Statistics merge by the parallel algorithm of Chan, Golub and LeVeque (1979), in float64.
+
+    Observations are flat, `[..., D]`, or *clocked*, `[..., A + N + 1]`: the private part and the number of a bar
+    (exact in float32 up to 2**24), whose row stands in a table that all accounts share. Of a table every row is as good
+    as seen: the market's columns get their statistics from all of it, once.
     """
 
     mean: Tensor
     var: Tensor
     count: Tensor
     groups: Tensor
-    sizes: Tensor
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
+        self.private = layout.width if isinstance(layout, FlatLayout) else layout.private_width
+        """Columns of the private part, which come first."""
+        self.width = layout.width
+        self.row_width = 0 if isinstance(layout, FlatLayout) else layout.row_width
         groups = statistic_groups(layout)
         number = int(groups.max()) + 1
         self.register_buffer("groups", groups, persistent=False)
-        self.register_buffer("sizes", torch.bincount(groups, minlength=number).double(), persistent=False)
         self.register_buffer("mean", torch.zeros(number, dtype=torch.float64))
         self.register_buffer("var", torch.ones(number, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(number, dtype=torch.float64))
         self._refresh()
 
     def _refresh(self) -> None:
-        """Float32 copies per column: what `forward` reads, once a step."""
+        """Float32 copies per column: what `see` reads, once a step."""
         shift, scale = shift_and_scale(self.mean, self.var)
-        self._shift, self._scale = shift[self.groups], scale[self.groups]
+        self._shift, self._scale = -(shift * scale)[self.groups], scale[self.groups]
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """`[..., D]` raw to `[..., D]` standardised."""
-        return ((obs - self._shift) * self._scale).clamp(-_CLIP, _CLIP)
+    @property
+    def knows_market(self) -> bool:
+        """Whether the market's columns have statistics, or there are none."""
+        return not self.row_width or bool(self.count[self.groups[-1]])
+
+    def see(self, obs: Tensor, table: Tensor | None = None) -> Seen:
+        """Raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`, as what networks read; `table` `[T, L*W]` belongs to
+        clocks."""
+        private = self._standardise(obs[..., : self.private], slice(0, self.private))
+        if obs.shape[-1] == self.width:
+            return Seen(private, self.see_rows(obs[..., self.private :]), None)
+        assert table is not None
+        occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table))
+        return Seen(private, self.see_rows(table[occurring].to(obs.dtype)), place)
+
+    def see_rows(self, rows: Tensor) -> Tensor:
+        """Rows of the market `[U, L*W]`, standardised."""
+        return self._standardise(rows, slice(self.private, self.width))
+
+    def _standardise(self, values: Tensor, columns: slice) -> Tensor:
+        # (values - mean) / deviation, in two passes
+        standard = torch.addcmul(self._shift[columns], values, self._scale[columns])
+        return standard.clamp(-CLIP, CLIP) if standard.requires_grad else standard.clamp_(-CLIP, CLIP)
+
+    def update(self, obs: Tensor) -> None:
+        """Merge a batch of observations `[..., D]` or `[..., A + N + 1]` into the statistics: of the latter what is
+        private."""
+        self._merge(obs if obs.shape[-1] == self.width else obs[..., : self.private], 0)
+
+    def update_market(self, table: Tensor) -> None:
+        """Merge a table `[T, L*W]` into the statistics: of each row the newest bar, since the others have their own."""
+        width = self.row_width
+        for rows in table[:, -width:].split(_ROWS):
+            self._merge(rows, self.width - width)
 
     @torch.no_grad()
-    def update(self, obs: Tensor) -> None:
-        """Merge a batch `[..., D]` into the statistics."""
-        rows = obs.reshape(-1, obs.shape[-1])
-        number = rows.shape[0]
+    def _merge(self, values: Tensor, first: int) -> None:
+        """A batch of the columns from number `first` on."""
+        rows = values.reshape(-1, values.shape[-1])
+        groups = self.groups[first : first + rows.shape[1]]
         zeros = torch.zeros_like(self.mean)
+        sizes = torch.bincount(groups, minlength=len(zeros)).double()
         # Offsets by the first row keep float32 sums exact enough for columns with a large mean.
-        origin = rows[0]
+        origin = rows[0].float()
         centred = rows - origin
         column_mean = centred.mean(dim=0).double() + origin.double()
-        column_var = centred.var(dim=0, correction=0).double()
-        mean = zeros.index_add(0, self.groups, column_mean) / self.sizes
-        between = (column_mean - mean[self.groups]) ** 2
-        var = zeros.index_add(0, self.groups, column_var + between) / self.sizes
-        _merge(self, mean, var, number)
+        # As `var(dim=0)`, which takes five times as long.
+        column_var = ((centred * centred).mean(dim=0).double() - centred.mean(dim=0).double() ** 2).clamp_min(0)
+        seen, sizes = sizes > 0, sizes.clamp_min(1)
+        mean = zeros.index_add(0, groups, column_mean) / sizes
+        between = (column_mean - mean[groups]) ** 2
+        var = zeros.index_add(0, groups, column_var + between) / sizes
+        _merge(self, mean, var, torch.where(seen, float(rows.shape[0]), 0.0).double())
         self._refresh()
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -73,12 +117,14 @@ class ObservationNormaliser(nn.Module):
         return self
 
 
-def _merge(own: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor, number: int) -> None:
+def _merge(own: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor, number: Tensor | int) -> None:
     """Take a batch of `number` values into running statistics."""
     total = own.count + number
+    share = number / total.clamp_min(1)
     delta = mean - own.mean
-    own.var.copy_((own.var * own.count + var * number + delta**2 * own.count * number / total) / total)
-    own.mean.add_(delta * number / total)
+    merged = (own.var * own.count + var * number + delta**2 * own.count * share) / total.clamp_min(1)
+    own.var.copy_(torch.where(total > 0, merged, own.var))
+    own.mean.add_(delta * share)
     own.count.copy_(total)
 
 
@@ -123,7 +169,7 @@ class RewardScaler(nn.Module):
     def forward(self, rewards: Tensor) -> Tensor:
         """Scaled rewards, clipped to ±10; unchanged before the first update."""
         scale = torch.where(self.count > 0, (self.var + 1e-16).rsqrt(), torch.ones_like(self.var))
-        return (rewards * scale.to(rewards.dtype)).clamp(-_CLIP, _CLIP)
+        return (rewards * scale.to(rewards.dtype)).clamp(-CLIP, CLIP)
 
     def to_json(self) -> dict[str, float | None]:
         """Plain JSON that `from_json` reads; None for numbers that are not finite."""

@@ -1,51 +1,28 @@
-"""Policies bound to one market: the same action as the networks give, a hundredth of the time for one account.
-
-A backtest asks a policy one observation at a time, and ten small networks are then three hundred tensor operations on
-a few thousand numbers. `bind` lays the weights of all members out side by side and runs `numba_forward.forward` on
-them. Actions agree with the networks' own to float32 rounding.
-"""
+"""Networks of the kinds `per_asset` and `mlp`, laid out side by side for `numba_forward.forward` (see `bound`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fintrader.agents.networks import uses_assets
 from fintrader.agents.normalisation import shift_and_scale
-from fintrader.envs.observation import FlatLayout, market_widths
+from fintrader.envs.observation import market_widths
 
 Numbers = NDArray[np.float32]
-Bound = Callable[[int, Numbers], Numbers]
-"""`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by the next call."""
 
 
-def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> Bound | None:
-    """K `ActorPolicy` as one (see `EnsemblePolicy`), over the market rows `[T, N*F + N + M]` of a window.
-
-    None where only the networks themselves will do: off the CPU, on a classic environment, with observations of several
-    bars, or with weights that are not finite (which the networks then show).
-    """
-    layout = members[0].layout
-    if isinstance(layout, FlatLayout) or layout.lookback > 1 or layout.market_width != rows.shape[1]:
-        return None
-    tensors = [tensor for member in members for tensor in member.state_dict().values()]
-    if not all(tensor.device.type == "cpu" and bool(tensor.isfinite().all()) for tensor in tensors):
-        return None
-    return _Bound(members, mode, shares, rows)
-
-
-class _Bound:
+class NumbaMembers:
     """Weights of K actors in one vector, the tables that say where what lies (see `numba_forward`), and the rows."""
 
-    def __init__(self, members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> None:
+    def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
         from fintrader.agents import numba_forward
 
-        self.table, self.mode, self.shares, self.rows = numba_forward, mode, shares, np.ascontiguousarray(rows)
+        self.table, self.rows = numba_forward, np.ascontiguousarray(rows)
         layout, count = members[0].layout, len(members)
         account, assets, *_, context = market_widths(layout)
         depth = 1 + max(len(member.network.hidden) for member in members)
@@ -63,20 +40,13 @@ class _Bound:
         square = [np.zeros((max(wide, -(-self.widest // assets)), assets), np.float32) for _ in range(2)]
         lengths = (wide, max(wide, account + context, 1), layout.width, assets + 1, assets)
         self.buffers = (*square, *(np.zeros(length, np.float32) for length in lengths))
-        self.actions = np.zeros((count, assets), np.float32)
+        self.answers = np.zeros((count, assets), np.float32)
 
-    def __call__(self, bar: int, private: Numbers) -> Numbers:
-        actions, tables = self.actions, (self.plan, self.layers, self.numbers, self.weights)
-        self.table.forward(private, self.rows[bar], self.sizes, *tables, self.buffers, actions)
-        combined: Numbers = actions[0]
-        if self.mode == "vote":
-            # As torch.quantile: the lower of the middle two plus half their distance.
-            ordered, middle = np.sort(actions, axis=0), (len(actions) - 1) // 2
-            upper = ordered[len(actions) // 2]
-            combined = ordered[middle] + np.float32(0.5) * (upper - ordered[middle])
-        elif len(actions) > 1:
-            combined = self.shares @ actions
-        return combined
+    def actions(self, bar: int, private: Numbers) -> Numbers:
+        """`[K, N]`, for the private part `[A + N]` of an observation at `bar`; overwritten by the next call."""
+        tables = (self.plan, self.layers, self.numbers, self.weights)
+        self.table.forward(private, self.rows[bar], self.sizes, *tables, self.buffers, self.answers)
+        return self.answers
 
     def _add(self, k: int, actor: Any) -> None:
         """Lay out actor number `k`."""
@@ -88,7 +58,7 @@ class _Bound:
         plan[t.STATISTICS] = self._place(torch.cat(shift_and_scale(actor.normaliser.mean, actor.normaliser.var)))
         assets = actor.layout.num_assets
         self.numbers[k] = head.scale, math.log(assets) + head.cash_logit, head.band / assets
-        per_asset, weights = uses_assets(actor.layout, network), actor.actor.state_dict()
+        per_asset, weights = actor.actor.kind == "per_asset", actor.actor.state_dict()
         plan[t.KIND] = t.PER_ASSET if per_asset else t.MLP
         plan[[t.CASH, t.CASH_BIAS]] = -1
         (self._add_per_asset if per_asset else self._add_mlp)(k, actor, weights)
@@ -97,8 +67,8 @@ class _Bound:
         t, plan = self.table, self.plan[k]
         wide = 0
         for depth in range(len(actor.network.hidden)):
-            own, common = (weights[f"trunk.{part}.{depth}.weight"] for part in ("own", "common"))
-            bias = weights[f"trunk.own.{depth}.bias"] + weights[f"trunk.common.{depth}.bias"]
+            own, common = (weights[f"trunk.layers.{part}.{depth}.weight"] for part in ("own", "common"))
+            bias = weights[f"trunk.layers.own.{depth}.bias"] + weights[f"trunk.layers.common.{depth}.bias"]
             width = own.shape[1]
             wide = -(-width // 4) * 4
             self.layers[k, depth, [t.WIDTH, t.OWN_OUT]] = width, wide

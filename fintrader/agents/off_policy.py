@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, to_metrics
 from fintrader.agents.buffers import ReplayBuffer, Transition, n_step
 from fintrader.agents.checkpoint import below, prefixed
-from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.networks import NetworkSettings, Seen
 from fintrader.envs.observation import Layout
 
 
@@ -62,16 +62,14 @@ class OffPolicySettings(BaseSettings):
 class Sample(NamedTuple):
     """A batch ready to be learned from: standardised observations, scaled n-step rewards."""
 
-    obs: Tensor
-    """`[R, D]`"""
+    obs: Seen
     latent: Tensor
     """`[R, L]`"""
     reward: Tensor
     """`[R]`: Σ γ^k r_k up to the first end."""
     discount: Tensor
     """`[R]`: factor of the value at `next_obs`; 0 after a termination."""
-    next_obs: Tensor
-    """`[R, D]`"""
+    next_obs: Seen
 
 
 class OffPolicyAgent(BaseAgent):
@@ -108,10 +106,10 @@ class OffPolicyAgent(BaseAgent):
             # erf turns a normal draw into a uniform one
             self.latent = torch.erf(self.exploration_noise(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
         else:
-            self.latent = self.explore(self.normaliser(obs))
+            self.latent = self.explore(self.see(obs))
         return self.head.decode(obs, self.latent)
 
-    def explore(self, obs: Tensor) -> Tensor:
+    def explore(self, obs: Seen) -> Tensor:
         """Latents `[B, L]` for standardised observations: the actor's, plus Gaussian noise."""
         latent = torch.tanh(self.actor(obs)[0])
         noise = self.exploration_noise(latent.shape)
@@ -121,7 +119,7 @@ class OffPolicyAgent(BaseAgent):
     def observe(self, transition: Transition) -> None:
         """Store one step and, while warming up, its statistics."""
         if self.replay is None:
-            self.replay = self._memory(transition.obs.shape[0])
+            self.replay = self._memory(*transition.obs.shape)
         assert self.latent is not None
         if self.warming_up and self.settings.normalise_observations:
             self.normaliser.update(transition.obs)
@@ -177,7 +175,7 @@ class OffPolicyAgent(BaseAgent):
         reward, discount, last = n_step(rewards, batch.terminated, batch.truncated, settings.gamma)
         rows = torch.arange(settings.batch_size, device=self.device)
         next_obs = batch.next_obs[last, rows]
-        return Sample(self.normaliser(batch.obs), batch.latent, reward, discount, self.normaliser(next_obs))
+        return Sample(self.see(batch.obs), batch.latent, reward, discount, self.see(next_obs))
 
     def learn(self, sample: Sample) -> dict[str, Tensor]:
         """One update; scalar metrics on the device."""
@@ -220,13 +218,13 @@ class OffPolicyAgent(BaseAgent):
         super().load_extra_state(state)
         self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
         rows = below("replay", state)
-        self.replay = self._memory(rows["reward"].shape[1]) if rows else None
+        self.replay = self._memory(*rows["obs"].shape[1:]) if rows else None
         if self.replay is not None:
             self.replay.load_state_dict(rows)
 
-    def _memory(self, accounts: int) -> ReplayBuffer:
+    def _memory(self, accounts: int, width: int) -> ReplayBuffer:
         steps = max(self.settings.buffer_size // accounts, self.settings.n_steps + 1)
-        return ReplayBuffer(steps, accounts, self.layout.width, self.head.latents, self.device)
+        return ReplayBuffer(steps, accounts, width, self.head.latents, self.device)
 
 
 def combine(values: Tensor, how: Literal["mean", "min"]) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
+from fintrader.agents.networks import Seen
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
@@ -38,15 +39,21 @@ class OnPolicySettings(BaseSettings):
     """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091). Under trading costs
     a deviation that lasts is cheaper and tells more than one that is taken back at the next decision; without it the
     first thing learned is not to trade. None: 0.9 with the `aim` head, 0 elsewhere."""
+    group_baseline: bool = True
+    """Judge an action by how it did against the other accounts at the same bar (see `env.start_groups`), not only
+    against the critic: prices move all of them alike, and no critic foresees them."""
     learn_noise: bool = False
     """Adapt the noise by gradient. Under market noise a fixed one learns better; classic environments gain from it."""
+
+
+ROWS_AT_ONCE = 4096
+"""Rows of a minibatch that go through the networks together."""
 
 
 class Rollout(NamedTuple):
     """`R = T · B` rows of experience, ready to be learned from."""
 
-    obs: Tensor
-    """`[R, D]`, standardised."""
+    seen: Seen
     latent: Tensor
     """`[R, L]`"""
     log_prob: Tensor
@@ -58,7 +65,8 @@ class Rollout(NamedTuple):
 
     def take(self, rows: Tensor) -> Rollout:
         """The rows with these numbers."""
-        return Rollout(*(column[rows] for column in self))
+        seen, *columns = self
+        return Rollout(seen.take(rows), *(column[rows] for column in columns))
 
 
 def standardised(advantage: Tensor) -> Tensor:
@@ -68,8 +76,26 @@ def standardised(advantage: Tensor) -> Tensor:
 
 def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """`[..., L]` to `[...]`: log density of independent normals."""
-    standard = (latent - mean) * torch.exp(-log_std)
-    return (-0.5 * standard**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+    return standard_log_prob((latent - mean) * torch.exp(-log_std), log_std)
+
+
+def standard_log_prob(standard: Tensor, log_std: Tensor) -> Tensor:
+    """As `gaussian_log_prob`, of what is standardised already: the noise that was added to the mean."""
+    constant = 0.5 * math.log(2 * math.pi) * standard.shape[-1]
+    return -0.5 * torch.linalg.vecdot(standard, standard) - log_std.sum(dim=-1) - constant
+
+
+def against_others(advantage: Tensor, place: Tensor) -> Tensor:
+    """`[R]` advantages less the mean of the others at the same bar (`place [R]`); a single one as it is.
+
+    Accounts at a bar meet the same prices: what all of them gained or lost by these says nothing about their actions.
+    The others' actions do not depend on an account's own, so the gradient keeps its mean
+    (https://arxiv.org/abs/1803.07246).
+    """
+    zeros = torch.zeros(int(place.max()) + 1, dtype=advantage.dtype, device=advantage.device)
+    count = zeros.index_add(0, place, torch.ones_like(advantage))[place]
+    mean = (zeros.index_add(0, place, advantage)[place]) / count
+    return torch.where(count > 1, (advantage - mean) * count / (count - 1).clamp_min(1), advantage)
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:
@@ -96,24 +122,25 @@ class OnPolicyAgent(BaseAgent):
         """What learns from a rollout: the agent, or several learners of it side by side (`parallel.py`)."""
 
     def training_env(self, env: Any) -> Any:
-        """`env`. Raises ConfigError when its accounts cannot be shared out evenly among the learners."""
+        """As any agent's. Raises ConfigError when the accounts cannot be shared out evenly among the learners."""
         if env.num_envs % self.settings.learners:
             raise ConfigError(
                 f"env.num_envs is {env.num_envs}; make it a multiple of agent.learners, {self.settings.learners}"
             )
-        return env
+        return super().training_env(env)
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
         """Draw actions `[B, N]` for `obs [B, D]`."""
         if not self.seen_any:
             self.seen_any = True
-            if self.settings.normalise_observations and not bool(self.normaliser.count):
+            if self.settings.normalise_observations and not bool(self.normaliser.count[0]):
                 self.normaliser.update(obs)
-        (mean,) = self.actor(self.normaliser(obs))
+        (mean,) = self.actor(self.see(obs))
         # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
         noise = self.exploration_noise(mean.shape)
-        self.latent = mean + noise * self.noise["log_std"].exp()
+        log_std = self.noise["log_std"]
+        self.latent, self.log_prob = torch.addcmul(mean, noise, log_std.exp()), standard_log_prob(noise, log_std)
         return self.head.decode(obs, self.latent)
 
     @torch.no_grad()
@@ -127,15 +154,18 @@ class OnPolicyAgent(BaseAgent):
         final_value = None
         # Asking whether any episode ended costs a transfer on a GPU, and a network pass saved on a CPU.
         if self.device.type != "cpu" or bool((transition.terminated | transition.truncated).any()):
-            final_value = self.critic(self.normaliser(transition.next_obs))
-        self.buffer.add(transition, self.latent, final_value)
+            final_value = self.critic(self.see(transition.next_obs))
+        self.buffer.add(transition, self.latent, self.log_prob, final_value)
         self.last_obs = transition.next_obs
 
     def check_rollout(self, num_envs: int) -> None:
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
-    def passes(self, rows: int) -> Iterator[list[Tensor]]:
-        """Passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one pass of one."""
+    def passes(self, rows: int, place: Tensor | None) -> Iterator[list[Tensor]]:
+        """Passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one pass of one.
+
+        Rows see the bars `place`, or each one of its own.
+        """
         yield [torch.arange(rows, device=self.device)]
 
     def moved_enough(self, step: Mapping[str, Tensor]) -> bool:
@@ -146,10 +176,22 @@ class OnPolicyAgent(BaseAgent):
         """Gradient steps on one rollout; means of their scalar metrics, on the device."""
 
         def descend(rows: Tensor) -> dict[str, Tensor]:
-            loss, metrics = self.loss(rollout.take(rows))
-            return {**metrics, "grad_norm": self.descend("adam", loss)}
+            metrics: dict[str, Tensor] = {}
+            advantage = standardised(rollout.advantage[rows])
 
-        return self.take_steps(self.passes(rollout.obs.shape[0]), descend)
+            def losses() -> Iterator[Tensor]:
+                # Some rows at a time, so that what is between inputs and loss stays in the processor's caches.
+                for part, judged in zip(rows.split(ROWS_AT_ONCE), advantage.split(ROWS_AT_ONCE), strict=True):
+                    loss, found = self.loss(rollout.take(part)._replace(advantage=judged))
+                    share = len(part) / len(rows)
+                    for name, value in found.items():
+                        metrics[name] = metrics.get(name, 0.0) + share * value.detach()
+                    yield share * loss
+
+            norm = self.descend("adam", losses())
+            return {**metrics, "grad_norm": norm}
+
+        return self.take_steps(self.passes(len(rollout.latent), rollout.seen.place), descend)
 
     def take_steps(
         self, passes: Iterable[list[Tensor]], descend: Callable[[Tensor], dict[str, Tensor]]
@@ -169,13 +211,14 @@ class OnPolicyAgent(BaseAgent):
     def whole_loss(self, batch: Rollout, policy_loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's loss with the value's and the entropy's, and the three as metrics."""
         settings = self.settings
-        value_loss = 0.5 * (self.critic(batch.obs) - batch.target).pow(2).mean()
+        value_loss = 0.5 * (self.critic(batch.seen) - batch.target).pow(2).mean()
         entropy = gaussian_entropy(self.noise["log_std"])
         loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
         return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """What one gradient step descends, and its parts as scalar metrics on the device."""
+        """The mean of what one gradient step descends over rows whose advantages are standardised, and its parts as
+        scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not say what it descends")
 
     def update(self) -> Metrics | None:
@@ -192,20 +235,21 @@ class OnPolicyAgent(BaseAgent):
             reward = buffer.reward
 
         with torch.no_grad():
-            obs = self.normaliser(buffer.obs)
-            (mean,) = self.actor(obs.flatten(0, 1))
-            old_log_prob = gaussian_log_prob(buffer.latent.flatten(0, 1), mean, self.noise["log_std"])
-            value = self.critic(obs.flatten(0, 1)).view_as(reward)
+            seen = self.see(buffer.obs.flatten(0, 1))
+            value = self.critic(seen).view_as(reward)
             # The last step's successor is in no row of the buffer; elsewhere it is the next row, or the final value.
-            after = self.critic(self.normaliser(self.last_obs))
+            after = self.critic(self.see(self.last_obs))
             following = torch.cat([value[1:], after.unsqueeze(0)])
             next_value = torch.where(done, buffer.final_value, following)
             advantage, target = gae(
                 reward, value, next_value, buffer.terminated, buffer.truncated, settings.gamma, settings.gae_lambda
             )
+            advantage = advantage.flatten()
+            if settings.group_baseline and seen.place is not None:
+                advantage = against_others(advantage, seen.place)
 
-        rows = obs.flatten(0, 1), buffer.latent.flatten(0, 1), old_log_prob, advantage.flatten(), target.flatten()
-        metrics = self.learner(Rollout(*rows))
+        rows = buffer.latent.flatten(0, 1), buffer.log_prob.flatten(), advantage, target.flatten()
+        metrics = self.learner(Rollout(seen, *rows))
         metrics["explained_variance"] = explained_variance(value, target)
         metrics["reward_mean"] = buffer.reward.mean()
         # Statistics move only between rollouts, so that the ratios above compare like with like.

@@ -32,8 +32,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import load_generator
+from fintrader.agents.networks import Seen
 from fintrader.agents.off_policy import OffPolicyAgent
-from fintrader.agents.on_policy import OnPolicyAgent, Rollout
+from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardised
 from fintrader.errors import CheckpointError
 from fintrader.seeding import generator
 
@@ -73,12 +74,21 @@ class BatchedLearners:
             shares = rows.reshape(self.agent.settings.num_steps, self.count, -1, *rows.shape[1:])
             return shares.transpose(0, 1).flatten(1, 2)
 
-        metrics = self._descend(Rollout(*(own(column) for column in rollout)))
+        seen, *columns = rollout
+        everyone = torch.arange(len(seen.rows), device=seen.rows.device)
+        places = own(everyone if seen.place is None else seen.place)
+        bars, place = zip(*(torch.unique(one, return_inverse=True) for one in places), strict=True)
+        most = max(map(len, bars))  # a learner that sees fewer bars embeds one that nobody looks up
+        rows = torch.stack([seen.rows[nn.functional.pad(own_bars, (0, most - len(own_bars)))] for own_bars in bars])
+        shares = Seen(own(seen.private), rows, torch.stack(place))
+        metrics = self._descend(Rollout(shares, *map(own, columns)))
         self._fuse()
         return metrics
 
     def _value(self, weights: dict[str, Tensor], batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        found: tuple[Tensor, dict[str, Tensor]] = functional_call(self.loss, weights, (batch,))
+        found: tuple[Tensor, dict[str, Tensor]] = functional_call(
+            self.loss, weights, (batch._replace(advantage=standardised(batch.advantage)),)
+        )
         return found
 
     def _descend(self, shares: Rollout) -> dict[str, Tensor]:
@@ -96,7 +106,7 @@ class BatchedLearners:
                 self.adam.state[self.weights[name]] = {
                     key: self._copies(value) if value.ndim else value.clone() for key, value in moments.items()
                 }
-        drawn = [list(agent.passes(shares.obs.shape[1])) for _ in range(self.count)]
+        drawn = [list(agent.passes(place.numel(), place)) for place in shares.seen.place]
         together = ([torch.stack(rows) for rows in zip(*one, strict=True)] for one in zip(*drawn, strict=True))
         return agent.take_steps(together, lambda rows: self._step(shares, rows))
 
@@ -106,7 +116,9 @@ class BatchedLearners:
     def _step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """One gradient step of every learner; `rows [K, S]` are its minibatch."""
         learner = torch.arange(self.count, device=rows.device).unsqueeze(1)
-        batch = Rollout(*(column[learner, rows] for column in shares))
+        (private, market, place), *columns = shares
+        seen = Seen(private[learner, rows], market, place[learner, rows])
+        batch = Rollout(seen, *(column[learner, rows] for column in columns))
         weights = {name: parameter.detach() for name, parameter in self.weights.items()}
         slopes, (_, step) = self.slope(weights, batch)
         norm = torch.stack([slope.flatten(1).pow(2).sum(1) for slope in slopes.values()]).sum(0).sqrt()
@@ -189,7 +201,9 @@ class PipelinedAgent:
 
     def training_env(self, env: Any) -> Any:
         """As the agent's own."""
-        return self.agent.training_env(env)
+        env = self.agent.training_env(env)
+        self._front.table = self.agent.table
+        return env
 
     def anneal(self, fraction: float) -> None:
         """As the agent's own."""

@@ -18,17 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
+from fintrader.agents.bound import Bound, bind
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
-from fintrader.agents.networks import ActionHead, ActionHeadSettings, Actor, NetworkSettings
+from fintrader.agents.networks import Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.agents.numba_policy import Bound, bind
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import write_bytes
 
-FORMAT = "fintrader-policy-1"
+FORMAT = "fintrader-policy-2"
 EnsembleMode = Literal["mean", "weighted", "vote"]
 
 
@@ -46,7 +47,7 @@ class PolicyModule(nn.Module):
     def bind(self, rows: NDArray[np.float32]) -> Bound | None:
         """The policy over the market rows `[T, N*F + N + M]` of one window, for one account at a time.
 
-        None where only the networks themselves will do (see `numba_policy.bind`), a module of one's own among them.
+        None where only the networks themselves will do (see `bound.bind`), a module of one's own among them.
         """
         members: list[nn.Module] = [self]
         mode, shares = "mean", np.ones(1, np.float32)
@@ -97,7 +98,7 @@ class ActorPolicy(PolicyModule):
         self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:
-        latent = self.actor(self.normaliser(obs))[0]
+        latent = self.actor(self.normaliser.see(obs))[0]
         return self.head.decode(obs, torch.tanh(latent) if self.squash else latent)
 
     def describe(self) -> dict[str, Any]:

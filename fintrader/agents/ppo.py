@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob, standardised
+from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob
 from fintrader.errors import ConfigError
 
 
@@ -50,13 +50,19 @@ class PPOAgent(OnPolicyAgent):
 
     settings: PPO
 
-    def passes(self, rows: int) -> Iterator[list[Tensor]]:
+    def passes(self, rows: int, place: Tensor | None) -> Iterator[list[Tensor]]:
         """`update_epochs` passes of `num_minibatches`, each over all `rows` rows in a random order of its own.
 
-        Every row is in exactly one minibatch; where they do not divide evenly, the first ones hold one more.
+        Where rows share bars it is the bars that are put in order, so that hardly a minibatch embeds one that another
+        embeds, too. Every row is in exactly one minibatch; where they do not divide evenly, the first ones hold one
+        more.
         """
         for _ in range(self.settings.update_epochs):
-            order = torch.randperm(rows, generator=self.generator, device=self.device)
+            if place is None:
+                order = torch.randperm(rows, generator=self.generator, device=self.device)
+            else:
+                bars = torch.randperm(int(place.max()) + 1, generator=self.generator, device=self.device)
+                order = torch.argsort(bars[place], stable=True)
             yield list(order.tensor_split(min(self.settings.num_minibatches, rows)))
 
     def moved_enough(self, step: Mapping[str, Tensor]) -> bool:
@@ -66,10 +72,10 @@ class PPOAgent(OnPolicyAgent):
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""
         clip_coef = self.settings.clip_coef
-        (mean,) = self.actor(batch.obs)
+        (mean,) = self.actor(batch.seen)
         log_ratio = gaussian_log_prob(batch.latent, mean, self.noise["log_std"]) - batch.log_prob
         ratio = log_ratio.exp()
-        objective = ppo_objective(ratio, standardised(batch.advantage), clip_coef)
+        objective = ppo_objective(ratio, batch.advantage, clip_coef)
         loss, parts = self.whole_loss(batch, -objective.mean())
         return loss, parts | {
             # http://joschu.net/blog/kl-approx.html, the low-variance estimator

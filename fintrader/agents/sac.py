@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fintrader.agents.networks import Seen
 from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
 from fintrader.agents.on_policy import gaussian_log_prob
 from fintrader.envs.observation import Layout
@@ -61,12 +62,12 @@ class SACAgent(OffPolicyAgent):
         self.modules["temperature"] = self.temperature
         self.add_optimiser("temperature", self.temperature.parameters(), settings.learning_rate)
 
-    def explore(self, obs: Tensor) -> Tensor:
+    def explore(self, obs: Seen) -> Tensor:
         """Latents drawn from the policy."""
         return self.draw_latent(obs, self.exploration_noise)[0]
 
     def draw_latent(
-        self, obs: Tensor, noise: Callable[[torch.Size], Tensor] | None = None
+        self, obs: Seen, noise: Callable[[torch.Size], Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Latents `[R, L]` by reparametrisation, their log density `[R]`, and the means before tanh."""
         mean, raw = self.actor(obs)

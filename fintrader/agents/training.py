@@ -188,7 +188,7 @@ class _Training:
         if self.folder is not None and self.path.exists():
             self._resume()
         else:
-            self.obs, _ = self.env.reset(seed=self.agent.seed)
+            self.obs = as_tensor(self.env.reset(seed=self.agent.seed)[0])
         self._trim_log()
         self._advance()
         self.steps_logged = self.env_steps
@@ -208,7 +208,8 @@ class _Training:
     def step(self, action: Tensor) -> Transition:
         """One step of every account."""
         obs = self.obs
-        self.obs, reward, terminated, truncated, info = self.env.step(action)
+        shown, reward, terminated, truncated, info = self.env.step(action)
+        self.obs = as_tensor(shown)
         self.env_steps += self.env.num_envs
         after = true_next_obs(self.obs, info, terminated, truncated)
         return Transition(obs, action, reward.float(), terminated, truncated, after)
@@ -298,7 +299,7 @@ class _Training:
             )
         device = self.agent.device
         self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
-        fresh, _ = self.env.reset(seed=self.agent.seed)
+        fresh = as_tensor(self.env.reset(seed=self.agent.seed)[0])
         self.env.load_state_dict({name: tensor.to(device) for name, tensor in below("env", tensors).items()})
         # A classic environment cannot be stored: its episodes begin anew.
         self.obs = tensors["obs"].to(device) if getattr(self.env, "resumable", True) else fresh
@@ -343,10 +344,18 @@ def pause_between(wanted: float, saving: float) -> float:
 
 def true_next_obs(obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor) -> Tensor:
     """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs` where it ended."""
-    final = info.get("final_obs")
-    if final is None:
+    final, done = info.get("final_obs"), terminated | truncated
+    if final is None or (done.device.type == "cpu" and not bool(done.any())):  # to ask a GPU would be to wait
         return obs
-    return torch.where((terminated | truncated).unsqueeze(-1), final, obs)
+    return torch.where(done.unsqueeze(-1), as_tensor(final), obs)
+
+
+def as_tensor(obs: Any) -> Tensor:
+    """Observations `[B, D]` as they are; factored ones as `[B, A + N + 1]`, the clock (exact up to 2**24) last."""
+    if isinstance(obs, Tensor):
+        return obs
+    private: Tensor = obs["private"]
+    return torch.cat([private.float(), obs["clock"].unsqueeze(-1).float()], dim=-1)
 
 
 _NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
@@ -380,11 +389,6 @@ def read_agent_state(folder: Path) -> dict[str, Tensor]:
 def check_environment(agent: Agent, env: Any) -> None:
     """Raises ConfigError when `agent` would learn wrongly in `env`, or not at all."""
     settings = getattr(env, "settings", None)
-    if (shown := getattr(settings, "observation", "flat")) != "flat":
-        raise ConfigError(
-            f"env.observation is {shown!r}, which no agent here reads; set it to flat "
-            "(it is for your own policies in Python: see the docs, The environment)"
-        )
     mode = getattr(env, "autoreset_mode", None) or getattr(env, "metadata", {}).get("autoreset_mode")
     if mode is not None and mode is not AutoresetMode.SAME_STEP:
         # The other modes show a last observation as if the episode went on, or step on after its end.

@@ -59,20 +59,16 @@ Layout: TypeAlias = "ObservationLayout | FlatLayout"
 
 
 class Columns(NamedTuple):
-    """A market observation `[B, D]` taken apart."""
+    """Rows of the market `[U, L*W]` taken apart."""
 
-    account: Tensor
-    """`[B, A]`"""
-    holdings: Tensor
-    """`[B, N]` current portfolio weights (raw observations) or their standardised values."""
     history: Tensor
-    """`[B, L - 1, W]`: the market's rows of the bars before, oldest first."""
+    """`[U, L - 1, W]`: the rows of the bars before, oldest first."""
     features: Tensor
-    """`[B, N, F]`"""
+    """`[U, N, F]`"""
     tradable: Tensor
-    """`[B, N]`"""
+    """`[U, N]`"""
     context: Tensor
-    """`[B, M]`"""
+    """`[U, M]`"""
 
 
 def num_actions(layout: Layout) -> int:
@@ -87,16 +83,16 @@ def market_widths(layout: ObservationLayout) -> list[int]:
     return [layout.account_width, assets, history, assets * features, assets, context]
 
 
-def split_columns(obs: Tensor, layout: ObservationLayout) -> Columns:
-    """`obs [B, D]` as named views."""
-    account, holdings, history, features, tradable, context = torch.split(obs, market_widths(layout), dim=-1)
-    features = features.reshape(*obs.shape[:-1], layout.num_assets, -1)
-    history = history.reshape(*obs.shape[:-1], layout.lookback - 1, layout.row_width)
-    return Columns(account, holdings, history, features, tradable, context)
+def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
+    """`rows [U, L*W]` as named views."""
+    history, features, tradable, context = torch.split(rows, market_widths(layout)[2:], dim=-1)
+    features = features.reshape(*rows.shape[:-1], layout.num_assets, -1)
+    history = history.reshape(*rows.shape[:-1], layout.lookback - 1, layout.row_width)
+    return Columns(history, features, tradable, context)
 
 
 def window_of(part: Columns) -> Tensor:
-    """`[B, N, L, F + 1]`: each asset's features and whether it trades, oldest bar first, the newest last."""
+    """`[U, N, L, F + 1]`: each asset's features and whether it trades, oldest bar first, the newest last."""
     assets, features = part.features.shape[-2:]
     past = part.history[..., : assets * features]
     past = past.reshape(*past.shape[:-1], assets, features).transpose(-2, -3)

@@ -27,6 +27,10 @@ class EnvSettings(Settings):
     """`trading`; a configuration may have `gymnasium` here instead (see `GymnasiumSettings`)."""
     num_envs: Annotated[int, Field(ge=1)] = 64
     """B: accounts stepping at once."""
+    start_groups: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """G: accounts begin their episodes in G groups, all of a group on the same bar, each group on one of its own. What
+    the market shows is then read, and embedded, once for all of a group. A divisor of the number of accounts; auto: 16,
+    or every account by itself where there are fewer. An account that is ruined leaves its group."""
 
     # --- orders ----------------------------------------------------------------------------------------
     action: Literal["target", "trade"] = "target"

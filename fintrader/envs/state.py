@@ -13,6 +13,8 @@ from fintrader.envs.ledger import Account
 from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
 from fintrader.errors import CheckpointError, EnvError
 
+AUTO_GROUPS = 16
+"""`env.start_groups: auto`. Fewer show a rollout too little of the market, more cost time (`benchmarks/training.py`)."""
 RESET_OPTIONS = ("reset_mask", "start", "cash_usd", "shares", "episode_bars")
 
 
@@ -40,6 +42,22 @@ def seed_numbers(seed: Any, count: int) -> int | list[int]:
     if len(numbers) != count:
         raise EnvError(f"got {len(numbers)} seeds for {count} accounts; pass one number or one each")
     return numbers
+
+
+def start_groups(settings: EnvSettings, accounts: int) -> int:
+    """Groups of accounts that begin their episodes on the same bars.
+
+    Raises EnvError when groups of one size do not make up all `accounts`.
+    """
+    if settings.start_groups == "auto":
+        return min(accounts, AUTO_GROUPS)
+    groups = settings.start_groups
+    if settings.random_start and accounts % groups:
+        nearest = max(number for number in range(1, min(groups, accounts) + 1) if accounts % number == 0)
+        raise EnvError(
+            f"env.start_groups is {groups}, which does not divide {accounts} accounts; set it to {nearest}, or to auto"
+        )
+    return min(groups, accounts)
 
 
 def check_names(options: Any) -> None:

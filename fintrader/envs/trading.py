@@ -38,6 +38,7 @@ from fintrader.envs.state import (
     reset_mask,
     seed_numbers,
     start_bars,
+    start_groups,
 )
 from fintrader.errors import EnvError
 
@@ -139,9 +140,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
+        self._asked: dict[str, Any] = {"record": record, "engine": engine, "copy": copy}
         self._fused = self._fuse(engine, copy=copy)
         self._gradient: GradientStep | None = None
         self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
+        self.start_groups = start_groups(settings, self.num_envs)
         self._key = self._make_keys(seed)
         self._endowment = self._endow({})
         self._state: Account | Generation | None = None
@@ -159,6 +162,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             autoreset_mode=AutoresetMode.DISABLED,
             record=record,
         )
+
+    def with_settings(self, **changes: Any) -> TradingEnv:
+        """An environment like this one but for these settings, before its first reset."""
+        settings = self.settings.model_copy(update=changes)
+        common = {"num_envs": self.num_envs, "autoreset_mode": self.autoreset_mode, **self._asked}
+        return TradingEnv(self.market, settings, **common)
 
     @property
     def account(self) -> Account:
@@ -337,7 +346,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return gymnasium.spaces.Dict({"private": private, "clock": clock})
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
-        return account_keys(seed_numbers(seed, self.num_envs), self.num_envs, self.device)
+        """A list seeds every account by itself; a number every group of accounts."""
+        numbers, groups = seed_numbers(seed, self.num_envs), self.start_groups
+        if not isinstance(numbers, int):
+            return account_keys(numbers, self.num_envs, self.device)
+        group = torch.arange(self.num_envs, device=self.device) * groups // self.num_envs
+        return account_keys(numbers, groups, self.device)[group]
 
     def _endow(self, options: dict[str, Any], mask: Tensor | None = None) -> Endowment:
         shape = (self.num_envs, self.layout.num_assets)

@@ -1,0 +1,145 @@
+"""Policies bound to one market: the same action as the networks give, a hundredth of the time for one account.
+
+A backtest asks a policy one observation at a time, and ten small networks are then hundreds of tensor operations on a
+few thousand numbers. What `market_once` makes of the bars does not depend on the account: `bind` embeds some hundred
+bars at once, and an action is then a few numbers per asset. Other networks are run by `numba_policy`, their weights laid
+out side by side. Actions agree with the networks' own to float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fintrader.agents.normalisation import CLIP, shift_and_scale
+from fintrader.envs.observation import FlatLayout
+
+Numbers = NDArray[np.float32]
+Bound = Callable[[int, Numbers], Numbers]
+"""`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by the next call."""
+
+BARS_AT_ONCE = 256
+"""Bars that are embedded together."""
+
+
+class Members(Protocol):
+    """Some of an ensemble's policies, bound."""
+
+    def actions(self, bar: int, private: Numbers) -> Numbers:
+        """`[K, N]`, for the private part `[A + N]` of an observation at `bar`."""
+
+
+def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> Bound | None:
+    """K `ActorPolicy` as one (see `EnsemblePolicy`), over the market rows `[T, L*W]` of a window.
+
+    None where only the networks themselves will do: off the CPU, on a classic environment, with observations of several
+    bars for other networks than `market_once`, or with weights that are not finite (which the networks then show).
+    """
+    layout = members[0].layout
+    if isinstance(layout, FlatLayout) or layout.market_width != rows.shape[1]:
+        return None
+    tensors = [tensor for member in members for tensor in member.state_dict().values()]
+    if not all(tensor.device.type == "cpu" and bool(tensor.isfinite().all()) for tensor in tensors):
+        return None
+    once = [k for k, member in enumerate(members) if member.actor.kind == "market_once"]
+    others = [k for k in range(len(members)) if k not in once]
+    parts: list[tuple[list[int], Members]] = []
+    if once:
+        parts.append((once, _MarketOnce([members[k] for k in once], rows)))
+    if others:
+        if layout.lookback > 1:
+            return None
+        from fintrader.agents.numba_policy import NumbaMembers
+
+        parts.append((others, NumbaMembers([members[k] for k in others], rows)))
+    return _Ensemble(parts, mode, shares, layout.num_assets)
+
+
+class _Ensemble:
+    """What the members say, as one action."""
+
+    def __init__(self, parts: list[tuple[list[int], Members]], mode: str, shares: Numbers, assets: int) -> None:
+        self.parts, self.mode, self.shares = parts, mode, shares
+        self.all = np.zeros((sum(len(places) for places, _ in parts), assets), np.float32)
+
+    def __call__(self, bar: int, private: Numbers) -> Numbers:
+        if len(self.parts) == 1:
+            actions = self.parts[0][1].actions(bar, private)
+        else:
+            actions = self.all
+            for places, members in self.parts:
+                actions[places] = members.actions(bar, private)
+        combined: Numbers = actions[0]
+        if self.mode == "vote":
+            # As torch.quantile: the lower of the middle two plus half their distance.
+            ordered, middle = np.sort(actions, axis=0), (len(actions) - 1) // 2
+            upper = ordered[len(actions) // 2]
+            combined = ordered[middle] + np.float32(0.5) * (upper - ordered[middle])
+        elif len(actions) > 1:
+            combined = self.shares @ actions
+        return combined
+
+
+class _MarketOnce:
+    """K actors of the kind `market_once`, and their coefficients at some bars."""
+
+    def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
+        self.members, self.rows = members, torch.from_numpy(rows)
+        layout, count = members[0].layout, len(members)
+        self.width, self.assets, self.block = layout.account_width, layout.num_assets, -1
+        statistics = [shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members]
+        columns = members[0].normaliser.groups[: layout.private_width]
+        self.mean, self.scale = (np.stack([pair[k][columns].numpy() for pair in statistics]) for k in (0, 1))
+
+        def each(value: Callable[[Any], float], kind: type = np.float32) -> Any:
+            return np.array([[value(member)] for member in members], kind)
+
+        self.squash, self.targets = each(lambda m: m.squash, bool), each(lambda m: m.head.targets_weights, bool)
+        self.steep = each(lambda m: m.head.settings.scale)
+        self.band = each(lambda m: m.head.settings.band / self.assets)
+        self.bias = np.zeros((count, self.assets + 1), np.float32)
+        self.bias[:, -1:] = each(lambda m: math.log(self.assets) + m.head.settings.cash_logit)
+        self.account = any(member.network.account for member in members)
+        self.constant = np.zeros((BARS_AT_ONCE, count, self.assets + 1), np.float32)
+        self.slope = np.zeros((BARS_AT_ONCE, count, self.assets), np.float32)
+        self.columns = np.zeros((BARS_AT_ONCE, count, self.width, self.assets + 1), np.float32)
+
+    def actions(self, bar: int, private: Numbers) -> Numbers:
+        block, place = divmod(bar, BARS_AT_ONCE)
+        if block != self.block:
+            self._embed(block)
+        standard = ((private - self.mean) * self.scale).clip(-CLIP, CLIP)
+        latent = self.constant[place].copy()
+        latent[:, :-1] += self.slope[place] * standard[:, self.width :]
+        if self.account:
+            latent += (standard[:, : self.width, None] * self.columns[place]).sum(axis=1)
+        latent = np.where(self.squash, np.tanh(latent), latent)
+        logits = self.steep * latent + self.bias
+        exponential = np.exp(logits - logits.max(axis=1, keepdims=True))
+        action = exponential[:, :-1] / exponential.sum(axis=1, keepdims=True)
+        if self.band.any():
+            held = private[self.width :]
+            gap = action - held
+            moved = (held + np.sign(gap) * np.maximum(np.abs(gap) - self.band, 0)).clip(0.0, 1.0)
+            action = np.where(self.band > 0, moved, action)
+        if not self.targets.all():
+            action = np.where(self.targets, action, latent[:, :-1].clip(-1.0, 1.0))
+        return action.astype(np.float32, copy=False)
+
+    @torch.no_grad()
+    def _embed(self, block: int) -> None:
+        rows = self.rows[block * BARS_AT_ONCE : (block + 1) * BARS_AT_ONCE]
+        for k, member in enumerate(self.members):
+            of = member.actor.coefficients(member.normaliser.see_rows(rows))
+            bars, width = len(rows), self.assets
+            self.constant[:bars, k, :width], self.slope[:bars, k] = of.constant[0].numpy(), of.slope[0].numpy()
+            if of.cash is not None:
+                self.constant[:bars, k, width:] = of.cash[0].numpy()
+            if of.account.shape[2]:
+                self.columns[:bars, k, :, : of.account.shape[3]] = of.account[0].numpy()
+        self.block = block
