@@ -31,6 +31,6 @@ class A2CAgent(OnPolicyAgent):
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L, and its parts as metrics."""
-        (mean,) = self.actor(batch.seen)
+        mean = self.mean_latent(batch.seen)
         log_prob = gaussian_log_prob(batch.latent, mean, self.noise["log_std"])
         return self.whole_loss(batch, -(log_prob * batch.advantage).mean())

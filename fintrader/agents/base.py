@@ -74,6 +74,9 @@ class BaseAgent:
     """Whether the training loop keeps the environment's graph between updates."""
     outputs: int = 1
     """Numbers the actor gives for each latent."""
+    bounds: bool = False
+    """Whether the means of latents that become weights end in tanh. Noise pays costs, and the first thing learned is to
+    hold cash: without a bound its logit runs away until no stock is bought any more, and nothing is learned again."""
     squashes: bool = False
     """Whether latents end in tanh, and critics judge them beside the observation."""
     members: int | None = None
@@ -94,7 +97,7 @@ class BaseAgent:
             settings.network,
             settings.head,
             outputs=self.outputs,
-            squash=self.squashes,
+            squash=self.squashes or (self.bounds and self.head.targets_weights),
             actor=self.actor,
             rewards=self.rewards,
         )
@@ -126,6 +129,11 @@ class BaseAgent:
         self.table = env.market_rows
         if self.settings.normalise_observations and not self.normaliser.knows_market:
             self.normaliser.update_market(self.table)
+
+    def mean_latent(self, seen: Seen) -> Tensor:
+        """`[R, L]`: what the policy decodes where nothing is explored."""
+        (raw,) = self.actor(seen)
+        return torch.tanh(raw) if self.policy.squash else raw
 
     def see(self, obs: Tensor) -> Seen:
         """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read."""

@@ -107,6 +107,7 @@ class OnPolicyAgent(BaseAgent):
     """`act` draws, `observe` stores, `update` learns once the rollout is full. Subclasses write `loss`."""
 
     settings: OnPolicySettings
+    bounds = True
 
     def __init__(self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
@@ -136,7 +137,7 @@ class OnPolicyAgent(BaseAgent):
             self.seen_any = True
             if self.settings.normalise_observations and not bool(self.normaliser.count[0]):
                 self.normaliser.update(obs)
-        (mean,) = self.actor(self.see(obs))
+        mean = self.mean_latent(self.see(obs))
         # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]

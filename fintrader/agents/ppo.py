@@ -72,7 +72,7 @@ class PPOAgent(OnPolicyAgent):
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""
         clip_coef = self.settings.clip_coef
-        (mean,) = self.actor(batch.seen)
+        mean = self.mean_latent(batch.seen)
         log_ratio = gaussian_log_prob(batch.latent, mean, self.noise["log_std"]) - batch.log_prob
         ratio = log_ratio.exp()
         objective = ppo_objective(ratio, batch.advantage, clip_coef)
