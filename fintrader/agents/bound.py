@@ -2,8 +2,8 @@
 
 A backtest asks a policy one observation at a time, and ten small networks are then hundreds of tensor operations on a
 few thousand numbers. What `market_once` makes of the bars does not depend on the account: `bind` embeds some hundred
-bars at once, and an action is then a few numbers per asset. Other networks are run by `numba_policy`, their weights laid
-out side by side. Actions agree with the networks' own to float32 rounding.
+bars at once, and an action is then a few numbers per asset. Other networks are run by `numba_policy`, their weights
+laid out side by side. Actions agree with the networks' own to float32 rounding.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class _MarketOnce:
         for k, member in enumerate(self.members):
             of = member.actor.coefficients(member.normaliser.see_rows(rows))
             bars, width = len(rows), self.assets
-            self.constant[:bars, k, :width], self.slope[:bars, k] = of.constant[0].numpy(), of.slope[0].numpy()
+            self.constant[:bars, k, :width] = of.constant[0].numpy()
+            if of.slope is not None:
+                self.slope[:bars, k] = of.slope[0].numpy()
             if of.cash is not None:
                 self.constant[:bars, k, width:] = of.cash[0].numpy()
             if of.account.shape[2]:

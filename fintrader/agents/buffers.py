@@ -68,14 +68,14 @@ class RolloutBuffer(_Steps):
     def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device has free."""
         # Observations lie there three times while they are standardised: raw, between and as the networks read them.
-        needed = num_steps * num_envs * (4 * (3 * obs_width + 2 * latent_width + 7) + 2)
+        needed = num_steps * num_envs * (4 * (3 * obs_width + 3 * latent_width + 6) + 2)
         what = f"a rollout of {num_steps:,} steps of {num_envs:,} accounts"
         require_memory(needed, device, what, "lower agent.num_steps or env.num_envs")
         super().__init__(num_steps, num_envs, obs_width, latent_width, device)
         self.final_value = torch.zeros((num_steps, num_envs), device=device)
         """`[T, B]`: value of the true final observation where an episode ended, anything elsewhere."""
-        self.log_prob = torch.zeros((num_steps, num_envs), device=device)
-        """`[T, B]`: of the latents, under the policy that drew them."""
+        self.log_prob = torch.zeros_like(self.latent)
+        """`[T, B, L]`: of each latent, under the policy that drew it."""
         self.step = 0
 
     @property

@@ -6,8 +6,8 @@ rows of the market that occur, and which of them each sample sees. Three kinds o
 `market_once`
     A trunk embeds every asset from the market's row alone, with weights that all assets share, and lets them see each
     other through the mean of their embeddings (https://arxiv.org/abs/1703.06114). From an embedding come coefficients:
-    latents are linear in what is held, values quadratic. An account then costs a few numbers per asset, and the
-    trunk, with an encoder of any depth, is paid for once a bar. Permuting the assets permutes the outputs, its size
+    latents are linear in what the account shows, values quadratic. An account then costs a few numbers per asset, and
+    the trunk, with an encoder of any depth, is paid for once a bar. Permuting the assets permutes the outputs, its size
     does not depend on their number, and what is learned on one asset holds for all.
 `per_asset`
     The same trunk, but holdings enter it beside the features: it may do anything with them, once for every account.
@@ -48,6 +48,10 @@ from fintrader.envs.observation import (
 )
 from fintrader.errors import ConfigError
 
+CASH_PACE = 0.25
+"""Cash logits move this much slower than the others. While nothing is known yet, exploration only costs money, and to
+hold less of everything is what pays: cash must not be all there is before it is known what else to hold."""
+
 
 class NetworkSettings(Settings):
     """Shape of actor and critic."""
@@ -62,6 +66,9 @@ class NetworkSettings(Settings):
     account: bool = False
     """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does: needed by rewards that
     depend on them, such as a drawdown penalty; otherwise they only invite learning the training window by heart."""
+    holdings: bool | None = None
+    """`market_once`: let the actor see what is held. None: where its latents are orders, not where they are target
+    weights. There holdings tell what the noise did of late, which costs money, and an actor learns to undo it."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy critics."""
     encoder: Literal["none", "gru", "attention"] = "none"
@@ -246,8 +253,8 @@ class Coefficients(NamedTuple):
 
     constant: Tensor
     """`[outputs, U, N]`"""
-    slope: Tensor
-    """`[outputs, U, N]`"""
+    slope: Tensor | None
+    """`[outputs, U, N]`; None where holdings are not read."""
     cash: Tensor | None
     """`[outputs, U, 1]`: the cash logit."""
     account: Tensor
@@ -269,17 +276,16 @@ class Actor(nn.Module):
             latents = num_actions(layout) + cash
             self.mlp = Mlp(layout, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
             return
-        self.num_assets = layout.num_assets
+        self.num_assets, self.account, self.holdings = layout.num_assets, 0, False
         if self.kind == "per_asset":
             self.trunk: nn.Module = AccountTrunk(layout, settings, batch_shape=())
-            self.account, each = 0, 1
         else:
             self.trunk = MarketTrunk(layout, settings, batch_shape=())
             self.account = layout.account_width if settings.account else 0
-            each = 2 + self.account
+            self.holdings = not cash if settings.holdings is None else settings.holdings
         # market_once: see `Coefficients`.
-        self.head = Dense(width, outputs * each, gain=out_gain)
-        self.cash_head = Dense(width, outputs * (each - (each > 1)), gain=out_gain) if cash else None
+        self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
+        self.cash_head = Dense(width, outputs * (1 + self.account), gain=out_gain) if cash else None
 
     def forward(self, seen: Seen) -> tuple[Tensor, ...]:
         if self.kind == "mlp":
@@ -290,29 +296,32 @@ class Actor(nn.Module):
         h = self.trunk(seen)
         latent = self.head(h)
         if self.cash_head is not None:
-            latent = torch.cat([latent, self.cash_head(h.mean(dim=-2)).unsqueeze(-2)], dim=-2)
+            cash = CASH_PACE * self.cash_head(h.mean(dim=-2))
+            latent = torch.cat([latent, cash.unsqueeze(-2)], dim=-2)
         parts: tuple[Tensor, ...] = latent.unbind(dim=-1)
         return parts
 
     def coefficients(self, rows: Tensor) -> Coefficients:
         """`market_once`: what the bars in `rows` `[U, L*W]` make latents of."""
         h = self.trunk(rows)
-        own = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs, -1).permute(2, 3, 0, 1)
-        constant, slope, account = own[:, 0], own[:, 1], own[:, 2:].transpose(1, 2)
-        cash = None
+        own = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs, -1).permute(2, 3, 0, 1).contiguous()
+        account, cash = own[:, 1 + self.holdings :].transpose(1, 2), None
         if self.cash_head is not None:
-            both = self.cash_head(h.mean(dim=1)).view(len(rows), self.outputs, -1).permute(1, 2, 0).unsqueeze(-1)
+            both = CASH_PACE * self.cash_head(h.mean(dim=1)).view(len(rows), self.outputs, -1)
+            both = both.permute(1, 2, 0).unsqueeze(-1)
             cash, account = both[:, 0], torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
-        return Coefficients(constant.contiguous(), slope.contiguous(), cash, account)
+        return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, cash, account)
 
     def latents(self, seen: Seen, of: Coefficients) -> tuple[Tensor, ...]:
         """`market_once`: a tuple of `outputs` `[R, L]`."""
-        held = seen.private[..., -self.num_assets :]
         parts = []
         for k in range(self.outputs):
-            latent = torch.addcmul(seen.spread(of.constant[k]), seen.spread(of.slope[k]), held)
-            if of.cash is not None:
-                latent = torch.cat([latent, seen.spread(of.cash[k])], dim=-1)
+            # What accounts share is put together before it is handed out.
+            latent = of.constant[k] if of.cash is None else torch.cat([of.constant[k], of.cash[k]], dim=-1)
+            latent = seen.spread(latent)
+            if of.slope is not None:
+                own = seen.spread(of.slope[k]) * seen.private[..., -self.num_assets :]
+                latent = latent + nn.functional.pad(own, (0, latent.shape[-1] - self.num_assets))
             if self.account:
                 columns = seen.private[..., : self.account].unsqueeze(-2)
                 latent = latent + (columns @ seen.spread(of.account[k])).squeeze(-2)

@@ -57,7 +57,7 @@ class Rollout(NamedTuple):
     latent: Tensor
     """`[R, L]`"""
     log_prob: Tensor
-    """`[R]`: of the latents, under the policy that drew them."""
+    """`[R, L]`: of each latent, under the policy that drew it."""
     advantage: Tensor
     """`[R]`"""
     target: Tensor
@@ -76,13 +76,12 @@ def standardised(advantage: Tensor) -> Tensor:
 
 def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """`[..., L]` to `[...]`: log density of independent normals."""
-    return standard_log_prob((latent - mean) * torch.exp(-log_std), log_std)
+    return each_log_prob((latent - mean) * torch.exp(-log_std), log_std).sum(dim=-1)
 
 
-def standard_log_prob(standard: Tensor, log_std: Tensor) -> Tensor:
-    """As `gaussian_log_prob`, of what is standardised already: the noise that was added to the mean."""
-    constant = 0.5 * math.log(2 * math.pi) * standard.shape[-1]
-    return -0.5 * torch.linalg.vecdot(standard, standard) - log_std.sum(dim=-1) - constant
+def each_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
+    """`[..., L]`: log density of each latent, `noise` deviations from its mean."""
+    return torch.addcmul(-log_std - 0.5 * math.log(2 * math.pi), noise, noise, value=-0.5)
 
 
 def against_others(advantage: Tensor, place: Tensor) -> Tensor:
@@ -141,7 +140,7 @@ class OnPolicyAgent(BaseAgent):
         # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]
-        self.latent, self.log_prob = torch.addcmul(mean, noise, log_std.exp()), standard_log_prob(noise, log_std)
+        self.latent, self.log_prob = torch.addcmul(mean, noise, log_std.exp()), each_log_prob(noise, log_std)
         return self.head.decode(obs, self.latent)
 
     @torch.no_grad()
@@ -249,7 +248,7 @@ class OnPolicyAgent(BaseAgent):
             if settings.group_baseline and seen.place is not None:
                 advantage = against_others(advantage, seen.place)
 
-        rows = buffer.latent.flatten(0, 1), buffer.log_prob.flatten(), advantage, target.flatten()
+        rows = buffer.latent.flatten(0, 1), buffer.log_prob.flatten(0, 1), advantage, target.flatten()
         metrics = self.learner(Rollout(seen, *rows))
         metrics["explained_variance"] = explained_variance(value, target)
         metrics["reward_mean"] = buffer.reward.mean()
