@@ -54,7 +54,7 @@ class BacktestSettings(Settings):
 
 
 class RunConfig(Settings):
-    """Everything a run is made from. Two runs with equal settings and equal bars have equal results."""
+    """Everything a run is made from. Runs with equal settings and bars have equal results, as far as `reproducible`."""
 
     name: str = "run"
     """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless set."""
