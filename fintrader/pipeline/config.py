@@ -62,7 +62,7 @@ class RunConfig(Settings):
     """Root of all randomness of agents and tournament (a synthetic market has a seed of its own)."""
     reproducible: Reproducible = "same_machine"
     """Where a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under Linux, with the same
-    packages and C library). That takes fixed code paths and one thread: slower, and no GPU."""
+    packages and C library). That takes fixed code paths and one thread: two to three times slower, and no GPU."""
     device: str = "auto"
     """`auto` (CUDA where there is one; the CPU `across_machines`), `cpu`, `cuda` or `cuda:1`."""
     runs_dir: Path = Path("runs")
