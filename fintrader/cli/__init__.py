@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from fintrader import logs
+from fintrader import logs, reproducible
 from fintrader.cli import commands
 from fintrader.errors import ConfigError, FintraderError
 
@@ -43,6 +43,11 @@ def _main(argv: list[str]) -> None:
         signal.signal(signal.SIGTERM, _terminated)  # as the first process of a container it would do nothing
     try:
         dispatch(argv)
+    except reproducible.RestartNeeded as error:
+        if argv == sys.argv[1:]:  # this process is the command
+            reproducible.restart()
+        _complain(one_line(str(error)))
+        sys.exit(2)
     except FintraderError as error:
         _complain(one_line(str(error)))
         sys.exit(2)

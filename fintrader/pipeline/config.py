@@ -18,6 +18,7 @@ from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
+from fintrader.reproducible import Reproducible
 from fintrader.tournament.launchers import LauncherFactory
 from fintrader.tournament.launchers.ray.cluster import RaySettings
 from fintrader.tournament.launchers.ray.launcher import on_ray
@@ -53,14 +54,17 @@ class BacktestSettings(Settings):
 
 
 class RunConfig(Settings):
-    """Everything a run is made from. Two runs with equal settings and equal bars have equal results."""
+    """Everything a run is made from. Runs with equal settings and bars have equal results, as far as `reproducible`."""
 
     name: str = "run"
     """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless set."""
     seed: int = Field(0, ge=0)
     """Root of all randomness of agents and tournament (a synthetic market has a seed of its own)."""
+    reproducible: Reproducible = "same_machine"
+    """Where a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under Linux, with the same
+    packages and C library). That takes fixed code paths and one thread: two to three times slower, and no GPU."""
     device: str = "auto"
-    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:1`."""
+    """`auto` (CUDA where there is one; the CPU `across_machines`), `cpu`, `cuda` or `cuda:1`."""
     runs_dir: Path = Path("runs")
     """Folder that holds all runs."""
     cache: Path = Path("data/tensors")
@@ -140,6 +144,14 @@ class RunConfig(Settings):
                 raise ValueError("expected auto, cpu, cuda or cuda:N") from None
         return device
 
+    @model_validator(mode="after")
+    def _no_gpu_across_machines(self) -> RunConfig:
+        if self.reproducible == "across_machines":
+            for name, devices in (("device", (self.device,)), ("tournament.devices", self.tournament.devices)):
+                if any(device != "auto" and set(device.split("/")) != {"cpu"} for device in devices):
+                    raise ValueError(f"{name}: reproducible: across_machines holds for processors only; set it to cpu")
+        return self
+
     @property
     def folder(self) -> runs.RunFolder:
         return runs.RunFolder.named(self.name, self.runs_dir)
@@ -156,10 +168,13 @@ class RunConfig(Settings):
 
     def make_launcher(self) -> LauncherFactory | None:
         """What makes the launcher of a tournament; None: local processes."""
-        return on_ray(self.ray, device=self.device) if self.launcher == "ray" else None
+        device = "cpu" if self.reproducible == "across_machines" else self.device
+        return on_ray(self.ray, device=device) if self.launcher == "ray" else None
 
     def resolved_device(self) -> str:
         """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and that none has)."""
+        if self.reproducible == "across_machines":
+            return "cpu"
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():

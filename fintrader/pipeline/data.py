@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fintrader import reproducible
 from fintrader.backtesting.lookahead import MODES, lookahead
 from fintrader.data.build import build_market
 from fintrader.data.inspect import describe, dry_run, quality_report, verify, write_quality
@@ -34,6 +35,7 @@ def report_quality(config: RunConfig) -> dict[str, Any]:
 
     Bars too broken to make a market of are reported below `cache/quality/<name>`.
     """
+    reproducible.require(config.reproducible)
     with reporter() as progress:
         report = quality_report(data_of(config), cache=config.cache, progress=progress)
         try:
@@ -83,6 +85,7 @@ def check_lookahead(config: RunConfig, cuts: int) -> bool:
 
 
 def _build(config: RunConfig) -> Path:
+    reproducible.require(config.reproducible)
     with reporter() as progress:
         return build_market(data_of(config), cache=config.cache, progress=progress, markets=markets_of(config))
 

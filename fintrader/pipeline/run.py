@@ -25,6 +25,7 @@ from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import observing, watching, workplace
 from fintrader.progress import reporter
+from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import in_order, metrics_table, percent, window_words
 from fintrader.runs import Manifest, RunFolder
@@ -183,6 +184,9 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
             config_hash=hashlib.sha256(text.encode()).hexdigest(),
             command=f"fintrader {verb} {folder.config}",
         )
+    used = manifest.values.get("code_paths", [])
+    here = code_paths()
+    manifest.update(reproducible=config.reproducible, code_paths=used if here in used else [*used, here])
     if isinstance(config.env, EnvSettings):
         engine = engine_for(config.env, config.resolved_device())
         manifest.update(engine=engine)

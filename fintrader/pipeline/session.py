@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-from fintrader import logs
+from fintrader import logs, reproducible
 from fintrader.config import check_url, is_url
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.vendor import VendorSettings
@@ -71,8 +71,10 @@ HELD = ".held"
 def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     """Hold the run for this process, here and in its store; None where it has no store.
 
-    Raises RunError when another process holds it, here or on another machine; StorageError.
+    Raises RunError when another process holds it, here or on another machine; StorageError; ConfigError when this
+    process does not compute as `config.reproducible` promises.
     """
+    reproducible.require(config.reproducible)
     folder = config.folder
     with folder.lock():
         mirror = (

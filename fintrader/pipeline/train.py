@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fintrader import reproducible
 from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.data.tensors import MarketTensors
@@ -100,6 +101,7 @@ def replay_run(folder: Path, name: str | None = None) -> list[str]:
     """
     source = RunFolder(folder.resolve())
     config = load_config(source.config)
+    reproducible.require(config.reproducible)
     manifest = Manifest.load(source.manifest)
     market = Path(manifest.values["market"])
     if not market.is_file() or MarketTensors.stored_hash(market) != manifest.values["data_hash"]:

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Iterator
 from typing import cast
 
-from fintrader import logs
+from fintrader import logs, reproducible
 from fintrader.config import load_object
 from fintrader.errors import FintraderError
 from fintrader.files import file_sha256
@@ -165,8 +165,7 @@ def serve() -> None:
     channel = Channel()
     for module in sys.argv[2:]:
         load_object(module)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+    reproducible.settle()
     channel.send(kind="ready")
     tasks: queue.SimpleQueue[Message] = queue.SimpleQueue()
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fintrader import reproducible
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
 from fintrader.agents.parallel import INHERITED, average
 from fintrader.tournament.fusion.coordinator import END
@@ -153,7 +154,7 @@ def work(task: dict[str, Any], channel: Channel) -> None:
     """Join the group and learn as many rounds as are asked for, until the last order, or until nobody is there to give
     one: then RankLost is raised.
     """
-    torch.set_num_threads(1)
+    reproducible.settle()
     spec = PodSpec.model_validate(task["spec"])
     context = PodContext.of_task(task, folder=Path(task["folder"]))
     device = torch.device(context.device)

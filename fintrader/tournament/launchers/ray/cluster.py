@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from fintrader import reproducible
 from fintrader.config import Settings
 from fintrader.errors import ConfigError, TournamentError
 
@@ -185,6 +186,8 @@ def remote(
         "max_retries": 0,
         "name": name,
     }
+    if reproducible.is_fixed():  # this node's environment is not that of the others
+        options["runtime_env"] = {"env_vars": reproducible.VARIABLES}
     if group is not None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fintrader import reproducible
 from fintrader.config import load_object
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
@@ -331,8 +331,7 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
     try:
         context.run, context.mirror = run_of(task)
         load_object(task["body"])
-        if "torch" in sys.modules:  # one thread, as in a local worker, whatever Ray has set: results depend on it
-            sys.modules["torch"].set_num_threads(1)
+        reproducible.settle()  # as in a local worker, whatever Ray has set: results depend on the number of threads
         report(0.0, 0, "ready")
         if task["trained"] is not None:
             outcome = evaluate_pod(spec, context, TrainedPod.model_validate(task["trained"]))
