@@ -216,7 +216,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--quick", action="store_true", help="one seed, two seconds each, nothing as shipped")
+    parser.add_argument("--quick", action="store_true", help="one seed, 0.3 seconds each, nothing as shipped")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seed", "--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each training at most")
@@ -230,7 +230,7 @@ def main() -> None:
         print(json.dumps(one_training(options.one[0], int(options.one[1]), float(options.one[2]))))
         return
     if options.quick:
-        options.seeds, options.seconds = 1, 2.0
+        options.seeds, options.seconds = 1, 0.3
         options.side = [side for side in options.side if side not in SHIPPED]
     options.side = available(options)
     records = Records("time_to_return", fresh=options.fresh or options.quick)
@@ -267,7 +267,7 @@ def main() -> None:
 
     shares = []
     for seed in seeds[:THIRTY_SEEDS]:
-        earned = run("thirty", seed, 2.0 if options.quick else THIRTY_SECONDS)[-1]["log_return"]
+        earned = run("thirty", seed, options.seconds if options.quick else THIRTY_SECONDS)[-1]["log_return"]
         shares.append(round(earned / log_return(rule, windows(seed, THIRTY)[1], OURS), 3))
         print(f"{THIRTY} assets        seed {seed}: {shares[-1]:6.1%} of the rule", flush=True)
 
