@@ -233,7 +233,9 @@ def main() -> None:
         options.seeds, options.seconds = 1, 0.3
         options.side = [side for side in options.side if side not in SHIPPED]
     options.side = available(options)
-    records = Records("time_to_return", fresh=options.fresh or options.quick)
+    records = Records(
+        "time_to_return_quick" if options.quick else "time_to_return", fresh=options.fresh or options.quick
+    )
     recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
     sizes = SESSION, planted.TRAIN, VALIDATION, planted.DRIFT, planted.VOLATILITY, planted.REGIME, NOISE_FEATURES
 
