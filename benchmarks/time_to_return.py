@@ -1,17 +1,24 @@
-"""How long until a policy earns a given return where it was not trained: ours beside SB3's and RLlib's PPO.
+"""How long until a policy earns a given return where it was not trained: ours beside its peers.
 
-    python benchmarks/time_to_return.py [--side ppo apg sb3 rllib] [--seeds 3] [--seconds 180] [--save]
+    python benchmarks/time_to_return.py [--quick] [--side ppo apg sb3 ...] [--seeds 5] [--seconds 60] [--save]
 
-ElegantRL-Podracer's own measure, on a minute market with a planted signal: ten stocks whose drift has a sign that
-lasts 200 minutes on average and is shown among noise. Fills are at the next close and cost 10 bps for everyone.
-`ppo` and `apg` train in `TradingEnv`; `sb3` is Stable-Baselines3's PPO with FinRL's parameters in FinRL's numpy
-environment (`finrl==0.3.7`), `rllib` RLlib's PPO in the same, from an environment of its own (`make test-adapters`
-builds `.venv-rllib`; `--rllib-python` names another). All may use the machine's cores as they please.
+ElegantRL-Podracer's own measure, on a minute market with a planted signal (_planted.py). Thresholds are 10, 25, 50 and
+75 % of the log return of a rule that is told the signal and holds equal weights of whatever it says will rise. A
+training ends at the last of them. The clock stands still while a policy is judged and starts after one throw-away
+update, which loads compiled code.
 
-Every policy is judged by the same code: one account of a million dollars in `fintrader.backtesting.simulate` over
-five sessions that nobody trained on. The clock (wall) starts with training and stops while a policy is judged.
-Thresholds are 10, 25, 50 and 75 % of the log return of a rule that is told the signal and holds equal weights of
-whatever it says will rise. The last line is one JSON object.
+1. `fair`: everyone trains in `TradingEnv` on one thread, process CPU time, five seeds. Ours are the default PPO and
+   APG. Theirs have our adapter, our actions (target weights by a softmax) and settings tuned on seeds from 100 on,
+   which are not reported: Stable-Baselines3's PPO without (`sb3`) and with state-dependent exploration (`sb3_gsde`), a
+   CleanRL-style loop (`clean`), TorchTrade's PPO example as published (`torchtrade`) and tuned (`torchtrade_tuned`):
+   _train_peers.py. The figure that counts is against the better of the two of Stable-Baselines3.
+2. `thirty_assets`: what the default PPO has learned on 30 planted assets after 14 CPU-seconds.
+3. `as_shipped`: Stable-Baselines3 with FinRL's settings in FinRL's environment, and RLlib (_finrl_training.py), wall
+   time, three seeds; RLlib from an environment of its own (`make test-adapters` builds `.venv-rllib`; `--rllib-python`
+   names another). Ours are those of `fair`. It says how far apart packages are as they come, not algorithms.
+
+A seed that never passed a threshold counts as never: a median without a number means that most did not. The last line
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,239 +30,93 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import _planted as planted  # noqa: E402
+from benchmarks._finrl_training import FINRL_PPO, THEIRS, FinrlPolicy, train_rllib, train_sb3  # noqa: E402
+from benchmarks._planted import (  # noqa: E402
+    ASSETS,
+    NOISE_FEATURES,
+    OURS,
+    SESSION,
+    SHARES_OF_RULE,
+    VALIDATION,
+    OutOfTime,
+    Referee,
+    log_return,
+    planted_market,
+    rule,
+    seconds_to,
+    windows,
+)
+from benchmarks._train_peers import LEARNERS, NoPeer, sb3, train_peer  # noqa: E402
 from benchmarks.common import finish  # noqa: E402
 from benchmarks.resume import Records  # noqa: E402
-from fintrader.backtesting.account import BacktestAccount  # noqa: E402
-from fintrader.backtesting.simulate import open_account, trade  # noqa: E402
+from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
-from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
+from fintrader.envs import TradingEnv  # noqa: E402
 
-ASSETS, SESSION, TRAIN, VALIDATION = 10, 390, 30, 5
-DRIFT, VOLATILITY, REGIME, NOISE_FEATURES = 2e-4, 8e-4, 200, 2
-MINUTE_NS = 60_000_000_000
-SHARES_OF_RULE = (0.10, 0.25, 0.50, 0.75)
-MARKS = [round(0.5 * 1.3**k, 2) for k in range(30)]
-"""Seconds of training at which a policy is judged."""
-OURS = EnvSettings(num_envs=64, episode_bars=390, fill="next_close", cost_bps=10)
-THEIRS = EnvSettings(action="trade", max_shares=100, dead_band=0.1, fill="next_close", cost_bps=10)
-"""FinRL's orders: up to 100 shares a stock and minute, none below 10 %."""
+__all__ = [
+    "ASSETS", "NOISE_FEATURES", "OURS", "SESSION", "THEIRS", "VALIDATION", "FinrlPolicy", "log_return",
+    "planted_market", "rule", "windows",
+]  # fmt: skip
+
 AGENTS: dict[str, dict[str, Any]] = {"ppo": {}, "apg": {}}
-FINRL_PPO = {"n_steps": 2048, "ent_coef": 0.01, "learning_rate": 0.00025, "batch_size": 64}
-"""finrl/agents/stablebaselines3/models.py and config.py."""
+"""Ours, with the defaults of their settings and of the environment's accounts."""
+SHIPPED: dict[str, Callable[[int, float], list[dict[str, float]]]] = {"sb3_finrl": train_sb3, "rllib": train_rllib}
+SIDES = (*AGENTS, *LEARNERS, *SHIPPED)
+THIRTY, THIRTY_SECONDS, THIRTY_SEEDS, SHIPPED_SEEDS = 30, 14.0, 3, 3
+TARGETS = {"fair_sb3_times_ppo_to_50%": 15.0, "thirty_assets_share_of_rule": 0.8}
+"""The least that each figure of `table` should be."""
+Curve = list[dict[str, float]]
 
 
-def planted_market(seed: int) -> MarketTensors:
-    """Row t's first feature is the sign of the drift from bar t to bar t + 1; the others are noise."""
-    rng = np.random.default_rng(seed)
-    bars = SESSION * (TRAIN + VALIDATION)
-    flips = rng.random((bars + 1, ASSETS)) < 1.0 / REGIME
-    sign = rng.choice([-1.0, 1.0], size=ASSETS) * np.where(np.cumsum(flips, axis=0) % 2 == 0, 1.0, -1.0)
-    own, common = rng.normal(0, 0.8, (bars, ASSETS)), rng.normal(0, 0.6, (bars, 1))
-    close = 100 * np.exp(np.cumsum(DRIFT * sign[:-1] + VOLATILITY * (own + common), axis=0))
-    features = np.concatenate([sign[1:, :, None], rng.normal(size=(bars, ASSETS, NOISE_FEATURES))], axis=2)
-    ones = torch.ones(bars, ASSETS, dtype=torch.bool)
-    session = torch.arange(bars) // SESSION
-    prices = torch.tensor(close, dtype=torch.float32)
-    return MarketTensors(
-        open=prices,
-        close=prices,
-        volume=torch.full_like(prices, 1e9),
-        features=torch.tensor(features, dtype=torch.float32),
-        context=torch.zeros(bars, 0),
-        tradable=ones,
-        member=ones,
-        session=session,
-        minutes=MINUTE_NS * (session * 1440 + torch.arange(bars) % SESSION),
-        benchmark=torch.tensor(close.mean(axis=1)),
-        symbols=tuple(f"P{n}" for n in range(ASSETS)),
-        feature_names=("signal", *(f"noise{k}" for k in range(NOISE_FEATURES))),
-        context_names=(),
-    )
-
-
-def windows(seed: int) -> tuple[MarketTensors, MarketTensors]:
-    """Training and validation."""
-    market, cut = planted_market(seed), SESSION * TRAIN
-    return market.window(0, cut), market.window(cut, market.num_bars)
-
-
-def log_return(decide: Callable[[BacktestAccount], Tensor], market: MarketTensors, settings: EnvSettings) -> float:
-    """Of one account over the whole window."""
-    equity = np.asarray(trade(decide, open_account(market, settings, "judged"), name="judged").equity)
-    return math.log(equity[-1] / equity[0])
-
-
-def rule(account: BacktestAccount) -> Tensor:
-    """Equal weights of what will rise, for one who knows which column tells."""
-    rising = (account.market.features[account.bar, :, 0] > 0).float()
-    return (rising / rising.sum().clamp_min(1)).unsqueeze(0)
-
-
-class OutOfTime(Exception):
-    """The seconds are used up."""
-
-
-class Referee:
-    """Judges a policy at each mark; its own time does not count."""
-
-    def __init__(self, market: MarketTensors, settings: EnvSettings, seconds: float) -> None:
-        self.market, self.settings = market, settings
-        self.marks = [mark for mark in MARKS if mark < seconds] + [seconds]
-        self.curve: list[dict[str, float]] = []
-        self.begun = time.perf_counter()
-
-    def look(self, env_steps: int, decide: Callable[[], Callable[[BacktestAccount], Tensor]]) -> None:
-        """Raises OutOfTime after the last mark. `decide` makes a fresh policy: some have a memory."""
-        now = time.perf_counter()
-        if now - self.begun < self.marks[0]:
-            return
-        used = now - self.begun
-        self.marks = [mark for mark in self.marks if mark > used]
-        earned = log_return(decide(), self.market, self.settings)
-        self.curve.append({"seconds": round(used, 2), "env_steps": env_steps, "log_return": round(earned, 5)})
-        self.begun += time.perf_counter() - now
-        if not self.marks:
-            raise OutOfTime
-
-
-# --- ours --------------------------------------------------------------------------------------------------
-
-
-def train_ours(algo: str, seed: int, seconds: float) -> list[dict[str, float]]:
+def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) -> Curve:
     """With the defaults of its settings."""
     from pydantic import TypeAdapter
 
-    from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+    settings = TypeAdapter(AgentSettings).validate_python({"algo": algo, **AGENTS[algo]})
 
+    def one(budget: Budget, look: bool) -> None:
+        env = TradingEnv(market, OURS, seed=seed)
+        agent = make_agent(settings, env.layout, seed=seed)
+
+        def on_progress(progress: TrainProgress) -> None:
+            if look:
+                referee.look(progress.env_steps, lambda: lambda account: agent.policy(account.observe()))
+
+        referee.start()
+        train(agent, env, budget, on_progress=on_progress)
+
+    one(Budget(env_steps=1), look=False)
+    with contextlib.suppress(OutOfTime):
+        one(Budget(seconds=1e9), look=True)
+    return referee.curve
+
+
+def one_training(side: str, seed: int, seconds: float) -> Curve:
+    """The curve of one side. Raises NoPeer where it cannot be had."""
+    if side in SHIPPED:
+        return SHIPPED[side](seed, seconds)
+    torch.set_num_threads(1)
+    if side == "thirty":
+        training, validation = windows(seed, THIRTY)
+        referee = Referee(validation, OURS, seconds, marks=[], stop_at=math.inf)
+        return train_ours("ppo", training, referee, seed)
     training, validation = windows(seed)
-    env = TradingEnv(training, OURS, seed=seed)
-    agent = make_agent(
-        TypeAdapter(AgentSettings).validate_python({"algo": algo, **AGENTS[algo]}), env.layout, seed=seed
-    )
-
-    def decide() -> Callable[[BacktestAccount], Tensor]:
-        return lambda account: agent.policy(account.observe())
-
-    def on_progress(progress: TrainProgress) -> None:
-        referee.look(progress.env_steps, decide)
-
     referee = Referee(validation, OURS, seconds)
-    with contextlib.suppress(OutOfTime):
-        train(agent, env, Budget(seconds=100 * seconds), on_progress=on_progress)
-    return referee.curve
-
-
-# --- theirs ------------------------------------------------------------------------------------------------
-
-
-def finrl_env(market: MarketTensors) -> Any:
-    """FinRL's environment over the window, with the costs of everyone."""
-    from benchmarks._env_peers import peer
-
-    module = peer("finrl", "0.3.7", "env_stocktrading_np.py")
-    if module is None:
-        raise SystemExit("finrl 0.3.7 is needed: run where `pip` reaches a package index")
-    config = {
-        "price_array": market.close.numpy(),
-        "tech_array": market.features.flatten(1).numpy(),
-        "turbulence_array": np.zeros(market.num_bars),
-        "if_train": True,
-    }
-    return module.StockTradingEnv(config, buy_cost_pct=1e-3, sell_cost_pct=1e-3)
-
-
-class FinrlPolicy:
-    """A policy for FinRL's states in our account: writes the state as `StockTradingEnv.get_state` does."""
-
-    def __init__(self, act: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.act, self.idle = act, np.zeros(ASSETS)
-
-    def __call__(self, account: BacktestAccount) -> Tensor:
-        """Action `[1, N]`."""
-        price, held = account.market.close[account.bar].numpy(), account.held
-        cash = account.equity - float((held * price).sum())
-        technical = account.market.features[account.bar].flatten().numpy() * 2**-7
-        state = np.hstack((cash * 2**-12, 0.0, 0.0, price * 2**-6, held * 2**-6, self.idle, technical))
-        action = np.clip(self.act(state.astype(np.float32)), -1, 1)
-        self.idle = np.where(np.abs(action * THEIRS.max_shares).astype(int) > 10, 0.0, self.idle + 1)
-        return torch.as_tensor(action, dtype=torch.float32).unsqueeze(0)
-
-
-def train_sb3(seed: int, seconds: float) -> list[dict[str, float]]:
-    """Stable-Baselines3's PPO as FinRL runs it."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
-
-    training, validation = windows(seed)
-    model = PPO("MlpPolicy", finrl_env(training), seed=seed, device="cpu", **FINRL_PPO)
-    referee = Referee(validation, THEIRS, seconds)
-
-    def decide() -> FinrlPolicy:
-        return FinrlPolicy(lambda state: np.asarray(model.predict(state, deterministic=True)[0]))
-
-    class Look(BaseCallback):  # type: ignore[misc]
-        def _on_step(self) -> bool:
-            referee.look(self.num_timesteps, decide)
-            return True
-
-    referee.begun = time.perf_counter()
-    with contextlib.suppress(OutOfTime):
-        model.learn(1 << 40, callback=Look())
-    return referee.curve
-
-
-def train_rllib(seed: int, seconds: float) -> list[dict[str, float]]:
-    """RLlib's PPO with its defaults, one process that samples and one that learns."""
-    import logging
-
-    import ray
-    from ray.rllib.algorithms.ppo import PPOConfig
-    from ray.tune.registry import register_env
-
-    training, validation = windows(seed)
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    register_env("finrl", lambda _: finrl_env(training))
-    config = (
-        PPOConfig()
-        .environment("finrl")
-        .env_runners(num_env_runners=1, num_envs_per_env_runner=4, rollout_fragment_length="auto")
-        .debugging(seed=seed, log_level="ERROR")
-    )
-    algorithm = config.build_algo()
-    referee = Referee(validation, THEIRS, seconds)
-
-    def act(state: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            module = algorithm.get_module()
-            out = module.forward_inference({"obs": torch.as_tensor(state).unsqueeze(0)})["action_dist_inputs"]
-        mean: np.ndarray = out[0, :ASSETS].numpy()
-        return mean
-
-    referee.begun = time.perf_counter()
-    steps = 0
-    with contextlib.suppress(OutOfTime):
-        while True:
-            found = algorithm.train()
-            steps = int(found.get("num_env_steps_sampled_lifetime") or steps)
-            referee.look(steps, lambda: FinrlPolicy(act))
-    algorithm.stop()
-    ray.shutdown()
-    return referee.curve
-
-
-# --- comparing ---------------------------------------------------------------------------------------------
+    if side in AGENTS:
+        return train_ours(side, training, referee, seed)
+    return train_peer(side, training, OURS, referee, seed)
 
 
 def in_process(side: str, seed: int, seconds: float, python: str) -> dict[str, Any]:
@@ -263,12 +124,10 @@ def in_process(side: str, seed: int, seconds: float, python: str) -> dict[str, A
     from benchmarks.algorithms import peer_folder
 
     paths = [str(ROOT)]
-    if side == "sb3":
-        peer = peer_folder()
-        if peer is None:
-            raise SystemExit("stable-baselines3 is needed: run where `pip` reaches a package index")
-        paths.append(str(peer))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
+    if side == "sb3_finrl":
+        paths.append(str(peer_folder()))
+    threads = {} if side in SHIPPED else {"OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
     command = [python, __file__, "--one", side, str(seed), str(seconds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -276,94 +135,163 @@ def in_process(side: str, seed: int, seconds: float, python: str) -> dict[str, A
     return {"curve": json.loads(done.stdout.strip().splitlines()[-1])}
 
 
-def seconds_to(level: float, curve: list[dict[str, float]]) -> float | None:
-    """When the log return first passed; None: never."""
-    return next((point["seconds"] for point in curve if point["log_return"] >= level), None)
+def median(values: list[float | None]) -> float | None:
+    """Of what some never reached; None where most did not."""
+    found = float(np.median([math.inf if value is None else value for value in values]))
+    return round(found, 3) if math.isfinite(found) else None
 
 
-def compare(curves: dict[str, list[list[dict[str, float]]]], goals: list[float], seconds: float) -> dict[str, Any]:
-    """Median seconds of each side to each threshold; a side that never passed counts with the whole time."""
-    figures: dict[str, Any] = {}
-    medians: dict[str, dict[float, float]] = {}
+def times_of(curves: dict[str, list[Curve]], goals: list[float]) -> dict[str, dict[str, dict[str, Any]]]:
+    """`[side][threshold]`: seconds of each seed, their median, and how many got there."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for side, runs in curves.items():
         for part in SHARES_OF_RULE:
-            found = [seconds_to(part * goal, curve) for curve, goal in zip(runs, goals, strict=True)]
-            median = float(np.median([seconds if value is None else value for value in found]))
-            medians.setdefault(side, {})[part] = median
-            figures[f"{side}_seconds_to_{part:.0%}"] = {"seeds": found, "median": round(median, 2)}
-        pairs = list(zip(runs, goals, strict=True))
-        figures[f"{side}_best_share"] = [round(max(p["log_return"] for p in curve) / goal, 3) for curve, goal in pairs]
-        figures[f"{side}_last_share"] = [round(curve[-1]["log_return"] / goal, 3) for curve, goal in pairs]
-    for ours in ("ppo", "apg"):
-        for theirs in ("sb3", "rllib"):
-            if ours in medians and theirs in medians:
-                figures[f"{ours}_times_faster_than_{theirs}"] = {
-                    f"{part:.0%}": round(medians[theirs][part] / medians[ours][part], 1) for part in SHARES_OF_RULE
-                }
+            seconds = [seconds_to(part * goal, curve) for curve, goal in zip(runs, goals, strict=False)]
+            reached = f"{sum(value is not None for value in seconds)} of {len(seconds)}"
+            figures = {"seeds": seconds, "median": median(seconds), "reached": reached}
+            found.setdefault(side, {})[f"{part:.0%}"] = figures
+    return found
+
+
+def ratio(ours: float | None, theirs: list[float | None], limit: float) -> dict[str, Any]:
+    """How many times as long the best of `theirs` takes; where none got there, at least the whole time's."""
+    if ours is None or not theirs:
+        return {"times": None, "at_least": False}
+    there = [value for value in theirs if value is not None]
+    return {"times": round((min(there) if there else limit) / ours, 2), "at_least": not there}
+
+
+def compare(times: dict[str, dict[str, dict[str, Any]]], seconds: float) -> dict[str, Any]:
+    """Ratios of medians, the fair ones first."""
+    groups = {
+        "fair_sb3": ("sb3", "sb3_gsde"),
+        "fair_clean": ("clean",),
+        "torchtrade": ("torchtrade",),
+        "torchtrade_tuned": ("torchtrade_tuned",),
+        **{f"as_shipped_{name}": (name,) for name in SHIPPED},
+    }
+    figures: dict[str, Any] = {}
+    for group, members in groups.items():
+        for ours in AGENTS:
+            for part in (f"{share:.0%}" for share in SHARES_OF_RULE):
+                theirs = [times[name][part]["median"] for name in members if name in times]
+                if theirs and ours in times:
+                    figures[f"{group}_times_{ours}_to_{part}"] = ratio(times[ours][part]["median"], theirs, seconds)
     return figures
+
+
+def show(times: dict[str, dict[str, dict[str, Any]]], figures: dict[str, Any], table: dict[str, Any]) -> None:
+    """The medians by side, the ratios, the table."""
+    for title, sides in (("fair, CPU seconds", (*AGENTS, *LEARNERS)), ("as shipped, wall seconds", tuple(SHIPPED))):
+        print(f"\n{title:26}" + "".join(f"{part:>22.0%}" for part in SHARES_OF_RULE))
+        for side in sides:
+            if side in times:
+                cells = [times[side][f"{part:.0%}"] for part in SHARES_OF_RULE]
+                shown = [f"{'never' if c['median'] is None else c['median']} ({c['reached']})" for c in cells]
+                print(f"{side:26}" + "".join(f"{cell:>22}" for cell in shown))
+    print()
+    for name, found in figures.items():
+        if found["times"] is not None:
+            print(f"{name:44} {'at least ' if found['at_least'] else ''}{found['times']:.1f}")
+    for name, least in TARGETS.items():
+        print(f"{name:44} {'none' if table[name] is None else f'{table[name]:.2f}'}   at least {least:g}")
+
+
+def available(options: argparse.Namespace) -> list[str]:
+    """The sides asked for that can be had here; says why another cannot."""
+    sides = list(options.side)
+    try:
+        if {"sb3", "sb3_gsde", "sb3_finrl"} & set(sides):
+            sb3()
+    except NoPeer as error:
+        print(f"no peer: {error}", file=sys.stderr)
+        sides = [side for side in sides if not side.startswith("sb3")]
+    if "rllib" in sides and not Path(options.rllib_python).exists():
+        print(f"no RLlib at {options.rllib_python}: left out (`make test-adapters` builds it)", file=sys.stderr)
+        sides.remove("rllib")
+    return sides
 
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sides = ["ppo", "apg", "sb3", "rllib"]
-    parser.add_argument("--side", nargs="+", default=sides, choices=sides)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=180.0, help="of the peers; ours get a sixth")
+    parser.add_argument("--side", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--quick", action="store_true", help="one seed, 0.3 seconds each, nothing as shipped")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seed", "--first-seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each training at most")
     parser.add_argument("--rllib-python", default=str(ROOT / ".venv-rllib" / "bin" / "python"))
     parser.add_argument("--fresh", action="store_true", help="measure again what is already in runs/benchmarks")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/time_to_return.json")
+    parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "SEED", "SECONDS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        side, seed, seconds = options.one[0], int(options.one[1]), float(options.one[2])
-        trainers = {"sb3": train_sb3, "rllib": train_rllib}
-        curve = trainers[side](seed, seconds) if side in trainers else train_ours(side, seed, seconds)
-        print(json.dumps(curve))
+        print(json.dumps(one_training(options.one[0], int(options.one[1]), float(options.one[2]))))
         return
-    if "rllib" in options.side and not Path(options.rllib_python).exists():
-        print(f"no RLlib at {options.rllib_python}: left out (`make test-adapters` builds it)", file=sys.stderr)
-        options.side.remove("rllib")
-    records = Records("time_to_return", fresh=options.fresh)
-    curves: dict[str, list[list[dict[str, float]]]] = {side: [] for side in options.side}
-    goals = []
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        goals.append(log_return(rule, windows(seed)[1], OURS))
+    if options.quick:
+        options.seeds, options.seconds = 1, 0.3
+        options.side = [side for side in options.side if side not in SHIPPED]
+    options.side = available(options)
+    records = Records(
+        "time_to_return_quick" if options.quick else "time_to_return", fresh=options.fresh or options.quick
+    )
+    recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
+    sizes = SESSION, planted.TRAIN, VALIDATION, planted.DRIFT, planted.VOLATILITY, planted.REGIME, NOISE_FEATURES
+
+    def run(side: str, seed: int, seconds: float) -> Curve:
+        settings = {
+            "seconds": seconds,
+            "marks": planted.MARKS,
+            "recipe": recipes.get(side) or AGENTS.get(side) or FINRL_PPO,
+            "env": (THEIRS if side in SHIPPED else OURS).model_dump(mode="json"),
+            "market": (THIRTY if side == "thirty" else ASSETS, *sizes),
+        }
+        python = options.rllib_python if side == "rllib" else sys.executable
+        record = records.get(f"{side}-{seed}", settings, lambda: in_process(side, seed, seconds, python))
+        found: Curve = record["curve"]
+        return found
+
+    curves: dict[str, list[Curve]] = {side: [] for side in options.side}
+    seeds = range(options.seed, options.seed + options.seeds)
+    goals = [log_return(rule, windows(seed)[1], OURS) for seed in seeds]
+    for seed, goal in zip(seeds, goals, strict=True):
         for side in options.side:
-            seconds = options.seconds if side in ("sb3", "rllib") else options.seconds / 6
-            python = options.rllib_python if side == "rllib" else sys.executable
-            record = records.get(
-                f"{side}-{seed}",
-                {
-                    "seconds": seconds,
-                    "marks": MARKS,
-                    "finrl_ppo": FINRL_PPO,
-                    "agents": AGENTS,
-                    "ours": OURS.model_dump(mode="json"),
-                    "theirs": THEIRS.model_dump(mode="json"),
-                    "market": (ASSETS, SESSION, TRAIN, VALIDATION, DRIFT, VOLATILITY, REGIME, NOISE_FEATURES),
-                },
-                lambda side=side, seed=seed, seconds=seconds, python=python: in_process(  # type: ignore[misc]
-                    side, seed, seconds, python
-                ),
+            if side in SHIPPED and len(curves[side]) >= SHIPPED_SEEDS:
+                continue
+            curve = run(side, seed, options.seconds)
+            curves[side].append(curve)
+            best, found = (
+                max(point["log_return"] for point in curve),
+                [seconds_to(p * goal, curve) for p in SHARES_OF_RULE],
             )
-            curves[side].append(record["curve"])
-            best = max(point["log_return"] for point in record["curve"])
-            times = [seconds_to(part * goals[-1], record["curve"]) for part in SHARES_OF_RULE]
-            print(
-                f"{side:5} seed {seed}: best {best / goals[-1]:6.1%} of the rule, thresholds at {times} s", flush=True
-            )
+            print(f"{side:16} seed {seed}: best {best / goal:6.1%} of the rule, thresholds at {found} s", flush=True)
+
+    shares = []
+    for seed in seeds[:THIRTY_SEEDS]:
+        earned = run("thirty", seed, options.seconds if options.quick else THIRTY_SECONDS)[-1]["log_return"]
+        shares.append(round(earned / log_return(rule, windows(seed, THIRTY)[1], OURS), 3))
+        print(f"{THIRTY} assets        seed {seed}: {shares[-1]:6.1%} of the rule", flush=True)
+
+    times = times_of(curves, goals)
+    figures = compare(times, options.seconds)
+    headline = figures.get("fair_sb3_times_ppo_to_50%", {"times": None})["times"]
+    table = {"fair_sb3_times_ppo_to_50%": headline, "thirty_assets_share_of_rule": float(np.median(shares))}
+    show(times, figures, table)
     finish(
         "time_to_return",
         {
-            "figures": compare(curves, goals, options.seconds),
+            "table": table,
+            "figures": figures,
+            "times": times,
+            "thirty_assets": {"seconds": THIRTY_SECONDS, "shares_of_rule": shares},
             "rule_log_return": [round(goal, 4) for goal in goals],
             "seconds": options.seconds,
+            "recipes": recipes,
             "curves": curves,
             "commits": sorted(records.commits),
         },
-        seed=options.first_seed,
+        seed=options.seed,
         save=options.save,
     )
 
