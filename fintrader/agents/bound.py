@@ -129,7 +129,8 @@ class _MarketOnce:
             action = np.where(self.band > 0, moved, action)
         if not self.targets.all():
             action = np.where(self.targets, action, latent[:, :-1].clip(-1.0, 1.0))
-        return action.astype(np.float32, copy=False)
+        rounded: Numbers = action.astype(np.float32, copy=False)
+        return rounded
 
     @torch.no_grad()
     def _embed(self, block: int) -> None:

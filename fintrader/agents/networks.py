@@ -215,8 +215,8 @@ class Mlp(nn.Module):
         first = self.layers[0]
         assert isinstance(first, Dense)
         # W [p, m, z] + b = (W_p p + b) + W_m m + W_z z, and m is by far the widest part.
-        weights = first.weight.split(
-            [self.private, self.market, first.weight.shape[-2] - self.private - self.market], -2
+        weights = torch.split(
+            first.weight, [self.private, self.market, first.weight.shape[-2] - self.private - self.market], -2
         )
         h = first.apply_with(seen.private, weights[0])
         if self.market:

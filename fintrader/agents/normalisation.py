@@ -84,7 +84,7 @@ class ObservationNormaliser(nn.Module):
     def update_market(self, table: Tensor) -> None:
         """Merge a table `[T, L*W]` into the statistics: of each row the newest bar, since the others have their own."""
         width = self.row_width
-        for rows in table[:, -width:].split(_ROWS):
+        for rows in torch.split(table[:, -width:], _ROWS):
             self._merge(rows, self.width - width)
 
     @torch.no_grad()

@@ -181,7 +181,9 @@ class OnPolicyAgent(BaseAgent):
 
             def losses() -> Iterator[Tensor]:
                 # Some rows at a time, so that what is between inputs and loss stays in the processor's caches.
-                for part, judged in zip(rows.split(ROWS_AT_ONCE), advantage.split(ROWS_AT_ONCE), strict=True):
+                for part, judged in zip(
+                    *(torch.split(of_all, ROWS_AT_ONCE) for of_all in (rows, advantage)), strict=True
+                ):
                     loss, found = self.loss(rollout.take(part)._replace(advantage=judged))
                     share = len(part) / len(rows)
                     for name, value in found.items():

@@ -94,6 +94,7 @@ class BatchedLearners:
     def _descend(self, shares: Rollout) -> dict[str, Tensor]:
         """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
         agent = self.agent
+        assert shares.seen.place is not None
         own = agent.optimisers["adam"]
         single = {name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad}
         self.weights = {name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()}
@@ -117,6 +118,7 @@ class BatchedLearners:
         """One gradient step of every learner; `rows [K, S]` are its minibatch."""
         learner = torch.arange(self.count, device=rows.device).unsqueeze(1)
         (private, market, place), *columns = shares
+        assert place is not None
         seen = Seen(private[learner, rows], market, place[learner, rows])
         batch = Rollout(seen, *(column[learner, rows] for column in columns))
         weights = {name: parameter.detach() for name, parameter in self.weights.items()}

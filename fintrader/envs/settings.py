@@ -25,7 +25,7 @@ class EnvSettings(Settings):
 
     kind: Literal["trading"] = "trading"
     """`trading`; a configuration may have `gymnasium` here instead (see `GymnasiumSettings`)."""
-    num_envs: Annotated[int, Field(ge=1)] = 64
+    num_envs: Annotated[int, Field(ge=1)] = 256
     """B: accounts stepping at once."""
     start_groups: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """G: accounts begin their episodes in G groups, all of a group on the same bar, each group on one of its own. What

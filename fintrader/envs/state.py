@@ -14,7 +14,7 @@ from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
 from fintrader.errors import CheckpointError, EnvError
 
 AUTO_GROUPS = 16
-"""`env.start_groups: auto`. Fewer show a rollout too little of the market, more cost time (`benchmarks/training.py`)."""
+"""`env.start_groups: auto`. Fewer show a rollout too little of the market, more cost time."""
 RESET_OPTIONS = ("reset_mask", "start", "cash_usd", "shares", "episode_bars")
 
 
