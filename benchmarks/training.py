@@ -83,8 +83,9 @@ class Ours:
     """One of our agents, an update at a time, and what its metrics say of the time."""
 
     def __init__(self, market: MarketTensors, settings: PPO, accounts: int, seed: int) -> None:
-        self.env = TradingEnv(market, SETTINGS, num_envs=accounts, seed=seed)
-        self.agent = make_agent(settings, self.env.layout, seed=seed)
+        env = TradingEnv(market, SETTINGS, num_envs=accounts, seed=seed)
+        self.agent = make_agent(settings, env.layout, seed=seed)
+        self.env = self.agent.training_env(env)  # once, not for every update
         self.steps = accounts * settings.num_steps
         self.seconds = dict.fromkeys(PARTS, 0.0)
 

@@ -26,6 +26,7 @@ GIVEN = st.sets(st.sampled_from(["start", "cash_usd", "shares", "episode_bars"])
 SIGHT = st.fixed_dictionaries(
     {
         "observation": st.sampled_from(["flat", "factored"]),
+        "start_groups": st.sampled_from(["auto", 1]),
         "lookback": st.sampled_from([1, 3]),
         "observation_dtype": st.sampled_from(["float32", "bfloat16"]),
     }

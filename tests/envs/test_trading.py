@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -159,7 +159,7 @@ def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(
 
 def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
     market = make_market(300, 2)
-    env = TradingEnv(market, EnvSettings(episode_bars=10), num_envs=400)
+    env = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=400), num_envs=400)
     env.reset(seed=5)
     starts = env.account.start_bar
     assert 0 <= int(starts.min()) < 20
@@ -172,6 +172,47 @@ def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
     assert torch.equal(env.account.start_bar, starts)
     env.reset(seed=6)
     assert not torch.equal(env.account.start_bar, starts)
+
+
+@pytest.mark.parametrize(("asked", "accounts", "groups"), [("auto", 48, 16), ("auto", 5, 5), (8, 48, 8), (1, 6, 1)])
+def test_accounts_of_a_group_begin_on_the_same_bars(asked: Any, accounts: int, groups: int) -> None:
+    market = make_market(3000, 2)
+    env = TradingEnv(market, EnvSettings(episode_bars=3, start_groups=asked), num_envs=accounts)
+    env.reset(seed=5)
+    seen = []
+    for _ in range(4):
+        starts = env.account.start_bar.view(groups, -1)
+        assert bool((starts == starts[:, :1]).all())
+        assert len(starts[:, 0].unique()) > 0.7 * groups
+        seen.append(starts[:, 0])
+        for _ in range(3):
+            env.step(random_actions(0, 1, accounts, 2)[0])
+    assert len(torch.stack(seen).unique()) > 2 * groups
+    # A list seeds every account by itself.
+    env.reset(seed=list(range(accounts)))
+    assert len(env.account.start_bar.unique()) > 0.7 * accounts
+
+
+def test_groups_begin_wherever_accounts_by_themselves_do() -> None:
+    market = make_market(300, 2)
+
+    def starts(groups: int) -> torch.Tensor:
+        env = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=groups)
+        grouped = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=4 * groups)
+        for one in (env, grouped):
+            one.reset(seed=5)
+        assert torch.equal(grouped.account.start_bar[::4], env.account.start_bar)
+        return grouped.account.start_bar
+
+    counts = torch.bincount(starts(1000) // 29, minlength=10)
+    assert int(counts.min()) > 4 * 60  # 100 expected in each tenth
+
+
+def test_groups_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(EnvError, match=r"env\.start_groups is 6, which does not divide 64 accounts; set it to 4"):
+        TradingEnv(make_market(30, 2), EnvSettings(start_groups=6), num_envs=64)
+    one = EnvSettings(start_groups=6, random_start=False)  # every account begins at the window's start anyway
+    assert TradingEnv(make_market(30, 2), one, num_envs=64).num_envs == 64
 
 
 def test_state_dict_continues_bit_exactly() -> None:
