@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from common import finish
 
-from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
+from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.account import BacktestAccount

@@ -19,8 +19,10 @@ The last line is one JSON object; `table` in it holds the figures that have a ta
 - TorchTrade's portfolio environment, rebuilt from its contract as it is written (`torchtrade`) and tuned
   (`torchtrade_tuned`): see _env_torchtrade.py. Ours trades fractions at the close at the same costs, and observes the
   same windows.
-- `costs` is an impact by order and a least commission beside the proportional costs of `plain`. Participation in a
-  bar's volume, which the target of that figure counts in, is no setting yet and not measured.
+- `costs` is an impact by order, a least commission and a half-spread beside the proportional costs of `plain`. Every
+  side of ours takes at most a tenth of a bar's volume, as by default; the peers know no volume.
+- Accounts begin in 16 groups, each on one bar, as by default: what they read of the market is then often in a cache.
+  `single_starts` begins each by itself.
 - The roofline counts what a step must move at least, each byte once: it reads the market's row of the observation,
   three rows of prices, the shares and the action, and writes the observation and the shares (`traffic_bytes`), at the
   speed at which torch copies a block of observations in the same run. That is a harder limit than copying observations
@@ -255,6 +257,7 @@ def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
     runs = {
         "env_only": our_env(market, ACCOUNTS),
         "trade": our_env(market, ACCOUNTS, VARIANTS["trade"]),
+        "single_starts": our_env(market, ACCOUNTS, {"start_groups": ACCOUNTS}),
         "torch_core": our_env(market, ACCOUNTS, engine="torch"),
         "copy": copying(width),
         "single": our_single(market),
@@ -267,10 +270,12 @@ def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
     figures["copy_gb_per_second"] = figures.pop("copy_steps_per_second") * copied / 1e9
     figures["roofline_steps_per_second"] = figures["copy_gb_per_second"] * 1e9 / moved
     figures.times("share_of_copy_roofline", rates["env_only"], rates["copy"], moved / copied)
+    figures.times("single_starts_share_of_copy_roofline", rates["single_starts"], rates["copy"], moved / copied)
     for name in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
         figures.setdefault(f"{name}_steps_per_second", None)
         figures.times(f"times_{name}", rates["env_only"], rates.get(name))
         figures.times(f"trade_times_{name}", rates["trade"], rates.get(name))
+        figures.times(f"single_starts_times_{name}", rates["single_starts"], rates.get(name))
     figures.times("single_times_finrl", rates["single"], rates.get("finrl"))
     return figures
 

@@ -26,10 +26,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
-from fintrader.agents.buffers import Transition, gae, require_memory
+from fintrader.agents.buffers import Transition, gae
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
+from fintrader.memory import require_memory
 
 
 class APG(BaseSettings):
@@ -82,7 +83,7 @@ class APGAgent(BaseAgent):
         """Actions `[B, N]`, connected to the actor's weights and to `obs`."""
         if self.settings.normalise_observations and not self.steps and not bool(self.normaliser.count[0]):
             self.normaliser.update(obs.detach())
-        (latent,) = self.actor(self.see(obs))
+        (latent,) = self.actor(self.see(obs, acting=True))
         if self.settings.noise > 0:
             latent = latent + self.settings.noise * self.randn(latent.shape)
         return self.head.decode(obs, latent)

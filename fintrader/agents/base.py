@@ -87,14 +87,15 @@ class BaseAgent:
         self.settings, self.layout, self.device, self.seed = settings, layout, torch.device(device), seed
         self.head = ActionHead(layout, settings.head)
         latents = self.head.latents if self.squashes else 0
+        network = settings.network.resolved(layout, orders=not self.head.targets_weights)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "weights"))
-            self.actor = Actor(layout, settings.network, cash=self.head.targets_weights, outputs=self.outputs)
-            self.critic = Critic(layout, settings.network, latents=latents, members=self.members)
+            self.actor = Actor(layout, network, cash=self.head.targets_weights, outputs=self.outputs)
+            self.critic = Critic(layout, network, latents=latents, members=self.members)
         self.rewards = RewardScaler(settings.gamma)
         self.policy = ActorPolicy(
             layout,
-            settings.network,
+            network,
             settings.head,
             outputs=self.outputs,
             squash=self.squashes or (self.bounds and self.head.targets_weights),
@@ -119,8 +120,10 @@ class BaseAgent:
         """
         if not isinstance(env, TradingEnv):
             return env
-        if env.settings.observation == "flat" and env.market.num_bars <= MOST_BARS:
-            env = env.with_settings(observation="factored")
+        # A clock must be exact, and tell itself from a row of the market by its width.
+        shown = "factored" if env.market.num_bars <= MOST_BARS and env.layout.market_width > 1 else "flat"
+        if env.settings.observation != shown:
+            env = env.with_settings(observation=shown)
         self.see_market(env)
         return env
 
@@ -135,9 +138,9 @@ class BaseAgent:
         (raw,) = self.actor(seen)
         return torch.tanh(raw) if self.policy.squash else raw
 
-    def see(self, obs: Tensor) -> Seen:
-        """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read."""
-        return self.normaliser.see(obs, self.table)
+    def see(self, obs: Tensor, *, acting: bool = False) -> Seen:
+        """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read. Acting never waits for a GPU."""
+        return self.normaliser.see(obs, self.table, wait=not acting or self.device.type == "cpu")
 
     def randn(self, shape: torch.Size) -> Tensor:
         """Standard normal noise of the agent's own stream."""

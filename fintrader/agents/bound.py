@@ -23,7 +23,7 @@ Numbers = NDArray[np.float32]
 Bound = Callable[[int, Numbers], Numbers]
 """`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by the next call."""
 
-BARS_AT_ONCE = 256
+BARS_AT_ONCE = 1024
 """Bars that are embedded together."""
 
 

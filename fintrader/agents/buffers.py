@@ -1,29 +1,20 @@
-"""What agents learn from: the latest rollout, or replayed steps, the returns over them, and room in memory for both.
+"""What agents learn from: the latest rollout, or replayed steps, and the returns over them.
 
 A *terminated* step has no future: nothing is bootstrapped beyond it. A *truncated* step was cut off by a clock: its
 future is the value of the true final observation. Either ends the trace, because the next stored step belongs to
 another episode (https://arxiv.org/abs/1712.00378).
-
-Memory is asked for before it is taken: an allocator's error says not what to do. On a host there is as much of it as
-the kernel calls available (it gives up caches for it) and as the control groups of this process leave: a container's
-limit is far below what the machine has.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fintrader.errors import CheckpointError, ConfigError
-
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-HOST = torch.device("cpu")
+from fintrader.errors import CheckpointError
+from fintrader.memory import HOST, require_memory
 
 
 class Transition(NamedTuple):
@@ -220,59 +211,3 @@ def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float)
         discount = torch.where(running > 0, gamma ** (k + 1) * (~terminated[k]).to(rewards.dtype), discount)
         running = running * (~(terminated[k] | truncated[k])).to(rewards.dtype)
     return total, discount, last
-
-
-def require_memory(needed: int, device: torch.device, what: str, remedy: str) -> None:
-    """Raises ConfigError, naming `what` and `remedy`, when `device` has fewer than `needed` bytes to give."""
-    free = available_memory(device)
-    if free is not None and needed > free:
-        raise ConfigError(
-            f"{what} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device}; {remedy}"
-        )
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken on `device`; None where the system does not say."""
-    if device.type == "cuda":
-        # What torch holds and does not use is given to the next tensor.
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    rooms = [*_of_machine(), *_of_groups()]
-    return max(min(rooms), 0) if rooms else None
-
-
-def _of_machine() -> Iterator[int]:
-    """MemAvailable; all memory there is on systems without it."""
-    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
-        lines = (PROC / "meminfo").read_text().splitlines()
-        yield next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        return
-    with contextlib.suppress(ValueError, OSError):
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _of_groups() -> Iterator[int]:
-    """Limit less use of every control group that this process is in, cgroup v2 and v1."""
-    try:
-        lines = (PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:  # `0::/path` (v2), `4:memory:/path` (v1)
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            top, limit, used, cache = CGROUPS, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            top, limit, used = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache = "total_inactive_file"
-        else:
-            continue
-        # Inside a container the path may be the host's: what is not there is passed over, the top always is.
-        here = top / path.lstrip("/")
-        for group in (here, *here.parents):
-            if group != top and top not in group.parents:
-                break
-            with contextlib.suppress(OSError, ValueError):  # without a limit it says `max`
-                left = int((group / limit).read_text()) - int((group / used).read_text())
-                rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield left + int(rows.get(cache, 0))  # file caches can be given up

@@ -142,7 +142,7 @@ class AssetTrunk(nn.Module):
             if isinstance(own, Dense) and own.weight.ndim == 2 and h.ndim == 3:
                 # The fused form takes what is shared as the product's bias and saves passes over its result.
                 bias = (other(shared) + own.bias).unsqueeze(1)
-                h = hidden(torch.baddbmm(bias, h, own.weight.unsqueeze(0).expand(len(h), -1, -1)))
+                h = hidden(torch.baddbmm(bias, h, own.weight.unsqueeze(0).expand(h.shape[0], -1, -1)))
             else:
                 rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, count))
                 h = hidden(rows + other(shared).unsqueeze(-2))

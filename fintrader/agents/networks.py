@@ -58,7 +58,8 @@ class NetworkSettings(Settings):
 
     kind: Literal["auto", "market_once", "per_asset", "mlp"] = "auto"
     """`market_once` embeds the market once a bar, `per_asset` once for every account, `mlp` reads a row of numbers;
-    `auto`: `market_once` on markets, `mlp` elsewhere."""
+    `auto`: on markets `market_once` where latents are target weights and `per_asset` where they are orders, whose size
+    depends on what is held; `mlp` elsewhere."""
     hidden: tuple[int, ...] = Field(default=(32, 32), min_length=1)
     """Widths of the hidden layers, at least one."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
@@ -66,9 +67,9 @@ class NetworkSettings(Settings):
     account: bool = False
     """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does: needed by rewards that
     depend on them, such as a drawdown penalty; otherwise they only invite learning the training window by heart."""
-    holdings: bool | None = None
-    """`market_once`: let the actor see what is held. None: where its latents are orders, not where they are target
-    weights. There holdings tell what the noise did of late, which costs money, and an actor learns to undo it."""
+    holdings: bool = False
+    """`market_once`: let the actor, too, see what is held. It tells what the noise did of late, which costs money, and
+    an actor of target weights learns to undo it."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy critics."""
     encoder: Literal["none", "gru", "attention"] = "none"
@@ -77,13 +78,17 @@ class NetworkSettings(Settings):
     encoder_width: int = Field(default=16, ge=1)
     """Numbers the encoder makes of a window."""
 
-    def kind_for(self, layout: Layout) -> Literal["market_once", "per_asset", "mlp"]:
-        """What `auto` means there. Raises ConfigError for a network that cannot read the layout."""
+    def resolved(self, layout: Layout, *, orders: bool = False) -> Self:
+        """With what `auto` means there; `orders`: latents are orders, not target weights.
+
+        Raises ConfigError for a network that cannot read the layout.
+        """
         if isinstance(layout, FlatLayout):
             if self.kind not in ("auto", "mlp"):
                 raise ConfigError(f"agent.network.kind {self.kind} reads a market's assets; set it to mlp or auto here")
-            return "mlp"
-        return "market_once" if self.kind == "auto" else self.kind
+            return self.model_copy(update={"kind": "mlp"})
+        meant = "per_asset" if orders else "market_once"
+        return self.model_copy(update={"kind": meant}) if self.kind == "auto" else self
 
 
 class Seen(NamedTuple):
@@ -109,11 +114,16 @@ class Seen(NamedTuple):
         return of_rows if self.place is None else of_rows.index_select(dim, self.place)
 
 
-def numbered_anew(numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Which of 0 ... count - 1 occur, in order, and for each of `numbers` `[R]` its place among these."""
+def numbered_anew(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[Tensor, Tensor]:
+    """Which of 0 ... count - 1 occur, in order, and for each of `numbers` `[R]` its place among these.
+
+    How many occur, a GPU would have to be waited for to say: without `wait`, zeros fill up what may.
+    """
     occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
     occurs[numbers] = 1
-    return occurs.nonzero().squeeze(1), (occurs.cumsum(0) - 1).index_select(0, numbers)
+    most = min(len(numbers), count)
+    occurring = occurs.nonzero() if wait else torch.nonzero_static(occurs, size=most, fill_value=0)
+    return occurring.squeeze(1), (occurs.cumsum(0) - 1).index_select(0, numbers)
 
 
 class AssetInput(nn.Module):
@@ -271,7 +281,8 @@ class Actor(nn.Module):
         self, layout: Layout, settings: NetworkSettings, *, cash: bool, outputs: int = 1, out_gain: float = 0.01
     ) -> None:
         super().__init__()
-        self.outputs, self.kind, width = outputs, settings.kind_for(layout), settings.hidden[-1]
+        settings = settings.resolved(layout)
+        self.outputs, self.kind, width = outputs, settings.kind, settings.hidden[-1]
         if isinstance(layout, FlatLayout) or self.kind == "mlp":
             latents = num_actions(layout) + cash
             self.mlp = Mlp(layout, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
@@ -282,7 +293,7 @@ class Actor(nn.Module):
         else:
             self.trunk = MarketTrunk(layout, settings, batch_shape=())
             self.account = layout.account_width if settings.account else 0
-            self.holdings = not cash if settings.holdings is None else settings.holdings
+            self.holdings = settings.holdings
         # market_once: see `Coefficients`.
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
         self.cash_head = Dense(width, outputs * (1 + self.account), gain=out_gain) if cash else None
@@ -307,7 +318,7 @@ class Actor(nn.Module):
         own = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs, -1).permute(2, 3, 0, 1).contiguous()
         account, cash = own[:, 1 + self.holdings :].transpose(1, 2), None
         if self.cash_head is not None:
-            both = CASH_PACE * self.cash_head(h.mean(dim=1)).view(len(rows), self.outputs, -1)
+            both = CASH_PACE * self.cash_head(h.mean(dim=1)).view(rows.shape[0], self.outputs, -1)
             both = both.permute(1, 2, 0).unsqueeze(-1)
             cash, account = both[:, 0], torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
         return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, cash, account)
@@ -341,7 +352,8 @@ class Critic(nn.Module):
         self, layout: Layout, settings: NetworkSettings, *, latents: int = 0, members: int | None = None
     ) -> None:
         super().__init__()
-        self.kind, width = settings.kind_for(layout), settings.hidden[-1]
+        settings = settings.resolved(layout)
+        self.kind, width = settings.kind, settings.hidden[-1]
         batch_shape = () if members is None else (members,)
         if isinstance(layout, FlatLayout) or self.kind == "mlp":
             self.mlp = Mlp(layout, 1, settings, latents=latents, batch_shape=batch_shape, out_gain=1.0)

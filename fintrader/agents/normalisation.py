@@ -57,14 +57,14 @@ class ObservationNormaliser(nn.Module):
         """Whether the market's columns have statistics, or there are none."""
         return not self.row_width or bool(self.count[self.groups[-1]])
 
-    def see(self, obs: Tensor, table: Tensor | None = None) -> Seen:
+    def see(self, obs: Tensor, table: Tensor | None = None, *, wait: bool = True) -> Seen:
         """Raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`, as what networks read; `table` `[T, L*W]` belongs to
-        clocks."""
+        clocks, and `wait` as in `numbered_anew`."""
         private = self._standardise(obs[..., : self.private], slice(0, self.private))
         if obs.shape[-1] == self.width:
             return Seen(private, self.see_rows(obs[..., self.private :]), None)
         assert table is not None
-        occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table))
+        occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table), wait=wait)
         return Seen(private, self.see_rows(table[occurring].to(obs.dtype)), place)
 
     def see_rows(self, rows: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class OffPolicyAgent(BaseAgent):
             # erf turns a normal draw into a uniform one
             self.latent = torch.erf(self.exploration_noise(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
         else:
-            self.latent = self.explore(self.see(obs))
+            self.latent = self.explore(self.see(obs, acting=True))
         return self.head.decode(obs, self.latent)
 
     def explore(self, obs: Seen) -> Tensor:

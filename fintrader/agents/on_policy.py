@@ -136,7 +136,7 @@ class OnPolicyAgent(BaseAgent):
             self.seen_any = True
             if self.settings.normalise_observations and not bool(self.normaliser.count[0]):
                 self.normaliser.update(obs)
-        mean = self.mean_latent(self.see(obs))
+        mean = self.mean_latent(self.see(obs, acting=True))
         # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]
@@ -154,7 +154,7 @@ class OnPolicyAgent(BaseAgent):
         final_value = None
         # Asking whether any episode ended costs a transfer on a GPU, and a network pass saved on a CPU.
         if self.device.type != "cpu" or bool((transition.terminated | transition.truncated).any()):
-            final_value = self.critic(self.see(transition.next_obs))
+            final_value = self.critic(self.see(transition.next_obs, acting=True))
         self.buffer.add(transition, self.latent, self.log_prob, final_value)
         self.last_obs = transition.next_obs
 

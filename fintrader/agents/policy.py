@@ -89,12 +89,13 @@ class ActorPolicy(PolicyModule):
         rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
-        self.layout, self.network, self.outputs, self.squash = layout, network, outputs, squash
+        self.layout, self.outputs, self.squash = layout, outputs, squash
         self.head = ActionHead(layout, head)
+        self.network = network.resolved(layout, orders=not self.head.targets_weights)
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
         object.__setattr__(self, "rewards", rewards)
-        self.actor = actor or Actor(layout, network, cash=self.head.targets_weights, outputs=outputs)
+        self.actor = actor or Actor(layout, self.network, cash=self.head.targets_weights, outputs=outputs)
         self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:

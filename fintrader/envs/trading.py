@@ -41,6 +41,7 @@ from fintrader.envs.state import (
     start_groups,
 )
 from fintrader.errors import EnvError
+from fintrader.memory import require_memory
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]
 
@@ -134,6 +135,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
         self._view = market_view(self.market, settings, self._obs_dtype)
         self._reward = make_reward(settings)
+        seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
+        # Two generations of accounts, an action, and an observation beside the one that the caller still holds.
+        needed = self.num_envs * (2 * (14 * 8 + 4 + 8 * self.layout.num_assets) + 4 * self.layout.num_assets + 8 * seen)
+        require_memory(needed, self.device, f"{self.num_envs:,} accounts", "lower env.num_envs", EnvError)
 
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (market.num_assets,), np.float32)
         self.single_observation_space = self._single_observation_space()
@@ -167,7 +172,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """An environment like this one but for these settings, before its first reset."""
         settings = self.settings.model_copy(update=changes)
         common = {"num_envs": self.num_envs, "autoreset_mode": self.autoreset_mode, **self._asked}
-        return TradingEnv(self.market, settings, **common)
+        return type(self)(self.market, settings, **common)
 
     @property
     def account(self) -> Account:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) 
     )
     train(agent, world, Budget(env_steps=24_000 if algo == "ppo" else 12_000))
     with torch.no_grad():
-        obs = agent.normaliser(torch.zeros(1, 1))
+        obs = agent.see(torch.zeros(1, 1))
         learned = agent.critic(obs) if algo == "ppo" else agent.critic(obs, torch.zeros(1, 1)).mean()
     assert float(learned) == pytest.approx(expected, rel=0.15 if algo == "ppo" else 0.12)
 
@@ -112,6 +113,34 @@ def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Pat
             run("killed", updates, every)
     run("killed", seed=9)  # what is stored of the environment's random stream counts
     assert_same_training(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [*((algo, {}) for algo in MARKET), ("ppo", {"learners": 2}), ("sac", {"pipeline": True})],
+)
+def test_every_algorithm_learns_from_clocks_on_a_market(algo: str, more: dict[str, Any]) -> None:
+    """Whether the environment it is given shows them or not, the same comes of it."""
+    values = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {**OFF, "learning_starts": 16, "report_every": 4}
+    learned = []
+    for shown in ("flat", "factored"):
+        env = TradingEnv(rising_market(), EnvSettings(num_envs=8, episode_bars=5, observation=shown), seed=1)
+        maker: Any = make_agent(agent_settings(algo, {**values, **more, "network": {}}), env.layout, seed=1)
+        agent = maker.agent if more.get("pipeline") else maker
+        kinds = {agent.actor.kind, agent.critic.kind}
+        assert kinds == {"market_once"}
+        before = {name: weights.detach().clone() for name, weights in agent.modules.named_parameters()}
+        found = []
+        train(maker, env, Budget(env_steps=8 * 12), on_progress=lambda progress, to=found: to.append(progress.metrics))
+        assert len(found) == 3
+        assert all(math.isfinite(value) for metrics in found for value in metrics.values())
+        moved = {name for name, weights in agent.modules.named_parameters() if not torch.equal(weights, before[name])}
+        for part in ("policy.actor.trunk", "policy.actor.head", "critic.trunk", "critic.head"):
+            assert any(name.startswith(part) for name in moved), part
+        assert agent.normaliser.knows_market
+        learned.append(agent.modules.state_dict())
+    for name, tensor in learned[0].items():
+        assert torch.equal(tensor, learned[1][name]), name
 
 
 @pytest.mark.parametrize("algo", sorted(MARKET))

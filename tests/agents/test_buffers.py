@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.agents import Budget, buffers, make_agent, train
-from fintrader.agents.buffers import HOST, ReplayBuffer, RolloutBuffer, Transition, available_memory, gae, n_step
+from fintrader import memory
+from fintrader.agents import Budget, make_agent, train
+from fintrader.agents.buffers import ReplayBuffer, RolloutBuffer, Transition, gae, n_step
 from fintrader.errors import CheckpointError, ConfigError
+from fintrader.memory import HOST, available_memory
 from tests.engines.tiny import Identity, IdentityMarket, agent_settings
 from tests.factories import examples
 
@@ -75,12 +77,13 @@ def test_a_buffer_of_another_shape_is_refused() -> None:
 
 def test_a_rollout_keeps_time_first() -> None:
     buffer = RolloutBuffer(2, 2, 3, 1, torch.device("cpu"))
-    buffer.add(step(0), step(0).action, None)
+    buffer.add(step(0), step(0).action, -step(0).action, None)
     assert not buffer.full
-    buffer.add(step(1), step(1).action, torch.tensor([7.0, 8.0]))
+    buffer.add(step(1), step(1).action, -step(1).action, torch.tensor([7.0, 8.0]))
     assert buffer.full
     assert buffer.reward.tolist() == [[0, 1], [100, 101]]
     assert buffer.obs[1, :, 2].tolist() == [100, 101]
+    assert buffer.latent[..., 0].tolist() == (-buffer.log_prob[..., 0]).tolist() == [[0, 1], [100, 101]]
     assert buffer.final_value.tolist() == [[0, 0], [7, 8]]
     assert buffer.terminated.tolist() == [[True, True], [False, False]]
     buffer.clear()
@@ -171,8 +174,8 @@ MIB = 2**20
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 1 GiB available of which 10 MiB are free, and no control group."""
-    monkeypatch.setattr(buffers, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(buffers, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
     text = "MemTotal: 8388608 kB\nMemFree: 10240 kB\nMemAvailable: 1048576 kB\n"
     write(tmp_path / "proc" / "meminfo", text)
     return tmp_path
@@ -227,7 +230,7 @@ def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
 
 def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
-    real = buffers.available_memory
-    monkeypatch.setattr(buffers, "available_memory", lambda device: 2**40 if device != HOST else real(device))
+    real = memory.available_memory
+    monkeypatch.setattr(memory, "available_memory", lambda device: 2**40 if device != HOST else real(device))
     with pytest.raises(ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"):
         ReplayBuffer(2000, 10, 100, 1, torch.device("meta"))

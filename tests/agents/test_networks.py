@@ -21,17 +21,34 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.networks import ActionHead, Actor, Critic, GruEncoder
-from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.action_head import ActionHead
+from fintrader.agents.layers import GruEncoder
+from fintrader.agents.networks import Actor, Critic, Seen
+from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
-from fintrader.envs.observation import split_columns, statistic_groups, window_of
+from fintrader.envs.observation import Layout, split_market, window_of
 from fintrader.errors import ConfigError
 from tests.engines.tiny import agent_settings
 from tests.factories import joined, make_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
+WINDOWED = ObservationLayout(5, 3, 2, lookback=4)
+KINDS = ["market_once", "per_asset", "mlp"]
+ENCODERS = ["none", "gru", "attention"]
+WINDOWS = [("none", 1), ("none", 3), ("gru", 3), ("attention", 3)]
+BARS = 4
+
+
+def network(encoder: str, **values: Any) -> NetworkSettings:
+    return NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values})
+
+
+def raw(obs: Tensor, layout: Layout) -> Seen:
+    """Observations as networks read them, as they are."""
+    private = layout.width if isinstance(layout, FlatLayout) else layout.private_width
+    return Seen(obs[:, :private], obs[:, private:], None)
 
 
 def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -45,36 +62,139 @@ def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return obs
 
 
-@pytest.mark.parametrize(("account", "layer_norm"), [(True, False), (False, True)])
-def test_permuting_assets_permutes_actions_and_leaves_the_value(account: bool, layer_norm: bool) -> None:
-    network = NetworkSettings(hidden=(16, 16), account=account, layer_norm=layer_norm)
-    agent = make_agent(PPO(network=network), LAYOUT, seed=1)
+@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
+@pytest.mark.parametrize(("account", "layer_norm", "holdings"), [(True, False, True), (False, True, False)])
+def test_permuting_assets_permutes_actions_and_leaves_the_value(
+    kind: str, account: bool, layer_norm: bool, holdings: bool
+) -> None:
+    settings = {"kind": kind, "hidden": (16, 16), "account": account, "layer_norm": layer_norm, "holdings": holdings}
+    network = NetworkSettings.model_validate(settings)
+    agent: Any = make_agent(PPO(network=network), LAYOUT, seed=1)
     torch.manual_seed(1)
-    for parameter in agent.policy.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    agent.policy.normaliser.update(torch.randn(50, LAYOUT.width) * 3 + 1)
-    agent.policy.requires_grad_(False)
+    for parameter in agent.modules.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    agent.modules.requires_grad_(False)
+    agent.normaliser.update(torch.randn(50, LAYOUT.width) * 3 + 1)
     obs = torch.rand(7, LAYOUT.width)
     order = torch.tensor([3, 0, 4, 1, 2])
     action, moved = agent.policy(obs), agent.policy(permuted(obs, order))
     torch.testing.assert_close(moved, action[:, order])
     assert float((action[:, 0] - action[:, 1]).abs().max()) > 1e-3
-    critic = agent.critic  # type: ignore[attr-defined]
-    normalise = agent.policy.normaliser
-    torch.testing.assert_close(critic(normalise(permuted(obs, order))), critic(normalise(obs)))
+    (latent,), (other,) = (agent.actor(agent.see(each)) for each in (obs, permuted(obs, order)))
+    torch.testing.assert_close(other, latent[:, [*order.tolist(), 5]])  # cash stays
+    value = agent.critic(agent.see(obs))
+    torch.testing.assert_close(agent.critic(agent.see(permuted(obs, order))), value)
+    assert float(value.std()) > 1e-3
 
 
-def test_an_action_critic_sees_each_action_at_its_asset() -> None:
-    critic = Critic(LAYOUT, NetworkSettings(hidden=(8,)), latents=6)
+@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
+def test_a_latent_critic_sees_each_latent_at_its_asset(kind: str) -> None:
+    critic = Critic(LAYOUT, network("none", kind=kind), latents=6)
     obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
     order = torch.tensor([3, 0, 4, 1, 2])
-    both = torch.cat([latent[:, order], latent[:, 5:]], dim=1)
-    torch.testing.assert_close(critic(permuted(obs, order), both), critic(obs, latent))
-    swapped = torch.cat([latent[:, order], latent[:, 5:]], dim=1)
-    assert not torch.allclose(critic(obs, swapped), critic(obs, latent))
+    moved = torch.cat([latent[:, order], latent[:, 5:]], dim=1)
+    value = critic(raw(obs, LAYOUT), latent)
+    torch.testing.assert_close(critic(raw(permuted(obs, order), LAYOUT), moved), value)
+    assert not torch.allclose(critic(raw(obs, LAYOUT), moved), value)
     cash = latent.clone()
     cash[:, 5] += 1
-    assert not torch.allclose(critic(obs, cash), critic(obs, latent))
+    assert not torch.allclose(critic(raw(obs, LAYOUT), cash), value)
+
+
+@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
+@pytest.mark.parametrize("latents", [0, 6])
+def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
+    """Every asset twice: means stay what they are, so both of a pair say what the one said."""
+    settings = network("none", kind=kind, account=True, holdings=True)
+    twice = dataclasses.replace(LAYOUT, num_assets=10)
+    order = torch.arange(5).repeat(2)
+    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
+    part, cash = LAYOUT.split(obs), latent[:, 5:]
+    doubled = torch.cat(
+        [part["account"], part["holdings"][:, order], part["features"][:, order].flatten(1)]
+        + [part["tradable"][:, order], part["context"]],
+        dim=1,
+    )
+    few, many = (Actor(layout, settings, cash=True, out_gain=1.0) for layout in (LAYOUT, twice))
+    many.load_state_dict(few.state_dict())
+    (one,), (two,) = few(raw(obs, LAYOUT)), many(raw(doubled, twice))
+    torch.testing.assert_close(two, one[:, [*order.tolist(), 5]])
+    judge, other = (Critic(layout, settings, latents=n) for layout, n in ((LAYOUT, latents), (twice, latents and 11)))
+    other.load_state_dict(judge.state_dict())
+    given = (latent, torch.cat([latent[:, order], cash], dim=1)) if latents else (None, None)
+    torch.testing.assert_close(other(raw(doubled, twice), given[1]), judge(raw(obs, LAYOUT), given[0]))
+
+
+@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
+def test_what_cannot_be_traded_leaves_numbers_finite(kind: str) -> None:
+    """Nothing of the asset is left, its columns vary no more, and nothing of the market, once, is left at all."""
+    agent: Any = make_agent(PPO(network=NetworkSettings.model_validate({"kind": kind})), LAYOUT, seed=1)
+    obs = torch.rand(8, LAYOUT.width)
+    gone = {"holdings": slice(2, 3), "tradable": slice(2, 3), "features": slice(6, 9)}
+    for name, columns in gone.items():
+        obs[:, LAYOUT.slices[name]][:, columns] = 0.0
+    obs[7, LAYOUT.private_width :] = 0.0
+    agent.normaliser.update(obs[:4])
+    action = agent.policy(obs)
+    assert action.shape == (8, 5)
+    (action.sum() + agent.critic(agent.see(obs)).sum()).backward()
+    found = [action, *(parameter.grad for parameter in agent.actor.parameters())]
+    assert all(bool(numbers.isfinite().all()) for numbers in found)
+
+
+EVERY_NETWORK = [(kind, encoder, bars) for kind in KINDS for encoder, bars in WINDOWS]
+
+
+@pytest.mark.parametrize(("kind", "encoder", "bars"), EVERY_NETWORK)
+def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> None:
+    """Actions, values of both kinds of critic, and all gradients: also those of what an account holds."""
+    layout = dataclasses.replace(LAYOUT, lookback=bars)
+    settings = network(encoder, kind=kind, account=True, holdings=True, layer_norm=True)
+    torch.manual_seed(2)
+    policy = ActorPolicy(layout, settings, ActionHeadSettings(band=0.1), outputs=2)
+    critics = Critic(layout, settings), Critic(layout, settings, latents=6, members=3)
+    modules = nn.ModuleList([policy, *critics])
+    for parameter in modules.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    normalise, table = policy.normaliser, torch.randn(9, layout.market_width)
+    normalise.update_market(table)
+    bar, latent = torch.tensor([4, 0, 4, 8, 8, 4, 2]), torch.randn(7, 6)
+
+    def numbers(clocked: bool) -> list[Tensor]:
+        private = torch.randn(7, layout.private_width, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        obs = torch.cat([private, bar.unsqueeze(1) if clocked else table[bar]], dim=1)
+        seen = normalise.see(obs, table if clocked else None)
+        assert len(seen.rows) == (4 if clocked else 7)  # each bar is embedded once
+        said = [*policy.actor(seen), critics[0](seen), critics[1](seen, latent)]
+        said.append(policy.head.decode(obs, said[0]))
+        modules.zero_grad()
+        sum((one * torch.arange(one.numel()).view_as(one).cos()).sum() for one in said).backward()  # type: ignore[union-attr]
+        return [*said, private.grad, *(parameter.grad for parameter in modules.parameters())]
+
+    flat, clocked = numbers(False), numbers(True)
+    assert all(float(one.detach().std()) > 1e-3 for one in flat[:5])
+    for one, other in zip(flat, clocked, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-4)
+
+
+def test_samples_taken_bring_the_rows_that_they_see() -> None:
+    private, rows = torch.arange(6.0).unsqueeze(1), 10 * torch.arange(4.0).unsqueeze(1)
+    place = torch.tensor([3, 1, 1, 0, 3, 2])
+    part = Seen(private, rows, place).take(torch.tensor([4, 2, 0]))
+    assert part.private.flatten().tolist() == [4, 2, 0]
+    assert part.rows.flatten().tolist() == [10, 30]
+    assert part.spread(part.rows).flatten().tolist() == [30, 10, 30]
+    alone = Seen(private[:4], rows, None).take(torch.tensor([2, 0]))
+    assert alone.spread(alone.rows).flatten().tolist() == [20, 0]
+
+
+@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
+def test_networks_that_need_assets_say_so(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"kind {kind} reads a market's assets; set it to mlp or auto"):
+        make_agent(PPO(network=network("none", kind=kind)), FlatLayout(3, 1))
+    assert network("none").resolved(FlatLayout(3, 1)).kind == "mlp"
+    assert network("none").resolved(LAYOUT).kind == "market_once"
+    assert network("none").resolved(LAYOUT, orders=True).kind == "per_asset"
 
 
 def test_the_action_is_the_aim() -> None:
@@ -100,47 +220,6 @@ def test_a_gap_inside_the_band_is_not_traded() -> None:
     torch.testing.assert_close(action[0, 3:], aim[0, 3:] + torch.tensor([0.1, -0.1]))
 
 
-def test_observation_statistics_pool_assets_and_match_numpy() -> None:
-    groups = statistic_groups(LAYOUT)
-    slices = LAYOUT.slices
-    assert groups[slices["features"]].reshape(5, 3).unique(dim=0).shape[0] == 1
-    assert groups[slices["holdings"]].unique().numel() == 1
-    obs = torch.randn(40, LAYOUT.width, dtype=torch.float32) * 2 + 100
-    normaliser = ObservationNormaliser(LAYOUT)
-    for part in obs.split([1, 9, 30]):
-        normaliser.update(part)
-    assert normaliser.count == 40
-    second = obs[:, slices["features"]].reshape(-1, 3)[:, 1].double()
-    column = int(groups[slices["features"]][1])
-    assert normaliser.mean[column].item() == pytest.approx(second.mean().item(), abs=1e-5)
-    assert normaliser.var[column].item() == pytest.approx(second.var(correction=0).item(), rel=1e-4)
-    scaled = normaliser(obs)[:, slices["features"]].reshape(-1, 3)[:, 1]
-    assert scaled.mean().item() == pytest.approx(0, abs=1e-3)
-    assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-3)
-    copy = ObservationNormaliser(LAYOUT)
-    copy.load_state_dict(normaliser.state_dict())
-    assert torch.equal(copy(obs), normaliser(obs))
-
-
-def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
-    scaler = RewardScaler(0.5)
-    rewards = torch.tensor([[1.0], [2.0], [4.0]])
-    scaler.update(rewards[:2], torch.tensor([[False], [True]]))
-    scaler.update(rewards[2:], torch.tensor([[False]]))
-    # returns: 1, 2 + 0.5·1 = 2.5, then a new episode: 4
-    deviation = torch.tensor([1.0, 2.5, 4.0]).std(correction=0)
-    torch.testing.assert_close(scaler(rewards), rewards / deviation)
-
-
-WINDOWED = ObservationLayout(5, 3, 2, lookback=4)
-ENCODERS = ["none", "gru", "attention"]
-BARS = 4
-
-
-def network(encoder: str, **values: Any) -> NetworkSettings:
-    return NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values})
-
-
 def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values: Any) -> Tensor:
     """Observations of one account that does nothing, from the first bar on."""
     env = TradingEnv(market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1)
@@ -160,7 +239,7 @@ def test_history_is_what_the_bars_before_showed() -> None:
         for back in range(1, BARS):
             assert torch.equal(parts["history"][t, BARS - 1 - back], rows[max(t - back, 0)]), (t, back)
     # the window that the networks read is the same thing by asset
-    window = window_of(split_columns(obs, layout))
+    window = window_of(split_market(obs[:, layout.private_width :], layout))
     assert torch.equal(window[9, :, -1, :-1], market.features[9])
     assert torch.equal(window[9, :, 0, :-1], market.features[6])
     assert torch.equal(window[9, :, 1, -1].bool(), market.tradable[7])
@@ -178,7 +257,7 @@ def test_no_future(cut: int) -> None:
         assert torch.equal(policy(before[:cut]), policy(after[:cut]))
 
 
-@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -> None:
     market = make_market(60, 4)
@@ -189,7 +268,7 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
     features[10, 2] += 1.0
     obs, bumped = seen(market), seen(dataclasses.replace(market, features=features))
     with torch.no_grad():
-        moved = (actor(obs)[0] - actor(bumped)[0]).abs().amax(dim=1) > 1e-6
+        moved = (actor(raw(obs, layout))[0] - actor(raw(bumped, layout))[0]).abs().amax(dim=1) > 1e-6
     assert moved.nonzero().flatten().tolist() == [10, 11, 12, 13]
 
 
@@ -205,18 +284,18 @@ def test_the_gru_is_that_of_torch() -> None:
         torch.testing.assert_close(ours(window), theirs(window)[1][0])
 
 
-@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_members_are_independent_networks(kind: str, encoder: str) -> None:
     several = Critic(WINDOWED, network(encoder, kind=kind), latents=6, members=3)
     single = Critic(WINDOWED, network(encoder, kind=kind), latents=6)
     obs, latent = torch.randn(2, WINDOWED.width), torch.randn(2, 6)
-    values = several(obs, latent)
+    values = several(raw(obs, WINDOWED), latent)
     assert values.shape == (3, 2)
     for k in range(3):
         shapes = {name: tensor.shape for name, tensor in single.state_dict().items()}
         single.load_state_dict({n: t[k].reshape(shapes[n]) for n, t in several.state_dict().items()})
-        torch.testing.assert_close(values[k], single(obs, latent))
+        torch.testing.assert_close(values[k], single(raw(obs, WINDOWED), latent))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import torch
 
 from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.buffers import Transition
+from fintrader.agents.networks import Seen
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent, average
 from fintrader.config import validate
 from fintrader.envs import ObservationLayout
+from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
 from tests.engines.killing import Killed, assert_same_training, killed_after
@@ -33,32 +35,43 @@ def on_policy(algo: str, values: dict[str, Any], layout: Any, seed: int) -> OnPo
     return make_agent(agent_settings(algo, values), layout, seed=seed)  # type: ignore[return-value]
 
 
-def rollout_of(rows: int, width: int, latents: int, seed: int) -> Rollout:
+def rollout_of(rows: int, layout: Layout, latents: int, seed: int, *, clocked: bool) -> Rollout:
+    """Where clocked, accounts see four bars, and those of one learner not all of them."""
     draw = torch.Generator().manual_seed(seed)
-    obs, latent = torch.randn(rows, width, generator=draw), 0.5 * torch.randn(rows, latents, generator=draw)
-    log_prob, advantage, target = (torch.randn(rows, generator=draw) for _ in range(3))
-    return Rollout(obs, latent, log_prob - 3.0, advantage, target)
+    market = 0 if isinstance(layout, FlatLayout) else layout.market_width
+    seen = Seen(
+        torch.randn(rows, layout.width - market, generator=draw),
+        torch.randn(4 if clocked else rows, market, generator=draw),
+        torch.arange(rows) % 9 // 3 + torch.arange(rows) % 2 if clocked else None,
+    )
+    latent, log_prob = 0.5 * torch.randn(2, rows, latents, generator=draw)
+    return Rollout(seen, latent, log_prob - 0.5, *torch.randn(2, rows, generator=draw))
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-@pytest.mark.parametrize("market", [True, False])
-def test_learners_in_a_batch_are_learners_one_after_another(algo: str, market: bool) -> None:
+@pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp", "classic"])
+@pytest.mark.parametrize("clocked", [True, False])
+def test_learners_in_a_batch_are_learners_one_after_another(algo: str, kind: str, clocked: bool) -> None:
     steps, accounts, learners = 4, 3, 3
-    values: dict[str, Any] = {"num_steps": steps, "network": {"hidden": [8, 8]}, "learn_noise": True, "noise": 0.7}
+    network = {"hidden": [8, 8], "kind": "auto" if kind == "classic" else kind, "account": True}
+    values: dict[str, Any] = {"num_steps": steps, "network": network, "learn_noise": True, "noise": 0.7}
     values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
-    layout = ObservationLayout(3, 2, 1) if market else Identity().layout
+    layout = Identity().layout if kind == "classic" else ObservationLayout(3, 2, 1)
     together = on_policy(algo, {**values, "learners": learners}, layout, 4)
     apart = [on_policy(algo, values, layout, 4) for _ in range(learners)]
     shared = torch.Generator().manual_seed(9)
     together.generator.set_state(shared.get_state())
     for number in range(3):  # the second and third begin with moments
-        whole = rollout_of(steps * learners * accounts, layout.width, together.head.latents, number)
+        whole = rollout_of(steps * learners * accounts, layout, together.head.latents, number, clocked=clocked)
         metrics = together.learner(whole)
         found = []
         for k, learner in enumerate(apart):
             learner.generator = shared
             rows = torch.arange(steps * learners * accounts).view(steps, learners, accounts)[:, k].flatten()
-            found.append(learner.learn(whole.take(rows)))
+            own = whole.take(rows)
+            if not clocked:  # side by side, rows that share no bar count as bars of their own: this orders them alike
+                own = own._replace(seen=own.seen._replace(place=torch.arange(len(rows))))
+            found.append(learner.learn(own))
         fused = average([learner.inheritable_state() for learner in apart])
         for learner in apart:
             learner.inherit(fused)
@@ -216,7 +229,7 @@ def test_parents_and_children_may_be_pipelined_or_not(tmp_path: Path) -> None:
         mine = agent.state_dict()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine if name.startswith(("modules", "optimisers")))
     # it acts with what it inherited at once, as the plain child does
-    obs = torch.rand(4, 2)
+    obs = child.agent.see(torch.rand(4, 2))
     with torch.no_grad():
         assert torch.equal(child._front.actor(obs)[0], child.agent.actor(obs)[0])
     assert child._front.has_parent

@@ -71,7 +71,7 @@ def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
         assert not [name for name, _ in loaded.named_buffers() if "rewards" in name]  # it acts without them
 
 
-@pytest.mark.parametrize("kind", ["per_asset", "mlp"])
+@pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("head", ["aim", "direct"])
 def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) -> None:
     original = policy(1, kind=kind, head=head)
@@ -198,7 +198,7 @@ def encoding(encoder: str) -> PolicyModule:
 
 
 POLICIES: dict[str, Callable[[], PolicyModule]] = {
-    "ensemble": lambda: EnsemblePolicy([policy(1), policy(2)]),
+    "ensemble": lambda: EnsemblePolicy([policy(1), policy(2), policy(3, kind="per_asset")]),
     "mlp": lambda: policy(1, kind="mlp"),
     "gru": lambda: encoding("gru"),
     "attention": lambda: encoding("attention"),

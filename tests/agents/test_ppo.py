@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, train
-from fintrader.agents.networks import NetworkSettings
-from fintrader.agents.on_policy import Rollout
+from fintrader.agents.networks import NetworkSettings, Seen
+from fintrader.agents.on_policy import Rollout, each_log_prob
 from fintrader.agents.ppo import PPOAgent, ppo_objective
-from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.tiny import DEVICES, Identity
 from tests.factories import make_market, planted_market
+
+LAYOUT = ObservationLayout(5, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -36,20 +38,79 @@ def test_every_pass_visits_every_transition_once(steps: int, accounts: int, mini
     loss = agent.loss
 
     def spy(batch: Rollout) -> Any:
-        visited.append(batch.obs[:, 0].tolist())
+        visited.append(batch.seen.private[:, 0].tolist())
         return loss(batch)
 
     agent.loss = spy  # type: ignore[method-assign]
     rows = steps * accounts
     names = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
-    log_prob, advantage, target = torch.randn(3, rows)
-    agent.learn(Rollout(names, torch.randn(rows, 1), log_prob, advantage, target))
+    latent, log_prob = torch.randn(2, rows, 1)
+    agent.learn(Rollout(Seen(names, names[:, :0], None), latent, log_prob, *torch.randn(2, rows)))
     assert len(visited) == 3 * minibatches
     passes = [list(chain(*visited[k : k + minibatches])) for k in range(0, len(visited), minibatches)]
     assert all(sorted(one) == list(range(rows)) for one in passes)
     assert passes[0] != passes[1]
     sizes = {len(batch) for batch in visited}
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("accounts", "minibatches"), [(12, 4), (3, 4), (16, 5), (1, 3)])
+def test_minibatches_cut_hardly_a_bar_in_two(accounts: int, minibatches: int) -> None:
+    agent: Any = make_agent(PPO(num_minibatches=minibatches, update_epochs=3), LAYOUT, seed=1)
+    place = torch.arange(accounts * 15) % 15
+    place[:4] = 3  # not all bars have as many
+    passes = list(agent.passes(len(place), place))
+    assert len(passes) == 3
+    for one in passes:
+        assert torch.cat(one).sort().values.tolist() == list(range(len(place)))
+        sizes = [len(rows) for rows in one]
+        assert len(sizes) == minibatches
+        assert max(sizes) - min(sizes) <= 1
+        embedded = sum(len(place[rows].unique()) for rows in one)
+        assert embedded <= 15 + minibatches - 1
+    assert not torch.equal(torch.cat(passes[0]), torch.cat(passes[1]))
+
+
+def some_rollout(agent: Any, rows: int = 40) -> Rollout:
+    """Experience of the agent as it stands: all ratios are 1. Rows see nine bars."""
+    draw = torch.Generator().manual_seed(5)
+    private = torch.randn(rows, LAYOUT.private_width, generator=draw)
+    seen = Seen(private, torch.randn(9, LAYOUT.market_width, generator=draw), torch.arange(rows) % 9)
+    with torch.no_grad():
+        noise = torch.randn(rows, agent.head.latents, generator=draw)
+        latent = agent.mean_latent(seen) + noise * agent.noise["log_std"].exp()
+    log_prob = each_log_prob(noise, agent.noise["log_std"]).detach()
+    return Rollout(seen, latent, log_prob, *torch.randn(2, rows, generator=draw))
+
+
+def slopes(loss: Tensor, agent: Any) -> list[Tensor]:
+    weights = [*agent.actor.parameters(), agent.noise["log_std"]]
+    return [slope.clone() for slope in torch.autograd.grad(loss, weights, retain_graph=True)]
+
+
+def test_the_first_step_is_that_of_the_joint_ratio() -> None:
+    agent: Any = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
+    batch, log_std = some_rollout(agent), agent.noise["log_std"]
+    _, found = agent.loss(batch)
+    noise = (batch.latent - agent.mean_latent(batch.seen)) * torch.exp(-log_std)
+    joint = (each_log_prob(noise, log_std) - batch.log_prob).sum(dim=-1).exp()
+    torch.testing.assert_close(joint, torch.ones(40), atol=1e-5, rtol=0)
+    objective = ppo_objective(joint, batch.advantage, 0.2).mean()
+    assert float(found["kl"]) == pytest.approx(0, abs=1e-6)
+    for mine, theirs in zip(slopes(found["policy_loss"], agent), slopes(-objective, agent), strict=True):
+        assert float(theirs.abs().max()) > 1e-4
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_a_latent_out_of_range_holds_no_other_back() -> None:
+    agent: Any = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
+    batch = some_rollout(agent)
+    batch = batch._replace(advantage=batch.advantage.abs())
+    batch.log_prob[:, 2] -= 1.0  # its ratios are e: beyond the range, and advantages are positive
+    _, found = agent.loss(batch)
+    (slope,) = torch.autograd.grad(found["policy_loss"], [agent.noise["log_std"]])
+    assert (slope == 0).tolist() == [False, False, True, False, False, False]
+    assert float(found["clip_fraction"]) == pytest.approx(1 / 6)
 
 
 def test_fixed_noise_stays_and_learned_noise_moves() -> None:

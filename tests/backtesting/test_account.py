@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
+from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.account import BacktestAccount

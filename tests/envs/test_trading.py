@@ -215,6 +215,11 @@ def test_groups_that_do_not_divide_are_refused() -> None:
     assert TradingEnv(make_market(30, 2), one, num_envs=64).num_envs == 64
 
 
+def test_more_accounts_than_memory_are_refused() -> None:
+    with pytest.raises(EnvError, match=r"100,000,000,000 accounts needs? .* GiB .*lower env\.num_envs"):
+        TradingEnv(make_market(30, 2), EnvSettings(), num_envs=10**11)
+
+
 def test_state_dict_continues_bit_exactly() -> None:
     market, settings = make_market(40, 3), EnvSettings(episode_bars=6, reward="differential_sharpe")
     first = TradingEnv(market, settings, num_envs=4, seed=1)

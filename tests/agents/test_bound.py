@@ -1,24 +1,32 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fintrader.agents.networks import ActionHeadSettings, NetworkSettings
+from fintrader.agents import bound
+from fintrader.agents.action_head import ActionHeadSettings
+from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout
 
 LAYOUT = ObservationLayout(num_assets=7, num_features=3, num_context=2)
+WINDOWED = replace(LAYOUT, lookback=3)
 NETWORKS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "account": {"account": True, "hidden": (9, 5, 6)},
-    "tanh": {"activation": "tanh"},
-    "silu": {"activation": "silu", "hidden": (16,)},
-    "elu": {"activation": "elu"},
-    "norm": {"layer_norm": True, "hidden": (10, 7)},
+    "once": {"kind": "market_once"},
+    "once_account": {"kind": "market_once", "account": True, "hidden": (9, 5, 6)},
+    "once_holdings": {"kind": "market_once", "holdings": True, "activation": "tanh"},
+    "once_blind": {"kind": "market_once", "holdings": False, "account": True, "layer_norm": True},
+    "default": {"kind": "per_asset"},
+    "account": {"kind": "per_asset", "account": True, "hidden": (9, 5, 6)},
+    "tanh": {"kind": "per_asset", "activation": "tanh"},
+    "silu": {"kind": "per_asset", "activation": "silu", "hidden": (16,)},
+    "elu": {"kind": "per_asset", "activation": "elu"},
+    "norm": {"kind": "per_asset", "layer_norm": True, "hidden": (10, 7)},
     "mlp": {"kind": "mlp", "hidden": (20, 11)},
     "mlp_norm": {"kind": "mlp", "layer_norm": True, "activation": "tanh"},
 }
@@ -48,10 +56,20 @@ def observations(layout: ObservationLayout, count: int) -> torch.Tensor:
     return obs
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve bars are embedded in three blocks, the last of them shorter."""
+    monkeypatch.setattr(bound, "BARS_AT_ONCE", 5)
+
+
 def bound_actions(policy: PolicyModule, obs: torch.Tensor, layout: ObservationLayout) -> np.ndarray:
-    bound = policy.bind(obs[:, layout.private_width :].numpy())
-    private = obs[:, : layout.private_width].numpy()
-    return np.stack([bound(bar, private[bar]).copy() for bar in range(len(obs))])
+    """Each bar's action, of bars in no order: blocks are come back to."""
+    ask = policy.bind(obs[:, layout.private_width :].numpy())
+    assert ask is not None
+    private, actions = obs[:, : layout.private_width].numpy(), np.zeros((len(obs), layout.num_assets), np.float32)
+    for bar in [*range(len(obs)), *range(0, len(obs), 4), 0]:
+        actions[bar] = ask(bar, private[bar])
+    return actions
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -65,15 +83,33 @@ def test_one_network_acts_as_it_does_itself(network: str, head: str) -> None:
         assert bound_actions(policy, obs, LAYOUT) == pytest.approx(expected, abs=2e-5)
 
 
+ENSEMBLES = {
+    "one": ["default"],
+    "numba": ["default", "mlp", "account", "norm", "elu"],
+    "once": ["once", "once_account", "once_holdings", "once_blind"],
+    "mixed": ["mlp", "once_account", "default", "once", "once_blind"],
+}
+
+
 @pytest.mark.parametrize("mode", ["mean", "weighted", "vote"])
-@pytest.mark.parametrize("count", [1, 4, 5])
-def test_an_ensemble_of_unlike_members(mode: Any, count: int) -> None:
-    kinds = ["default", "mlp", "account", "norm", "elu"][:count]
-    heads = list(HEADS)
+@pytest.mark.parametrize("ensemble", ENSEMBLES)
+def test_an_ensemble_of_unlike_members(mode: Any, ensemble: str) -> None:
+    heads, kinds = list(HEADS), ENSEMBLES[ensemble]
     members = [actor(LAYOUT, k, heads[k % 3], **NETWORKS[kind]) for k, kind in enumerate(kinds)]
-    policy = EnsemblePolicy(members, [0.5 + k for k in range(count)], mode).eval()
+    policy = EnsemblePolicy(members, [0.5 + k for k in range(len(members))], mode).eval()
     obs = observations(LAYOUT, 12)
     assert bound_actions(policy, obs, LAYOUT) == pytest.approx(policy(obs).numpy(), abs=2e-5)
+
+
+@pytest.mark.parametrize("encoder", ["none", "gru", "attention"])
+def test_several_bars_are_read_by_market_once_alone(encoder: str) -> None:
+    obs = observations(WINDOWED, 12)
+    policy = actor(WINDOWED, 1, "aim", account=True, encoder=encoder, encoder_width=6)
+    assert bound_actions(policy, obs, WINDOWED) == pytest.approx(policy(obs).numpy(), abs=2e-5)
+    other = actor(WINDOWED, 1, "aim", kind="per_asset", encoder=encoder)
+    rows = obs[:, WINDOWED.private_width :].numpy()
+    assert other.bind(rows) is None
+    assert EnsemblePolicy([policy, other]).bind(rows) is None
 
 
 def test_what_only_the_networks_can_do_is_not_bound() -> None:
