@@ -135,8 +135,7 @@ class BaseAgent:
 
     def mean_latent(self, seen: Seen) -> Tensor:
         """`[R, L]`: what the policy decodes where nothing is explored."""
-        (raw,) = self.actor(seen)
-        return torch.tanh(raw) if self.policy.squash else raw
+        return self.actor.bounded(seen) if self.policy.squash else self.actor(seen)[0]
 
     def see(self, obs: Tensor, *, acting: bool = False) -> Seen:
         """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read. Acting never waits for a GPU."""

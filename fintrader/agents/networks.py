@@ -298,6 +298,14 @@ class Actor(nn.Module):
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
         self.cash_head = Dense(width, outputs * (1 + self.account), gain=out_gain) if cash else None
 
+    def bounded(self, seen: Seen) -> Tensor:
+        """`[R, L]`: tanh of the first of the outputs; taken once a bar where all accounts at it share their latents."""
+        if self.kind == "market_once" and not self.holdings and not self.account:
+            of = self.coefficients(seen.rows)
+            latent = of.constant[0] if of.cash is None else torch.cat([of.constant[0], of.cash[0]], dim=-1)
+            return seen.spread(torch.tanh(latent))
+        return torch.tanh(self(seen)[0])
+
     def forward(self, seen: Seen) -> tuple[Tensor, ...]:
         if self.kind == "mlp":
             out: Tensor = self.mlp(seen)

@@ -81,7 +81,7 @@ def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 def each_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
     """`[..., L]`: log density of each latent, `noise` deviations from its mean."""
-    return torch.addcmul(-log_std - 0.5 * math.log(2 * math.pi), noise, noise, value=-0.5)
+    return torch.add(-log_std - 0.5 * math.log(2 * math.pi), noise.square(), alpha=-0.5)
 
 
 def against_others(advantage: Tensor, place: Tensor) -> Tensor:

@@ -44,8 +44,12 @@ class PPO(OnPolicySettings):
 
 
 def ppo_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
-    """The clipped surrogate (to be maximised), equation 7: `min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)`, elementwise."""
-    return torch.min(ratio * advantage, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
+    """`[R, L]` ratios and `[R]` advantages to the clipped surrogate `[R]` (to be maximised), equation 7, summed over
+    the latents: Σ_i min(ρ_i A, clip(ρ_i, 1 − ε, 1 + ε) A). A ratio is cut above for A > 0, below for A < 0."""
+    infinity = torch.full_like(advantage, torch.inf)
+    low = torch.where(advantage < 0, 1 - clip_coef, -infinity)
+    high = torch.where(advantage > 0, 1 + clip_coef, infinity)
+    return ratio.clamp(low.unsqueeze(-1), high.unsqueeze(-1)).sum(dim=-1) * advantage
 
 
 class PPOAgent(OnPolicyAgent):
@@ -78,13 +82,14 @@ class PPOAgent(OnPolicyAgent):
         noise = (batch.latent - self.mean_latent(batch.seen)) * torch.exp(-log_std)
         log_ratio = each_log_prob(noise, log_std) - batch.log_prob
         ratio = log_ratio.exp()
-        objective = ppo_objective(ratio, batch.advantage.unsqueeze(-1), clip_coef).sum(dim=-1)
+        objective = ppo_objective(ratio, batch.advantage, clip_coef)
         loss, parts = self.whole_loss(batch, -objective.mean())
         with torch.no_grad():
+            outside = (ratio > 1 + clip_coef).sum() + (ratio < 1 - clip_coef).sum()
             return loss, parts | {
-                # http://joschu.net/blog/kl-approx.html, the low-variance estimator
-                "kl": (ratio - 1 - log_ratio).sum(dim=-1).mean(),
-                "clip_fraction": ((ratio - 1).abs() > clip_coef).float().mean(),
+                # http://joschu.net/blog/kl-approx.html, the low-variance estimator: the mean of Σ (ρ - 1 - log ρ)
+                "kl": (ratio.sum() - log_ratio.sum()) / ratio.shape[0] - ratio.shape[1],
+                "clip_fraction": outside / ratio.numel(),
             }
 
     def check_rollout(self, num_envs: int) -> None:

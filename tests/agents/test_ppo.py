@@ -95,7 +95,7 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
     noise = (batch.latent - agent.mean_latent(batch.seen)) * torch.exp(-log_std)
     joint = (each_log_prob(noise, log_std) - batch.log_prob).sum(dim=-1).exp()
     torch.testing.assert_close(joint, torch.ones(40), atol=1e-5, rtol=0)
-    objective = ppo_objective(joint, batch.advantage, 0.2).mean()
+    objective = ppo_objective(joint.unsqueeze(-1), batch.advantage, 0.2).mean()
     assert float(found["kl"]) == pytest.approx(0, abs=1e-6)
     for mine, theirs in zip(slopes(found["policy_loss"], agent), slopes(-objective, agent), strict=True):
         assert float(theirs.abs().max()) > 1e-4
