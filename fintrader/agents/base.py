@@ -135,7 +135,13 @@ class BaseAgent:
 
     def mean_latent(self, seen: Seen) -> Tensor:
         """`[R, L]`: what the policy decodes where nothing is explored."""
-        return self.actor.bounded(seen) if self.policy.squash else self.actor(seen)[0]
+        mean, place = self.shared_mean(seen)
+        return mean if place is None else mean.index_select(0, place)
+
+    def shared_mean(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
+        """The same; where all accounts at a bar share theirs, `[U, L]` and each one's place among them."""
+        mean, place = self.actor.first(seen)
+        return torch.tanh(mean) if self.policy.squash else mean, place
 
     def see(self, obs: Tensor, *, acting: bool = False) -> Seen:
         """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read. Acting never waits for a GPU."""

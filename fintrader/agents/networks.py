@@ -298,13 +298,13 @@ class Actor(nn.Module):
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
         self.cash_head = Dense(width, outputs * (1 + self.account), gain=out_gain) if cash else None
 
-    def bounded(self, seen: Seen) -> Tensor:
-        """`[R, L]`: tanh of the first of the outputs; taken once a bar where all accounts at it share their latents."""
-        if self.kind == "market_once" and not self.holdings and not self.account:
-            of = self.coefficients(seen.rows)
-            latent = of.constant[0] if of.cash is None else torch.cat([of.constant[0], of.cash[0]], dim=-1)
-            return seen.spread(torch.tanh(latent))
-        return torch.tanh(self(seen)[0])
+    def first(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
+        """The first of the outputs `[R, L]`; where accounts at a bar share theirs, `[U, L]` and each one's place."""
+        if self.kind != "market_once" or self.holdings or self.account:
+            return self(seen)[0], None
+        of = self.coefficients(seen.rows)
+        latent = of.constant[0] if of.cash is None else torch.cat([of.constant[0], of.cash[0]], dim=-1)
+        return latent, seen.place
 
     def forward(self, seen: Seen) -> tuple[Tensor, ...]:
         if self.kind == "mlp":

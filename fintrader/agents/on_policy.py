@@ -107,6 +107,8 @@ class OnPolicyAgent(BaseAgent):
 
     settings: OnPolicySettings
     bounds = True
+    batched = False
+    """Whether its loss is taken for several learners at once, which compiled passes do not know."""
 
     def __init__(self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
         super().__init__(settings, layout, device=device, seed=seed)

@@ -58,7 +58,7 @@ class BatchedLearners:
     """K copies of an agent's weights and moments, for as long as one update takes."""
 
     def __init__(self, agent: OnPolicyAgent) -> None:
-        self.agent, self.count = agent, agent.settings.learners
+        self.agent, self.count, agent.batched = agent, agent.settings.learners, True
         self.loss = _Loss(agent)
         self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
 

@@ -79,6 +79,15 @@ class PPOAgent(OnPolicyAgent):
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""
         clip_coef, log_std = self.settings.clip_coef, self.noise["log_std"]
+        if self.device.type == "cpu" and not self.batched:
+            from fintrader.agents.numba_surrogate import Surrogate
+
+            mean, place = self.shared_mean(batch.seen)
+            place = torch.arange(len(mean)) if place is None else place
+            given = (place, batch.latent, batch.log_prob, batch.advantage, clip_coef)
+            surrogate, kl, outside = Surrogate.apply(mean, log_std, *given)  # type: ignore[no-untyped-call]
+            loss, parts = self.whole_loss(batch, -surrogate)
+            return loss, parts | {"kl": kl, "clip_fraction": outside}
         noise = (batch.latent - self.mean_latent(batch.seen)) * torch.exp(-log_std)
         log_ratio = each_log_prob(noise, log_std) - batch.log_prob
         ratio = log_ratio.exp()

@@ -102,6 +102,29 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["market_once", "per_asset"])
+@pytest.mark.parametrize("moved", [0.0, 0.3, 3.0])
+def test_the_compiled_pass_is_the_tensors(kind: str, moved: float) -> None:
+    network = {"kind": kind, "hidden": [8]}
+    agent: Any = make_agent(PPO.model_validate({"learn_noise": True, "network": network}), LAYOUT, seed=1)
+    batch = some_rollout(agent)
+    with torch.no_grad():  # the policy is another by now: many ratios are outside
+        for weights in agent.actor.parameters():
+            weights += moved * torch.randn(weights.shape, generator=torch.Generator().manual_seed(3))
+        agent.noise["log_std"] += 0.1 * moved
+    found = {}
+    for agent.batched in (False, True):
+        loss, parts = agent.loss(batch)
+        parts = {name: float(value) for name, value in parts.items()}
+        found[agent.batched] = parts | {"slopes": slopes(loss, agent)}
+    compiled, tensors = found[False], found[True]
+    for name in ("policy_loss", "value_loss", "kl", "clip_fraction"):
+        assert compiled[name] == pytest.approx(tensors[name], rel=1e-3, abs=1e-5)
+    assert (tensors["clip_fraction"] > 0.2) == (moved > 0)
+    for mine, theirs in zip(compiled["slopes"], tensors["slopes"], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+
+
 def test_a_latent_out_of_range_holds_no_other_back() -> None:
     agent: Any = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
     batch = some_rollout(agent)
