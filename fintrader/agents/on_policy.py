@@ -66,7 +66,7 @@ class Rollout(NamedTuple):
     def take(self, rows: Tensor) -> Rollout:
         """The rows with these numbers."""
         seen, *columns = self
-        return Rollout(seen.take(rows), *(column[rows] for column in columns))
+        return Rollout(seen.take(rows), *(column.index_select(0, rows) for column in columns))
 
 
 def standardised(advantage: Tensor) -> Tensor:
