@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 from benchmarks import time_to_return
+from benchmarks._planted import OURS, log_return, rule, windows
 from benchmarks.cluster.prediction import PAPER, amdahl, overhead, paper
 from benchmarks.cluster.simulation import Simulated, World, check, settings, simulate
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evaluate, optimal_policy
-from fintrader.agents import Budget, make_agent, train
+from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.envs import TradingEnv
 from fintrader.results.leaderboard import canonical
 from tests.engines.chaos import events_of
 from tests.engines.tiny import agent_settings
@@ -174,3 +177,20 @@ def test_the_simulated_clock_gives_the_textbook_makespan(tmp_path: Path) -> None
     outcome = simulate(tmp_path / "run", settings(64, 16), world)
     assert 4 * 110 <= outcome.makespan <= 4 * 110 + 4 * 0.2
     assert outcome.cluster.busy == pytest.approx(64 * 110)
+
+
+@pytest.mark.slow
+def test_accounts_in_groups_learn_as_well_as_single_ones() -> None:
+    """Five seeds, 50,000 steps of 256 accounts each: 16 groups of 16, and every account by itself."""
+    shares: dict[int, list[float]] = {16: [], 256: []}
+    for seed in range(5):
+        training, validation = windows(seed)
+        for groups, found in shares.items():
+            rules = OURS.model_copy(update={"start_groups": groups})
+            env = TradingEnv(training, rules, num_envs=256, seed=seed)
+            agent = make_agent(PPO(), env.layout, seed=seed)
+            train(agent, env, Budget(env_steps=50_000))
+            best = log_return(rule, validation, OURS)
+            found.append(log_return(lambda account: agent.policy(account.observe()), validation, OURS) / best)  # noqa: B023
+    assert median(shares[16]) > 0.3
+    assert median(shares[16]) > 0.8 * median(shares[256])
