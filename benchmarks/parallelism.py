@@ -41,6 +41,7 @@ from fintrader.agents import (  # noqa: E402
     train,
 )
 from fintrader.agents.networks import Critic  # noqa: E402
+from fintrader.agents.normalisation import ObservationNormaliser  # noqa: E402
 from fintrader.agents.parallel import average  # noqa: E402
 from fintrader.data.tensors import MarketTensors  # noqa: E402
 from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
@@ -155,6 +156,12 @@ class OneAfterAnother:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.learners[0], name)
 
+    def training_env(self, env: Any) -> Any:
+        """One environment, whose market every learner knows."""
+        for learner in self.learners:
+            env = learner.training_env(env)
+        return env
+
     def act(self, obs: torch.Tensor) -> torch.Tensor:
         """Each learner draws for its own accounts."""
         shares = zip(self.learners, obs.chunk(LEARNERS), strict=True)
@@ -241,7 +248,7 @@ def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespac
         critics = [Critic(layout, network, latents=ASSETS + 1, members=MEMBERS).to(options.device)]
     else:
         critics = [Critic(layout, network, latents=ASSETS + 1).to(options.device) for _ in range(MEMBERS)]
-    obs = torch.randn(256, layout.width, device=options.device)
+    obs = ObservationNormaliser(layout).to(options.device).see(torch.randn(256, layout.width, device=options.device))
     latent = torch.randn(256, ASSETS + 1, device=options.device)
 
     def step() -> int:

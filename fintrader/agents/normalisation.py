@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.networks import Seen, numbered_anew
 from fintrader.envs.observation import FlatLayout, Layout, statistic_groups
+from fintrader.errors import ConfigError
 
 CLIP = 10.0
 """Standardised values lie within ± this."""
@@ -59,11 +60,15 @@ class ObservationNormaliser(nn.Module):
 
     def see(self, obs: Tensor, table: Tensor | None = None, *, wait: bool = True) -> Seen:
         """Raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`, as what networks read; `table` `[T, L*W]` belongs to
-        clocks, and `wait` as in `numbered_anew`."""
+        clocks, and `wait` as in `numbered_anew`. Raises ConfigError for clocks without a table."""
         private = self._standardise(obs[..., : self.private], slice(0, self.private))
         if obs.shape[-1] == self.width:
             return Seen(private, self.see_rows(obs[..., self.private :]), None)
-        assert table is not None
+        if table is None:
+            raise ConfigError(
+                f"observations are {obs.shape[-1]} wide, the layout's {self.width}; clocks need the market's rows: "
+                "call agent.training_env(env) first, as `train` does"
+            )
         occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table), wait=wait)
         return Seen(private, self.see_rows(table[occurring].to(obs.dtype)), place)
 

@@ -6,6 +6,7 @@ import torch
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout, statistic_groups
+from fintrader.errors import ConfigError
 
 LAYOUT = ObservationLayout(5, 3, 2)
 
@@ -79,3 +80,8 @@ def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
     # returns: 1, 2 + 0.5·1 = 2.5, then a new episode: 4
     deviation = torch.tensor([1.0, 2.5, 4.0]).std(correction=0)
     torch.testing.assert_close(scaler(rewards), rewards / deviation)
+
+
+def test_clocks_without_a_market_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"observations are 10 wide, the layout's 31; .* agent\.training_env\(env\)"):
+        ObservationNormaliser(LAYOUT).see(torch.zeros(2, LAYOUT.private_width + 1))
