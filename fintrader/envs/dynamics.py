@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.benchmark import benchmark_kind, benchmark_level, benchmark_weights
 from fintrader.envs.ledger import (
     Account,
     Bar,
@@ -28,7 +29,7 @@ from fintrader.envs.ledger import (
     total_cost,
 )
 from fintrader.envs.observation import market_rows, private_part
-from fintrader.envs.reward import Outcome, Reward, update_memory
+from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.seeding import derive
@@ -58,7 +59,9 @@ class MarketView(NamedTuple):
     spread: Tensor
     """`[N]` float64: half-spread as a share of the notional."""
     rows: Tensor
-    """`[T, N*F + N + M]`: the market's part of the observation."""
+    """`[T, L*W]`: the market's part of the observation."""
+    benchmark: Tensor
+    """`[T]` float64: logarithm of what the benchmark portfolio has grown to."""
     last_bar: Tensor
     """`[N]` int64: the bar at whose close the symbol is sold because it ends; T when it does not."""
     years: Tensor
@@ -144,6 +147,9 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
     fill = torch.where(market.tradable, torch.nan_to_num(price, nan=0.0), torch.zeros_like(close))
     volume = torch.where(market.tradable, market.volume, torch.zeros_like(market.volume))
     event_row, splits, dividends = _event_rows(market)
+    kind = benchmark_kind(market, settings.benchmark)
+    weights = benchmark_weights(market, kind)
+    shown = () if kind == "cash" else (market.member, weights)
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).to(torch.float64)
     return MarketView(
         mark=carried.to(torch.float32).contiguous(),
@@ -152,7 +158,8 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
         most=_most(volume, settings),
         thinness=torch.where(volume > 0, volume.rsqrt(), torch.full_like(volume, _LARGEST)).contiguous(),
         spread=_spread(market, settings),
-        rows=market_rows(market.features, market.tradable, market.context, obs_dtype, settings.lookback),
+        rows=market_rows((market.features, market.tradable, *shown, market.context), obs_dtype, settings.lookback),
+        benchmark=benchmark_level(market, weights).log(),
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
         risk_off=_risk_off(market, settings),
@@ -354,11 +361,10 @@ def advance(
         income = torch.zeros_like(income)
 
     outcome = Outcome(
-        account.equity, equity, account.peak_equity, peak, account.first_equity, cost, turnover, account.memory
-    )
-    memory = (
-        update_memory(outcome, settings.sharpe_decay) if settings.reward == "differential_sharpe" else account.memory
-    )
+        account.equity, equity, account.peak_equity, peak, account.first_equity, cost, turnover, account.memory,
+        view.benchmark[bar] - view.benchmark[account.bar],
+    )  # fmt: skip
+    memory = update_memory(outcome, settings) if settings.reward in REMEMBERING else account.memory
     terminated = equity <= settings.ruin_fraction * account.first_equity
     truncated = (bar >= account.end_bar) & ~terminated
     after = account._replace(bar=bar, cash=cash, shares=shares, equity=equity, peak_equity=peak, memory=memory)

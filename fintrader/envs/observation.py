@@ -6,7 +6,7 @@ observations in a format that numpy does not have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -67,6 +67,10 @@ class Columns(NamedTuple):
     """`[U, N, F]`"""
     tradable: Tensor
     """`[U, N]`"""
+    member: Tensor
+    """`[U, N]`, or `[U, 0]` without a benchmark."""
+    benchmark: Tensor
+    """`[U, N]`: its weights, or `[U, 0]`."""
     context: Tensor
     """`[U, M]`"""
 
@@ -77,18 +81,18 @@ def num_actions(layout: Layout) -> int:
 
 
 def market_widths(layout: ObservationLayout) -> list[int]:
-    """Widths of account, holdings, history, features, tradable and context, in the order in which they lie."""
+    """Widths of account, holdings, history, features, tradable, member, benchmark and context, as they lie."""
     assets, features, context = layout.num_assets, layout.num_features, layout.num_context
-    history = (layout.lookback - 1) * layout.row_width
-    return [layout.account_width, assets, history, assets * features, assets, context]
+    history, judged = (layout.lookback - 1) * layout.row_width, assets * layout.benchmark
+    return [layout.account_width, assets, history, assets * features, assets, judged, judged, context]
 
 
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
     """`rows [U, L*W]` as named views."""
-    history, features, tradable, context = torch.split(rows, market_widths(layout)[2:], dim=-1)
+    history, features, *others = torch.split(rows, market_widths(layout)[2:], dim=-1)
     features = features.reshape(*rows.shape[:-1], layout.num_assets, -1)
     history = history.reshape(*rows.shape[:-1], layout.lookback - 1, layout.row_width)
-    return Columns(history, features, tradable, context)
+    return Columns(history, features, *others)
 
 
 def window_of(part: Columns) -> Tensor:
@@ -103,8 +107,14 @@ def window_of(part: Columns) -> Tensor:
 
 def holdings_of(obs: Tensor, layout: ObservationLayout) -> Tensor:
     """`[B, N]`: the portfolio weights held, from a raw observation."""
-    start = market_widths(layout)[0]
+    start = layout.account_width
     return obs[..., start : start + layout.num_assets]
+
+
+def benchmark_of(rows: Tensor, layout: ObservationLayout) -> Tensor:
+    """`[U, N]`: the benchmark's weights, from raw rows of the market."""
+    stop = rows.shape[-1] - layout.num_context
+    return rows[..., stop - layout.num_assets : stop]
 
 
 def statistic_groups(layout: Layout) -> Tensor:
@@ -112,12 +122,12 @@ def statistic_groups(layout: Layout) -> Tensor:
     if isinstance(layout, FlatLayout):
         return torch.arange(layout.width)
     account, assets, *_, context = market_widths(layout)
-    features = layout.num_features
+    features, shown = layout.num_features, 1 + 2 * layout.benchmark
     row = torch.cat(
         [
             (torch.arange(features) + account + 1).repeat(assets),
-            torch.full((assets,), account + 1 + features),
-            torch.arange(context) + account + 2 + features,
+            *(torch.full((assets,), account + 1 + features + k) for k in range(shown)),
+            torch.arange(context) + account + 1 + features + shown,
         ]
     )
     return torch.cat([torch.arange(account), torch.full((assets,), account), row.repeat(layout.lookback)])
@@ -158,11 +168,14 @@ class ObservationLayout:
     """A"""
     lookback: int = 1
     """L: bars shown, the newest included."""
+    benchmark: int = 0
+    """1 where it is shown who is a member, and what the benchmark portfolio holds; else 0."""
 
     @classmethod
-    def of(cls, market: MarketTensors, lookback: int = 1) -> ObservationLayout:
+    def of(cls, market: MarketTensors, lookback: int = 1, *, benchmark: bool = False) -> ObservationLayout:
         """The layout of observations of `market`."""
-        return cls(market.num_assets, market.num_features, market.num_context, lookback=lookback)
+        sizes = (market.num_assets, market.num_features, market.num_context)
+        return cls(*sizes, lookback=lookback, benchmark=int(benchmark))
 
     @property
     def width(self) -> int:
@@ -176,8 +189,8 @@ class ObservationLayout:
 
     @property
     def row_width(self) -> int:
-        """W = N*F + N + M: what one bar shows of the market."""
-        return self.num_assets * (self.num_features + 1) + self.num_context
+        """W = N*F + N + M, or N*F + 3*N + M with a benchmark: what one bar shows of the market."""
+        return self.num_assets * (self.num_features + 1 + 2 * self.benchmark) + self.num_context
 
     @property
     def market_width(self) -> int:
@@ -186,24 +199,20 @@ class ObservationLayout:
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Part name -> columns, in order; `history` only where there is any."""
-        widths = {
-            "account": self.account_width,
-            "holdings": self.num_assets,
-            **({"history": (self.lookback - 1) * self.row_width} if self.lookback > 1 else {}),
-            "features": self.num_assets * self.num_features,
-            "tradable": self.num_assets,
-            "context": self.num_context,
-        }
+        """Part name -> columns, in order; `history`, `member` and `benchmark` only where there are any."""
+        names = ("account", "holdings", "history", "features", "tradable", "member", "benchmark", "context")
+        absent = {"history": self.lookback == 1, "member": not self.benchmark, "benchmark": not self.benchmark}
         slices, start = {}, 0
-        for name, width in widths.items():
-            slices[name] = slice(start, start + width)
+        for name, width in zip(names, market_widths(self), strict=True):
+            if not absent.get(name, False):
+                slices[name] = slice(start, start + width)
             start += width
         return slices
 
     def split(self, obs: Tensor) -> dict[str, Tensor]:
         """Views of `obs` `[..., D]`: account `[..., A]`, holdings `[..., N]`, features `[..., N, F]`, tradable
-        `[..., N]`, context `[..., M]`; with a lookback also history `[..., L - 1, W]`, oldest bar first."""
+        `[..., N]`, context `[..., M]`; with a lookback also history `[..., L - 1, W]`, oldest bar first; with a
+        benchmark also member and benchmark `[..., N]`."""
         parts = {name: obs[..., columns] for name, columns in self.slices.items()}
         shape = (*obs.shape[:-1], self.num_assets, self.num_features)
         parts["features"] = parts["features"].reshape(shape)
@@ -230,14 +239,14 @@ class ObservationLayout:
             ) from None
 
 
-def market_rows(features: Tensor, tradable: Tensor, context: Tensor, dtype: torch.dtype, lookback: int = 1) -> Tensor:
-    """`[T, L*W]`: the market's part of every observation, laid out once.
+def market_rows(parts: Sequence[Tensor], dtype: torch.dtype, lookback: int = 1) -> Tensor:
+    """`[T, L*W]`: the market's part of every observation, laid out once, from features, tradable, (member, benchmark,)
+    context, `[T, ...]` each.
 
     Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With a lookback the rows overlap in
     memory: each bar is stored once, whatever L. Do not write to them.
     """
-    parts = (features.flatten(1).to(dtype), tradable.to(dtype), context.to(dtype))
-    rows = torch.cat(parts, dim=1).contiguous()
+    rows = torch.cat([part.flatten(1).to(dtype) for part in parts], dim=1).contiguous()
     if lookback == 1:
         return rows
     bars, width = rows.shape

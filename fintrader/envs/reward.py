@@ -1,4 +1,5 @@
-"""Rewards: what one decision was worth. All are functions of the equity before and after the interval."""
+"""Rewards: what one decision was worth, from the equity before and after the interval, by itself or beyond what the
+benchmark made of the same bars."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class Outcome(NamedTuple):
     turnover: Tensor
     """Notional traded in the interval."""
     memory: Tensor
-    """`[B, 2]` moving first and second moment of the step returns (differential Sharpe)."""
+    """`[B, 2]` moving first and second moment of the step returns (differential Sharpe), active ones or not."""
+    benchmark: Tensor
+    """r_b: the log return of the benchmark portfolio (`env.benchmark`) from the decision to the end of the interval,
+    before costs; 0 for cash."""
 
 
 Reward = Callable[[Outcome], Tensor]
@@ -48,9 +52,13 @@ def profit(outcome: Outcome) -> Tensor:
     return (outcome.equity - outcome.equity_before) / outcome.first_equity
 
 
-def mean_variance(outcome: Outcome, risk_aversion: float) -> Tensor:
+def active_return(outcome: Outcome) -> Tensor:
+    """r - r_b: what was earned beyond the benchmark."""
+    return step_return(outcome) - outcome.benchmark
+
+
+def mean_variance(r: Tensor, risk_aversion: float) -> Tensor:
     """r - lambda/2 r^2: the step's share of mean - lambda/2 * variance (steps' squared means are negligible)."""
-    r = step_return(outcome)
     return r - 0.5 * risk_aversion * r * r
 
 
@@ -61,19 +69,22 @@ def drawdown(outcome: Outcome, penalty: float) -> Tensor:
     return step_return(outcome) - penalty * torch.relu(depth - depth_before)
 
 
-def differential_sharpe(outcome: Outcome, prior_volatility: float) -> Tensor:
+def differential_sharpe(r: Tensor, memory: Tensor, prior_volatility: float) -> Tensor:
     """D = (B dA - A dB / 2) / (B - A^2)^(3/2), Moody and Saffell (2001), "Learning to trade via direct
     reinforcement", eq. 14, with dA = r - A, dB = r^2 - B. The variance has a floor of 1 % of the prior's."""
-    r = step_return(outcome)
-    a, b = outcome.memory.unbind(1)
+    a, b = memory.unbind(1)
     variance = torch.clamp(b - a * a, min=(0.1 * prior_volatility) ** 2)
     return (b * (r - a) - 0.5 * a * (r * r - b)) / variance.pow(1.5)
 
 
-def update_memory(outcome: Outcome, decay: float) -> Tensor:
-    """Moments after the step, `[B, 2]`: A += eta (r - A), B += eta (r^2 - B)."""
-    r = step_return(outcome)
-    return outcome.memory + decay * (torch.stack((r, r * r), dim=1) - outcome.memory)
+REMEMBERING = ("differential_sharpe", "differential_information_ratio")
+"""Rewards that need the moments of the returns so far."""
+
+
+def update_memory(outcome: Outcome, settings: EnvSettings) -> Tensor:
+    """Moments after the step, `[B, 2]`: A += eta (r - A), B += eta (r^2 - B), of what the reward looks at."""
+    r = step_return(outcome) if settings.reward == "differential_sharpe" else active_return(outcome)
+    return outcome.memory + settings.sharpe_decay * (torch.stack((r, r * r), dim=1) - outcome.memory)
 
 
 def make_reward(settings: EnvSettings) -> Reward:
@@ -84,11 +95,19 @@ def make_reward(settings: EnvSettings) -> Reward:
         case "log_return":
             return step_return
         case "mean_variance":
-            return lambda outcome: mean_variance(outcome, settings.risk_aversion)
+            return lambda outcome: mean_variance(step_return(outcome), settings.risk_aversion)
         case "drawdown":
             return lambda outcome: drawdown(outcome, settings.drawdown_penalty)
         case "differential_sharpe":
-            return lambda outcome: differential_sharpe(outcome, settings.sharpe_prior_volatility)
+            prior = settings.sharpe_prior_volatility
+            return lambda outcome: differential_sharpe(step_return(outcome), outcome.memory, prior)
+        case "active_return":
+            return active_return
+        case "active_mean_variance":
+            return lambda outcome: mean_variance(active_return(outcome), settings.risk_aversion)
+        case "differential_information_ratio":
+            prior = settings.sharpe_prior_volatility
+            return lambda outcome: differential_sharpe(active_return(outcome), outcome.memory, prior)
         case reference:
             reward = load_object(reference)
             if not callable(reward):

@@ -17,7 +17,12 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 MOST_CASH_USD = float(1 << 32)
 """More than that could grow beyond the sums of money that are exact (`envs.ledger`), where engines would differ."""
 
-REWARDS = ("profit", "log_return", "mean_variance", "drawdown", "differential_sharpe")
+REWARDS = (
+    *("profit", "log_return", "mean_variance", "drawdown", "differential_sharpe"),
+    *("active_return", "active_mean_variance", "differential_information_ratio"),
+)
+ACTIVE_REWARDS = REWARDS[-3:]
+"""Rewards of what an account did otherwise than its benchmark."""
 
 
 class EnvSettings(Settings):
@@ -87,19 +92,29 @@ class EnvSettings(Settings):
     turbulence_threshold: float = 3.0
     """In the units of the column (standardised, usually)."""
 
+    training_cost_multiplier: Positive = 1.0
+    """Costs (fees, spread, impact) are this many times as high while an agent trains, and as they are when it is
+    judged: above 1 it learns to be choosier than it has to be."""
+
+    # --- benchmark -------------------------------------------------------------------------------------
+    benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"
+    """The portfolio to be compared with: of active rewards, of the `tilt` head, of scores. Any but cash is shown, too:
+    who is a member, and the benchmark's weights. auto: equal_weight on real bars, cash on made-up ones."""
+
     # --- reward ----------------------------------------------------------------------------------------
     reward: str = "log_return"
-    """profit, log_return, mean_variance, drawdown, differential_sharpe, or `package.module:name` of a callable."""
+    """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark active_return,
+    active_mean_variance, differential_information_ratio; or `package.module:name` of a callable."""
     reward_scale: Positive = 1.0
     """Factor on every reward."""
     risk_aversion: NonNegative = 1.0
-    """mean_variance: lambda in r - lambda/2 * r^2."""
+    """mean_variance, active_mean_variance: lambda in r - lambda/2 * r^2."""
     drawdown_penalty: NonNegative = 1.0
     """drawdown: lambda in r - lambda * (rise of the drawdown's depth)."""
     sharpe_decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01
-    """differential_sharpe: eta, the weight of the newest return in the moving moments."""
+    """The two differential rewards: eta, the weight of the newest return in the moving moments."""
     sharpe_prior_volatility: Positive = 1e-3
-    """differential_sharpe: volatility of one step's return assumed before any was seen."""
+    """The two differential rewards: volatility of one step's return assumed before any was seen."""
 
     # --- episodes --------------------------------------------------------------------------------------
     episode_bars: Annotated[int, Field(ge=1)] | None = None

@@ -18,6 +18,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.benchmark import benchmark_kind
 from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
 from fintrader.envs.kernels.buffers import Generation
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
@@ -131,7 +132,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
-        self.layout = ObservationLayout.of(market, settings.lookback)
+        judged = benchmark_kind(market, settings.benchmark) != "cash"
+        self.layout = ObservationLayout.of(market, settings.lookback, benchmark=judged)
         self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
         self._view = market_view(self.market, settings, self._obs_dtype)
         self._reward = make_reward(settings)

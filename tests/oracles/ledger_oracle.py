@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.oracles.benchmark_oracle import levels
+
 YEAR_NS = 365 * 24 * 3600 * 10**9
 
 
@@ -66,6 +68,8 @@ class LedgerOracle:
         self.cash = settings.initial_cash_usd if cash is None else cash
         self.shares = [0.0] * self.N if shares is None else list(shares)
         self.first = self.peak = self.equity()
+        known = settings.benchmark in ("equal_weight", "buy_and_hold")
+        self.benchmark = levels(market, settings.benchmark) if known else [1.0] * self.T
         self.moment_1, self.moment_2 = 0.0, settings.sharpe_prior_volatility**2
 
     # --- prices ----------------------------------------------------------------------------------------
@@ -232,7 +236,7 @@ class LedgerOracle:
 
     def step(self, action: list[float]) -> OracleStep:
         s = self.s
-        before, peak_before = self.equity(), self.peak
+        before, peak_before, began = self.equity(), self.peak, self.t
         want = self.wanted(action)
         f = self.t if s.fill == "close" else self.t + 1
         # Price P&L, added up symbol by symbol: old holdings to the fill price, new holdings from there.
@@ -285,10 +289,12 @@ class LedgerOracle:
         result.pnl, result.cost, result.turnover, result.income = pnl, cost, turnover, income
         result.terminated = after <= s.ruin_fraction * self.first
         result.truncated = self.t >= self.end and not result.terminated
-        result.reward = s.reward_scale * self.reward(before, after, peak_before)
+        result.reward = s.reward_scale * self.reward(
+            before, after, peak_before, self.benchmark[self.t] / self.benchmark[began]
+        )
         return result
 
-    def reward(self, before: float, after: float, peak_before: float) -> float:
+    def reward(self, before: float, after: float, peak_before: float, benchmark: float) -> float:
         s = self.s
         floor = 1e-6 * self.first
         r = math.log(max(after, floor) / max(before, floor))
@@ -300,6 +306,12 @@ class LedgerOracle:
             return r - s.risk_aversion / 2 * r**2
         if s.reward == "drawdown":
             return r - s.drawdown_penalty * max(0.0, before / peak_before - after / self.peak)
+        if s.reward in ("active_return", "active_mean_variance", "differential_information_ratio"):
+            r -= math.log(benchmark)
+        if s.reward == "active_return":
+            return r
+        if s.reward == "active_mean_variance":
+            return r - s.risk_aversion / 2 * r**2
         a, b = self.moment_1, self.moment_2
         variance = max(b - a**2, (0.1 * s.sharpe_prior_volatility) ** 2)
         value = (b * (r - a) - a * (r**2 - b) / 2) / variance**1.5

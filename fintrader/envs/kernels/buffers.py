@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
-from fintrader.envs.reward import Outcome, Reward, update_memory
+from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
@@ -214,9 +214,10 @@ def pack_quotes(view: MarketView) -> Tensor:
 
 
 def finish_reward(
-    old: Generation, buffers: Buffers, settings: EnvSettings, reward: Reward, mode: int
+    old: Generation, buffers: Buffers, settings: EnvSettings, reward: Reward, mode: int, benchmark: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`."""
+    """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`; `benchmark` is the
+    market view's."""
     floats, memory = buffers.floats, old.memory
     worth = WORTHS.get(settings.reward, OTHER)
     if worth == LOG_RETURN:
@@ -227,14 +228,14 @@ def finish_reward(
         account = old.account
         outcome = Outcome(
             account.equity, floats[STEP_EQUITY], account.peak_equity, floats[STEP_PEAK], account.first_equity,
-            floats[COST], floats[TURNOVER], account.memory,
+            floats[COST], floats[TURNOVER], account.memory, benchmark[buffers.ints[FINAL_BAR]] - benchmark[account.bar],
         )  # fmt: skip
         value = reward(outcome)
         began = account.finished if mode == NEXT_STEP else None
         if began is not None:
             value = torch.where(began, torch.zeros_like(value), value)
-        if settings.reward == "differential_sharpe":
-            memory = update_memory(outcome, settings.sharpe_decay)
+        if settings.reward in REMEMBERING:
+            memory = update_memory(outcome, settings)
             if mode != DISABLED:
                 fresh = began if began is not None else buffers.flags[DONE]
                 prior = torch.zeros_like(memory)

@@ -70,6 +70,7 @@ class TritonStep:
         from fintrader.envs.kernels import cuda
 
         self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
+        self._rewarding = (settings, reward, self._mode, view.benchmark)
         self._worth = WORTHS.get(settings.reward, 0)
         self._flat = settings.observation == "flat"
         self._device, self._count, self._num_assets = view.mark.device, num_envs, view.mark.shape[1]
@@ -150,7 +151,7 @@ class TritonStep:
         new, obs = Generation(self._new_buffers(), old.memory), self._new_obs()
         final = self._new_obs() if self._mode == SAME_STEP else obs
         self._launch((action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final)
-        reward, new.memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+        reward, new.memory = finish_reward(old, new.buffers, *self._rewarding)
         return self._result(new, reward, obs, final)
 
     def _replay(self, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
@@ -168,7 +169,7 @@ class TritonStep:
             self._graphs[current].replay()
         reward = self._rewards
         if not self._reward_inside:
-            reward, memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+            reward, memory = finish_reward(old, new.buffers, *self._rewarding)
             new.memory.copy_(memory)
         self._current = 1 - current
         return self._result(new, reward, *self._outputs)
@@ -190,7 +191,7 @@ class TritonStep:
         old, new = self._generations[current], self._generations[1 - current]
         self._launch(self._inputs, old.buffers, new.buffers, *self._outputs)
         if self._reward_inside:
-            reward, memory = finish_reward(old, new.buffers, self._settings, self._reward, self._mode)
+            reward, memory = finish_reward(old, new.buffers, *self._rewarding)
             self._rewards.copy_(reward)
             new.memory.copy_(memory)
 

@@ -95,6 +95,7 @@ class FusedStep:
 
         self._kernel = batch
         self.settings, self.reward, self.mode = settings, reward, MODES[mode]
+        self.rewarding = (settings, reward, self.mode, view.benchmark)
         self.flat, self._count = settings.observation == "flat", num_envs
         assets, row_width, bar_width = view.mark.shape[1], view.rows.shape[1], view.rows.stride(0)
         # With a lookback the rows overlap; this is what they are views of, a bar a row.
@@ -145,7 +146,7 @@ class FusedStep:
         if min(counts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
         ended = sum(counts)
-        reward, new.memory = finish_reward(old, new.buffers, self.settings, self.reward, self.mode)
+        reward, new.memory = finish_reward(old, new.buffers, *self.rewarding)
         seen, flags = torch.from_numpy(obs), new.buffers.flags
         last = torch.from_numpy(final) if ended and self.mode == SAME_STEP else seen
         return StepResult(

@@ -133,7 +133,7 @@ class GradientStep:
         floats, shares, obs, final = _Advance.apply(action, before.floats, before.shares, plan)  # type: ignore[no-untyped-call]
         new = Generation(room._replace(floats=floats, shares=shares), old.memory, plan.made)
         fused = self.fused
-        reward, new.memory = finish_reward(old, new.buffers, fused.settings, fused.reward, fused.mode)
+        reward, new.memory = finish_reward(old, new.buffers, *fused.rewarding)
         flags, seen_last = room.flags, obs if final is None else final
         return StepResult(
             new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, seen_last,

@@ -1,0 +1,113 @@
+"""The portfolio that accounts are judged against: what it holds at every bar, and what it grows to.
+
+It trades at no cost here: what it would have cost to hold it is for the backtest to say
+(`backtesting.baselines.benchmark_portfolio`).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fintrader.data.tensors import MarketTensors
+from fintrader.errors import EnvError
+
+BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
+
+
+def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]) -> BenchmarkKind:
+    """What `env.benchmark` means in this market: `auto` is equal weights of real bars, and cash of made-up ones (where
+    to leave the market may be what pays) and of tensors that say nothing of where they come from."""
+    if asked != "auto":
+        return asked
+    source = market.meta.get("source")
+    real = bool(source) and (not isinstance(source, dict) or source.get("kind") != "synthetic")
+    return "equal_weight" if real else "cash"
+
+
+def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
+    """`[T, N]` float64: weights at the close of each bar, of sum 1; all 0 for cash and where nothing has a price yet.
+
+    equal_weight: the members that have a price and bars to come. cap_weight: the same in proportion to their
+    capitalisation. buy_and_hold: equal dollars in every member with a price in the first session, at its first one,
+    then left alone.
+
+    Raises EnvError for a market without members, and for capitalisations that are not known.
+    """
+    close = market.close.to(torch.float64)
+    if kind == "cash":
+        return torch.zeros_like(close)
+    priced = ~close.isnan()
+    bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
+    last = market.last_bar
+    to_come = (bars < last) | (last == market.num_bars - 1)
+    chosen = market.member & priced & to_come
+    if not bool(chosen.any()):
+        raise EnvError(
+            f"env.benchmark {kind} needs members with prices, and this window has none; set env.benchmark to cash"
+        )
+    if kind == "buy_and_hold":
+        worth = _held(market, priced) * to_come
+    elif kind == "cap_weight":
+        worth = _capitalisation(market, chosen)
+    else:
+        worth = chosen.to(torch.float64)
+    return worth / worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _held(market: MarketTensors, priced: Tensor) -> Tensor:
+    """`[T, N]`: worth of a dollar put into each first-session member at its first price, its dividends in itself."""
+    price = market.adjusted_close
+    session = market.session == market.session[0]
+    first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
+    chosen = (market.member & priced)[session].any(0)
+    paid = price.gather(0, first.unsqueeze(0))
+    return torch.where(priced & chosen, price / paid, torch.zeros_like(price))
+
+
+def _capitalisation(market: MarketTensors, chosen: Tensor) -> Tensor:
+    shares = getattr(market, "shares_outstanding", None)
+    if shares is None:
+        raise EnvError(
+            "env.benchmark cap_weight needs the shares outstanding: name their file in "
+            "data.universe.shares_outstanding, or set env.benchmark to equal_weight"
+        )
+    worth = torch.where(chosen, market.close.to(torch.float64) * shares.to(torch.float64), 0.0)
+    unknown = (chosen & worth.isnan()).any(0)
+    if bool(unknown.any()):
+        names = ", ".join(name for name, odd in zip(market.symbols, unknown.tolist(), strict=True) if odd)
+        raise EnvError(
+            f"data.universe.shares_outstanding does not say how many shares there were of {names}; add them, or set "
+            "env.benchmark to equal_weight"
+        )
+    return worth
+
+
+def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
+    """`[T]` float64: the benchmark's worth at each close, 1 at the first, before costs.
+
+    It is brought back to its weights at the close of each session's first bar and drifts with prices in between;
+    dividends stay in the symbol that pays them.
+    """
+    price = market.adjusted_close
+    level = torch.ones(market.num_bars, dtype=torch.float64, device=market.device)
+    starts = torch.cat([market.session.new_ones(1, dtype=torch.bool), market.session.diff() != 0]).nonzero().flatten()
+    bounds = [*starts.tolist(), market.num_bars - 1]
+    for start, stop in pairwise(bounds):
+        paid, held = price[start], weights[start]
+        now = price[start + 1 : stop + 1]
+        # What has no price any more is worth its last one: prices do not come back after an end.
+        relative = torch.where(now.isnan(), _last_known(now, paid), now) / paid
+        grown = torch.where(held > 0, held * relative, 0.0).sum(1) + (1 - held.sum())
+        level[start + 1 : stop + 1] = level[start] * grown
+    return level
+
+
+def _last_known(price: Tensor, before: Tensor) -> Tensor:
+    """`[t, N]`: each price, or the newest one before it."""
+    rows = torch.arange(len(price), device=price.device).unsqueeze(1)
+    newest = torch.where(price.isnan(), -1, rows).cummax(0).values
+    return torch.where(newest < 0, before, price.gather(0, newest.clamp_min(0)))
