@@ -21,6 +21,7 @@ from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.backtesting.simulate import open_account, trade
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.progress import Progress
 from fintrader.results.backtest_files import empty_trades
 
@@ -266,6 +267,27 @@ def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str
         has_positions=False,
         **of_market(market),
         note=note,
+    )
+
+
+def benchmark_portfolio(
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
+) -> BacktestResult:
+    """What `env.benchmark` names, traded as a strategy is, at the same costs.
+
+    Raises EnvError for a benchmark that this market cannot make.
+    """
+    kind = benchmark_kind(market, settings.benchmark)
+    if kind == "cash":
+        return cash(market, settings)
+    if kind == "equal_weight":
+        return equal_weight(market, settings, progress=progress)
+    if kind == "buy_and_hold":
+        return buy_and_hold(market, settings, progress=progress)
+    weights, due = benchmark_weights(market, kind), rebalance_bars(market, 1)
+    note = "in proportion to capitalisation, rebalanced every session, net of costs"
+    return simulate_weights(
+        lambda bar: weights[bar], due, market, settings, name="cap_weight", note=note, progress=progress
     )
 
 
