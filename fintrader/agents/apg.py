@@ -86,7 +86,7 @@ class APGAgent(BaseAgent):
         (latent,) = self.actor(self.see(obs, acting=True))
         if self.settings.noise > 0:
             latent = latent + self.settings.noise * self.randn(latent.shape)
-        return self.head.decode(obs, latent)
+        return self.head.decode(obs, latent, self.table)
 
     def observe(self, transition: Transition) -> None:
         """Keep one step with its graph. Raises ConfigError when a horizon of them is more than memory holds."""

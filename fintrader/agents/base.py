@@ -90,7 +90,8 @@ class BaseAgent:
         network = settings.network.resolved(layout, orders=not self.head.targets_weights)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "weights"))
-            self.actor = Actor(layout, network, cash=self.head.targets_weights, outputs=self.outputs)
+            common, gain = self.head.common, self.head.out_gain
+            self.actor = Actor(layout, network, common=common, outputs=self.outputs, out_gain=gain)
             self.critic = Critic(layout, network, latents=latents, members=self.members)
         self.rewards = RewardScaler(settings.gamma)
         self.policy = ActorPolicy(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader.agents.normalisation import CLIP, shift_and_scale
-from fintrader.envs.observation import FlatLayout
+from fintrader.envs.observation import FlatLayout, benchmark_of
 
 Numbers = NDArray[np.float32]
 Bound = Callable[[int, Numbers], Numbers]
@@ -38,7 +38,8 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
     """K `ActorPolicy` as one (see `EnsemblePolicy`), over the market rows `[T, L*W]` of a window.
 
     None where only the networks themselves will do: off the CPU, on a classic environment, with observations of several
-    bars for other networks than `market_once`, or with weights that are not finite (which the networks then show).
+    bars or of a benchmark for other networks than `market_once`, or with weights that are not finite (which the
+    networks then show).
     """
     layout = members[0].layout
     if isinstance(layout, FlatLayout) or layout.market_width != rows.shape[1]:
@@ -48,6 +49,8 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
         return None
     once = [k for k, member in enumerate(members) if member.actor.kind == "market_once"]
     others = [k for k in range(len(members)) if k not in once]
+    if others and layout.benchmark:
+        return None
     parts: list[tuple[list[int], Members]] = []
     if once:
         parts.append((once, _MarketOnce([members[k] for k in once], rows)))
@@ -103,11 +106,14 @@ class _MarketOnce:
         self.steep = each(lambda m: m.head.settings.scale)
         self.band = each(lambda m: m.head.settings.band / self.assets)
         self.bias = np.zeros((count, self.assets + 1), np.float32)
+        self.tilts = [k for k, member in enumerate(members) if member.head.kind == "tilt"]
+        self.benchmark = benchmark_of(self.rows, layout)
+        width = self.assets + max(1, *(member.head.common for member in members))
         self.bias[:, -1:] = each(lambda m: math.log(self.assets) + m.head.settings.cash_logit)
         self.account = any(member.network.account for member in members)
-        self.constant = np.zeros((BARS_AT_ONCE, count, self.assets + 1), np.float32)
+        self.constant = np.zeros((BARS_AT_ONCE, count, width), np.float32)
         self.slope = np.zeros((BARS_AT_ONCE, count, self.assets), np.float32)
-        self.columns = np.zeros((BARS_AT_ONCE, count, self.width, self.assets + 1), np.float32)
+        self.columns = np.zeros((BARS_AT_ONCE, count, self.width, width), np.float32)
 
     def actions(self, bar: int, private: Numbers) -> Numbers:
         block, place = divmod(bar, BARS_AT_ONCE)
@@ -115,10 +121,23 @@ class _MarketOnce:
             self._embed(block)
         standard = ((private - self.mean) * self.scale).clip(-CLIP, CLIP)
         latent = self.constant[place].copy()
-        latent[:, :-1] += self.slope[place] * standard[:, self.width :]
+        latent[:, : self.assets] += self.slope[place] * standard[:, self.width :]
         if self.account:
             latent += (standard[:, : self.width, None] * self.columns[place]).sum(axis=1)
         latent = np.where(self.squash, np.tanh(latent), latent)
+        if len(self.tilts) == len(latent):
+            action = np.empty((len(latent), self.assets), np.float32)
+        else:
+            action = self._aim(latent[:, : self.assets + 1], private)
+        for k in self.tilts:
+            head, held = self.members[k].head, torch.from_numpy(private[None, self.width :])
+            own = torch.from_numpy(latent[k : k + 1, : head.latents])
+            action[k] = head.tilt(self.benchmark[bar : bar + 1], held, own)[0].numpy()
+        rounded: Numbers = action.astype(np.float32, copy=False)
+        return rounded
+
+    def _aim(self, latent: Numbers, private: Numbers) -> Numbers:
+        """`[K, N]`: as `ActionHead.decode`, of heads that do not tilt."""
         logits = self.steep * latent + self.bias
         exponential = np.exp(logits - logits.max(axis=1, keepdims=True))
         action = exponential[:, :-1] / exponential.sum(axis=1, keepdims=True)
@@ -129,8 +148,8 @@ class _MarketOnce:
             action = np.where(self.band > 0, moved, action)
         if not self.targets.all():
             action = np.where(self.targets, action, latent[:, :-1].clip(-1.0, 1.0))
-        rounded: Numbers = action.astype(np.float32, copy=False)
-        return rounded
+        aimed: Numbers = action
+        return aimed
 
     @torch.no_grad()
     def _embed(self, block: int) -> None:
@@ -141,8 +160,8 @@ class _MarketOnce:
             self.constant[:bars, k, :width] = of.constant[0].numpy()
             if of.slope is not None:
                 self.slope[:bars, k] = of.slope[0].numpy()
-            if of.cash is not None:
-                self.constant[:bars, k, width:] = of.cash[0].numpy()
+            if of.common is not None:
+                self.constant[:bars, k, width : width + of.common.shape[-1]] = of.common[0].numpy()
             if of.account.shape[2]:
                 self.columns[:bars, k, :, : of.account.shape[3]] = of.account[0].numpy()
         self.block = block

@@ -48,9 +48,10 @@ from fintrader.envs.observation import (
 )
 from fintrader.errors import ConfigError
 
-CASH_PACE = 0.25
-"""Cash logits move this much slower than the others. While nothing is known yet, exploration only costs money, and to
-hold less of everything is what pays: cash must not be all there is before it is known what else to hold."""
+COMMON_PACE = 0.25
+"""Latents that are no asset's move this much slower than the others. While nothing is known yet, exploration only costs
+money, and to hold or trade less of everything is what pays: cash must not be all there is before it is known what else
+to hold."""
 
 
 class NetworkSettings(Settings):
@@ -134,7 +135,8 @@ class AssetInput(nn.Module):
         self.layout = layout
         self.encoder = make_encoder(layout, settings, layout.num_features + 1, batch_shape=batch_shape)
         past = (layout.lookback - 1) * (layout.num_features + 1)
-        self.width = layout.num_features + 1 + (past if self.encoder is None else settings.encoder_width)
+        now = layout.num_features + 1 + 2 * layout.benchmark
+        self.width = now + (past if self.encoder is None else settings.encoder_width)
         """P"""
         # One column at least: without any, the first layer would have no matrix.
         self.common_width = layout.num_context or 1
@@ -142,7 +144,8 @@ class AssetInput(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         part = split_market(rows, self.layout)
-        own = torch.cat([part.features, part.tradable.unsqueeze(-1)], dim=-1)
+        shown = (part.tradable, part.member, part.benchmark) if self.layout.benchmark else (part.tradable,)
+        own = torch.cat([part.features, torch.stack(shown, dim=-1)], dim=-1)
         if self.encoder is not None:
             window = window_of(part)
             encoded = self.encoder(window.flatten(-4, -3)).unflatten(-2, window.shape[-4:-2])
@@ -265,8 +268,8 @@ class Coefficients(NamedTuple):
     """`[outputs, U, N]`"""
     slope: Tensor | None
     """`[outputs, U, N]`; None where holdings are not read."""
-    cash: Tensor | None
-    """`[outputs, U, 1]`: the cash logit."""
+    common: Tensor | None
+    """`[outputs, U, C]`: latents that are no asset's; None where there are none."""
     account: Tensor
     """`[outputs, U, A, L]`, A = 0 for networks that do not read the account's columns."""
 
@@ -274,20 +277,20 @@ class Coefficients(NamedTuple):
 class Actor(nn.Module):
     """`Seen` of R samples to `outputs` numbers for each latent: a tuple of `outputs` `[R, L]`.
 
-    `L` is the number of actions N, or N + 1 with a cash logit (`cash=True`), which stands last.
+    `L` is the number of actions N and the `common` latents that are no asset's, which stand last (see `ActionHead`).
     """
 
     def __init__(
-        self, layout: Layout, settings: NetworkSettings, *, cash: bool, outputs: int = 1, out_gain: float = 0.01
+        self, layout: Layout, settings: NetworkSettings, *, common: int, outputs: int = 1, out_gain: float = 0.01
     ) -> None:
         super().__init__()
         settings = settings.resolved(layout)
         self.outputs, self.kind, width = outputs, settings.kind, settings.hidden[-1]
         if isinstance(layout, FlatLayout) or self.kind == "mlp":
-            latents = num_actions(layout) + cash
+            latents = num_actions(layout) + common
             self.mlp = Mlp(layout, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
             return
-        self.num_assets, self.account, self.holdings = layout.num_assets, 0, False
+        self.num_assets, self.common, self.account, self.holdings = layout.num_assets, common, 0, False
         if self.kind == "per_asset":
             self.trunk: nn.Module = AccountTrunk(layout, settings, batch_shape=())
         else:
@@ -296,14 +299,14 @@ class Actor(nn.Module):
             self.holdings = settings.holdings
         # market_once: see `Coefficients`.
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
-        self.cash_head = Dense(width, outputs * (1 + self.account), gain=out_gain) if cash else None
+        self.common_head = Dense(width, outputs * (1 + self.account) * common, gain=out_gain) if common else None
 
     def first(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
         """The first of the outputs `[R, L]`; where accounts at a bar share theirs, `[U, L]` and each one's place."""
         if self.kind != "market_once" or self.holdings or self.account:
             return self(seen)[0], None
         of = self.coefficients(seen.rows)
-        latent = of.constant[0] if of.cash is None else torch.cat([of.constant[0], of.cash[0]], dim=-1)
+        latent = of.constant[0] if of.common is None else torch.cat([of.constant[0], of.common[0]], dim=-1)
         return latent, seen.place
 
     def forward(self, seen: Seen) -> tuple[Tensor, ...]:
@@ -314,9 +317,9 @@ class Actor(nn.Module):
             return self.latents(seen, self.coefficients(seen.rows))
         h = self.trunk(seen)
         latent = self.head(h)
-        if self.cash_head is not None:
-            cash = CASH_PACE * self.cash_head(h.mean(dim=-2))
-            latent = torch.cat([latent, cash.unsqueeze(-2)], dim=-2)
+        if self.common_head is not None:
+            common = COMMON_PACE * self.common_head(h.mean(dim=-2))
+            latent = torch.cat([latent, common.unflatten(-1, (self.common, self.outputs))], dim=-2)
         parts: tuple[Tensor, ...] = latent.unbind(dim=-1)
         return parts
 
@@ -324,19 +327,19 @@ class Actor(nn.Module):
         """`market_once`: what the bars in `rows` `[U, L*W]` make latents of."""
         h = self.trunk(rows)
         own = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs, -1).permute(2, 3, 0, 1).contiguous()
-        account, cash = own[:, 1 + self.holdings :].transpose(1, 2), None
-        if self.cash_head is not None:
-            both = CASH_PACE * self.cash_head(h.mean(dim=1)).view(rows.shape[0], self.outputs, -1)
-            both = both.permute(1, 2, 0).unsqueeze(-1)
-            cash, account = both[:, 0], torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
-        return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, cash, account)
+        account, common = own[:, 1 + self.holdings :].transpose(1, 2), None
+        if self.common_head is not None:
+            both = COMMON_PACE * self.common_head(h.mean(dim=1))
+            both = both.view(rows.shape[0], self.outputs, -1, self.common).permute(1, 2, 0, 3)
+            common, account = both[:, 0], torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
+        return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, common, account)
 
     def latents(self, seen: Seen, of: Coefficients) -> tuple[Tensor, ...]:
         """`market_once`: a tuple of `outputs` `[R, L]`."""
         parts = []
         for k in range(self.outputs):
             # What accounts share is put together before it is handed out.
-            latent = of.constant[k] if of.cash is None else torch.cat([of.constant[k], of.cash[k]], dim=-1)
+            latent = of.constant[k] if of.common is None else torch.cat([of.constant[k], of.common[k]], dim=-1)
             latent = seen.spread(latent)
             if of.slope is not None:
                 own = seen.spread(of.slope[k]) * seen.private[..., -self.num_assets :]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fintrader.agents.networks import CASH_PACE
+from fintrader.agents.networks import COMMON_PACE
 from fintrader.agents.normalisation import shift_and_scale
 from fintrader.envs.observation import market_widths
 
@@ -84,8 +84,8 @@ class NumbaMembers:
         plan[t.HEAD] = self._place(_padded(weights["head.weight"][:, :1], wide, 1))
         plan[t.HEAD_BIAS] = self._place(weights["head.bias"][:1])
         if actor.head.targets_weights:
-            plan[t.CASH] = self._place(_padded(CASH_PACE * weights["cash_head.weight"][:, :1], wide, 1))
-            plan[t.CASH_BIAS] = self._place(CASH_PACE * weights["cash_head.bias"][:1])
+            plan[t.CASH] = self._place(_padded(COMMON_PACE * weights["common_head.weight"][:, :1], wide, 1))
+            plan[t.CASH_BIAS] = self._place(COMMON_PACE * weights["common_head.bias"][:1])
 
     def _add_mlp(self, k: int, actor: Any, weights: dict[str, torch.Tensor]) -> None:
         t, last = self.table, len(actor.network.hidden)

@@ -107,7 +107,7 @@ class OffPolicyAgent(BaseAgent):
             self.latent = torch.erf(self.exploration_noise(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
         else:
             self.latent = self.explore(self.see(obs, acting=True))
-        return self.head.decode(obs, self.latent)
+        return self.head.decode(obs, self.latent, self.table)
 
     def explore(self, obs: Seen) -> Tensor:
         """Latents `[B, L]` for standardised observations: the actor's, plus Gaussian noise."""

@@ -143,7 +143,7 @@ class OnPolicyAgent(BaseAgent):
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]
         self.latent, self.log_prob = torch.addcmul(mean, noise, log_std.exp()), each_log_prob(noise, log_std)
-        return self.head.decode(obs, self.latent)
+        return self.head.decode(obs, self.latent, self.table)
 
     @torch.no_grad()
     def observe(self, transition: Transition) -> None:

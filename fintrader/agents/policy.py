@@ -29,7 +29,7 @@ from fintrader.envs.observation import Layout, layout_from_json, layout_to_json,
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import write_bytes
 
-FORMAT = "fintrader-policy-2"
+FORMAT = "fintrader-policy-3"
 EnsembleMode = Literal["mean", "weighted", "vote"]
 
 
@@ -95,7 +95,9 @@ class ActorPolicy(PolicyModule):
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
         object.__setattr__(self, "rewards", rewards)
-        self.actor = actor or Actor(layout, self.network, cash=self.head.targets_weights, outputs=outputs)
+        self.actor = actor or Actor(
+            layout, self.network, common=self.head.common, outputs=outputs, out_gain=self.head.out_gain
+        )
         self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:

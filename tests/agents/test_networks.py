@@ -115,7 +115,7 @@ def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
         + [part["tradable"][:, order], part["context"]],
         dim=1,
     )
-    few, many = (Actor(layout, settings, cash=True, out_gain=1.0) for layout in (LAYOUT, twice))
+    few, many = (Actor(layout, settings, common=1, out_gain=1.0) for layout in (LAYOUT, twice))
     many.load_state_dict(few.state_dict())
     (one,), (two,) = few(raw(obs, LAYOUT)), many(raw(doubled, twice))
     torch.testing.assert_close(two, one[:, [*order.tolist(), 5]])
@@ -263,7 +263,7 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
     market = make_market(60, 4)
     layout = ObservationLayout.of(market, BARS)
     torch.manual_seed(0)
-    actor = Actor(layout, network(encoder, kind=kind), cash=True, out_gain=1.0)
+    actor = Actor(layout, network(encoder, kind=kind), common=1, out_gain=1.0)
     features = market.features.clone()
     features[10, 2] += 1.0
     obs, bumped = seen(market), seen(dataclasses.replace(market, features=features))
