@@ -119,6 +119,7 @@ class APGAgent(BaseAgent):
         if settings.normalise_observations:
             self.normaliser.update(seen.obs)
         self.steps = []
+        self.perturbation.redraw()
         return to_metrics(metrics)
 
     def _objective(self, reward: Tensor, terminated: Tensor, truncated: Tensor) -> Tensor:

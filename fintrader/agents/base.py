@@ -14,6 +14,7 @@ from fintrader.agents.checkpoint import below, load_generator, load_module, load
 from fintrader.agents.networks import Actor, Critic, NetworkSettings, Seen
 from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.regularisation import Perturbation
 from fintrader.config import Settings
 from fintrader.envs.observation import Layout
 from fintrader.envs.trading import TradingEnv
@@ -42,6 +43,12 @@ class BaseSettings(Settings):
     """Lower the step size linearly to zero over the budget: late updates then average more of the market's noise."""
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per decision."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Shrinks weights by this share of the step size at every step (AdamW, https://arxiv.org/abs/1711.05101)."""
+    feature_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Chance of each feature to be hidden until the next update (`regularisation.py`)."""
+    feature_noise: float = Field(default=0.0, ge=0)
+    """Deviation of the noise on features while learning, in units of their own."""
     normalise_observations: bool = True
     """Standardise observations with running statistics."""
     normalise_rewards: bool = True
@@ -108,6 +115,8 @@ class BaseAgent:
         self.modules.to(self.device)
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.generator = generator(seed, "agent", device=self.device)
+        given = settings.feature_dropout, settings.feature_noise
+        self.perturbation = Perturbation(layout, *given, generator(seed, "regularisation", device=self.device))
         self.noise_state: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""
         self.table: Tensor | None = None
@@ -123,8 +132,9 @@ class BaseAgent:
             return env
         # A clock must be exact, and tell itself from a row of the market by its width.
         shown = "factored" if env.market.num_bars <= MOST_BARS and env.layout.market_width > 1 else "flat"
-        if env.settings.observation != shown:
-            env = env.with_settings(observation=shown)
+        changes = {"observation": shown, **env.settings.training_costs}
+        if any(getattr(env.settings, name) != value for name, value in changes.items()):
+            env = env.with_settings(**changes)
         self.see_market(env)
         return env
 
@@ -146,7 +156,8 @@ class BaseAgent:
 
     def see(self, obs: Tensor, *, acting: bool = False) -> Seen:
         """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read. Acting never waits for a GPU."""
-        return self.normaliser.see(obs, self.table, wait=not acting or self.device.type == "cpu")
+        wait = not acting or self.device.type == "cpu"
+        return self.normaliser.see(obs, self.table, wait=wait, perturb=self.perturbation)
 
     def randn(self, shape: torch.Size) -> Tensor:
         """Standard normal noise of the agent's own stream."""
@@ -166,7 +177,9 @@ class BaseAgent:
 
     def add_optimiser(self, name: str, parameters: Iterable[nn.Parameter], rate: float, eps: float = 1e-8) -> None:
         """Adam over `parameters`."""
-        self.optimisers[name] = torch.optim.Adam(list(parameters), lr=rate, eps=eps, fused=True)
+        decay = self.settings.weight_decay
+        kind = torch.optim.AdamW if decay else torch.optim.Adam
+        self.optimisers[name] = kind(list(parameters), lr=rate, eps=eps, weight_decay=decay, fused=True)
 
     def descend(self, name: str, loss: Tensor | Iterable[Tensor]) -> Tensor:
         """One step of an optimiser down `loss`, or down the sum of several, made one at a time; returns the gradient's
@@ -227,12 +240,18 @@ class BaseAgent:
     def extra_state(self) -> dict[str, Tensor]:
         """What belongs to one training only; subclasses add to it."""
         state = {"running_return": self.rewards.running, "noise_state": self.noise_state}
+        if self.perturbation.active:
+            drawn = self.perturbation
+            state |= {"perturbation": drawn.drawn, "perturbation_generator": drawn.generator.get_state()}
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         """Take back `extra_state()`."""
         own = {name: tensor.to(self.device).clone() for name, tensor in state.items() if "." not in name}
         self.rewards.running, self.noise_state = own.get("running_return"), own.get("noise_state")
+        if self.perturbation.active and "perturbation" in own:
+            self.perturbation.drawn = own["perturbation"]
+            load_generator(self.perturbation.generator, own["perturbation_generator"].cpu(), "agent state")
 
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:

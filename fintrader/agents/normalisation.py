@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from fintrader.agents.networks import Seen, numbered_anew
 from fintrader.envs.observation import FlatLayout, Layout, statistic_groups
 from fintrader.errors import ConfigError
+
+Perturbation = Callable[[Tensor, Tensor | None], Tensor]
+"""Standardised rows of the market `[U, L*W]`, and their bars `[U]` where these are known, to what is shown instead."""
 
 CLIP = 10.0
 """Standardised values lie within ± this."""
@@ -58,19 +61,22 @@ class ObservationNormaliser(nn.Module):
         """Whether the market's columns have statistics, or there are none."""
         return not self.row_width or bool(self.count[self.groups[-1]])
 
-    def see(self, obs: Tensor, table: Tensor | None = None, *, wait: bool = True) -> Seen:
+    def see(
+        self, obs: Tensor, table: Tensor | None = None, *, wait: bool = True, perturb: Perturbation | None = None
+    ) -> Seen:
         """Raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`, as what networks read; `table` `[T, L*W]` belongs to
         clocks, and `wait` as in `numbered_anew`. Raises ConfigError for clocks without a table."""
+        perturb = perturb or (lambda rows, bars: rows)
         private = self._standardise(obs[..., : self.private], slice(0, self.private))
         if obs.shape[-1] == self.width:
-            return Seen(private, self.see_rows(obs[..., self.private :]), None)
+            return Seen(private, perturb(self.see_rows(obs[..., self.private :]), None), None)
         if table is None:
             raise ConfigError(
                 f"observations are {obs.shape[-1]} wide, the layout's {self.width}; clocks need the market's rows: "
                 "call agent.training_env(env) first, as `train` does"
             )
         occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table), wait=wait)
-        return Seen(private, self.see_rows(table[occurring].to(obs.dtype)), place)
+        return Seen(private, perturb(self.see_rows(table[occurring].to(obs.dtype)), occurring), place)
 
     def see_rows(self, rows: Tensor) -> Tensor:
         """Rows of the market `[U, L*W]`, standardised."""

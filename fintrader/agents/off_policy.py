@@ -138,6 +138,7 @@ class OffPolicyAgent(BaseAgent):
         """One update from one batch."""
         assert self.replay is not None
         self.count(self.learn(self.draw(self.replay)))
+        self.perturbation.redraw()
 
     def updates_due(self) -> int:
         """Updates that should have been made by now, ever since the first step; 0 while warming up."""

@@ -260,6 +260,7 @@ class OnPolicyAgent(BaseAgent):
         if settings.normalise_observations:
             self.normaliser.update(buffer.obs)
         buffer.clear()
+        self.perturbation.redraw()
         return to_metrics(metrics)
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:

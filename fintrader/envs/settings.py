@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -148,9 +148,20 @@ class EnvSettings(Settings):
     def _consistent(self) -> Self:
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
-        if self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0) >= 10_000.0:
-            raise ValueError("cost_bps and half_spread_bps together must stay below 10,000")
+        dearest = self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0)
+        if dearest * max(1.0, self.training_cost_multiplier) >= 10_000.0:
+            raise ValueError("cost_bps and half_spread_bps together (in training, too) must stay below 10,000")
         return self
+
+    @property
+    def training_costs(self) -> dict[str, Any]:
+        """The settings that say what an agent pays while it learns."""
+        times = self.training_cost_multiplier
+        if times == 1.0:
+            return {}
+        costs = {name: times * getattr(self, name) for name in ("cost_bps", "half_spread_bps", "impact_bps")}
+        of = {name: times * rate for name, rate in self.half_spread_bps_of.items()}
+        return {**costs, "half_spread_bps_of": of, "training_cost_multiplier": 1.0}
 
     @property
     def fee_rate(self) -> float:
