@@ -59,13 +59,13 @@ def plant(
     """The signal `[T, N]` float32 (0 for who is no member, within ±3), and what the market's meta says of it.
 
     open_ `[T, N]`: opens adjusted forward, NaN where unlisted; member `[T, N]` bool. With f the return ahead and e an
-    AR(1) noise of each symbol, both standardised over the members of the bar, the signal is
+    AR(1) noise of each symbol, both standardised over the members of the bar, the signal is what is standardised of
 
-        s[t] = a √h f[t] + √(1 - a² h) e[t],    h = (bars that f[t] spans) / horizon,
+        a √h f[t] + √(1 - a² h) e[t],    h = (bars that f[t] spans) / horizon,
 
     with the weight a of each window for which its mean correlation over the bars with h = 1 is the `ic` asked for.
-    Bars between windows are treated as one more. Raises DataError for a horizon that does not fit into a window, or a
-    window without three members.
+    Bars between windows are treated as one more. Raises DataError for a horizon that does not fit into a window, or
+    where no bar has three members.
     """
     bars, horizon = len(open_), settings.horizon
     for name, (start, stop) in zip(Windows._fields, windows, strict=True):
@@ -85,16 +85,16 @@ def plant(
         own = relative(noise[rows], known, "zscore")
         window = names.get((start, stop))
         whole = (share == 1) & (known.sum(axis=1) >= FEWEST)
-        if window and not whole.any():
-            raise DataError(
-                f"data.source: fewer than {FEWEST} members have a price {horizon} bars ahead in the {window} window; a "
-                "signal across them needs more"
-            )
         weight = _weight(settings.ic, _correlation(own, ahead, known)[whole])
         part = (weight * np.sqrt(share))[:, None]
-        signal[rows] = np.clip(part * ahead + np.sqrt(1 - part**2) * own, -CLIP, CLIP)
-        if window:
+        mixed = relative(part * ahead + np.sqrt(1 - part**2) * own, known, "zscore")
+        signal[rows] = np.clip(mixed, -CLIP, CLIP)
+        if window and whole.any():
             measured[window] = float(_correlation(signal[rows], ahead, known)[whole].mean())
+    if not measured:
+        raise DataError(
+            f"data.source: no bar has {FEWEST} members with a price {horizon} bars ahead; widen data.universe"
+        )
     return signal, {
         "kind": KIND,
         "feature": settings.column,
