@@ -251,10 +251,10 @@ def errors_table(*_: Any) -> str:
 
 def features_table(*_: Any) -> str:
     """Every kind of feature with its usual window."""
-    from fintrader.data.features import _FEATURES
+    from fintrader.data.features import _FEATURES, _MARKET_FEATURES
 
     rows = []
-    for kind, (function, window, *_rest) in _FEATURES.items():
+    for kind, (function, window, *_rest) in {**_FEATURES, **_MARKET_FEATURES}.items():
         text = " ".join((function.__doc__ or "").split())
         rows.append((f"`{kind}`", str(window), text))
     return table(("kind", "window if none is named", "definition"), rows)

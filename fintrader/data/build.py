@@ -25,8 +25,10 @@ from fintrader.data.calendar import SessionGrid, make_windows, session_date, ses
 from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, symbol_bars, to_grid
 from fintrader.data.corporate_actions import as_traded, bars_of_actions, hold_through, load_actions
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
+from fintrader.data.scaling import cross_section, standardise
 from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
 from fintrader.data.sources.base import Feed
+from fintrader.data.sources.planted_in import PlantedInSettings, plant
 from fintrader.data.tensors import Events, MarketTensors
 from fintrader.data.universe import (
     Coverage,
@@ -35,8 +37,10 @@ from fintrader.data.universe import (
     companies,
     describe,
     load_membership,
+    load_shares,
     member_days,
     missing_members,
+    share_days,
     survivorship,
 )
 from fintrader.errors import DataError
@@ -50,7 +54,7 @@ log = logging.getLogger("fintrader.data")
 _BLOCK_BARS = 4096
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 6
+BUILD_VERSION = 7
 """Goes into every address; raised when the same settings would give other numbers, or files of another form."""
 
 
@@ -108,6 +112,7 @@ def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
         ("benchmark", settings.benchmark.path, "data.benchmark.path"),
         ("actions", settings.adjust.path, "data.adjust.path"),
         ("membership", settings.universe.membership, "data.universe.membership"),
+        ("shares_outstanding", settings.universe.shares_outstanding, "data.universe.shares_outstanding"),
         *((name, path, f"data.{name}") for name, path in daily),
     ):
         if path is not None:
@@ -122,7 +127,7 @@ def portable(settings: DataSettings) -> dict[str, Any]:
     for part in (values["source"], values["benchmark"], values["adjust"]):
         if part.get("path"):
             part["path"] = None  # its content counts, see `inputs_of`
-    values["universe"]["membership"] = None
+    values["universe"]["membership"] = values["universe"]["shares_outstanding"] = None
     values["features"]["daily"] = sorted(values["features"]["daily"])
     return values
 
@@ -159,7 +164,10 @@ def assemble(
         for bar, split, dividend in reader.events[name]
     )
     growth = events.growth(torch.from_numpy(cells.close))
-    close = cells.close if growth is None else (cells.close * growth.numpy()).astype(np.float32)
+    open_, close = (
+        prices if growth is None else (prices * growth.numpy()).astype(np.float32)
+        for prices in (cells.open, cells.close)
+    )
     first = grid.first_bar
     day_close = close[first[1:] - 1].astype(np.float64)
     days = member_days(symbols, membership, grid.dates, settings.universe.aliases)
@@ -177,7 +185,14 @@ def assemble(
     report = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
     if survivors["survivors_only"]:
         log.warning("%s", describe(survivors))
-    chosen = settings.features
+    chosen, member = settings.features, days[grid.session]
+    for name in ft.market_wide(chosen.names):
+        cells.features[:, :, names.index(name)] = ft.market_feature(name, close, member)
+    planted = planted_description(settings, len(symbols))
+    if isinstance(settings.source, PlantedInSettings):
+        signal, planted = plant(settings.source, open_, member, windows, tuple(symbols))
+        cells.features[:, :, names.index(settings.source.column)] = signal
+    shares = load_shares(settings.universe)
     context_names = (*chosen.context, *chosen.daily)
     table = ft.context_features(
         chosen.context,
@@ -188,11 +203,16 @@ def assemble(
     )
     context = np.column_stack([table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())])
     scaled = np.array([chosen.standardise and name not in raw_features(settings) for name in names], dtype=bool)
+    if chosen.cross_sectional != "none":
+        relative = len(names) - len(raw_features(settings))
+        cross_section(cells.features, member, range(relative), chosen.cross_sectional, chosen.clip)
+        scaled[:] = False
     common = np.full(len(context_names), chosen.standardise)
     scales = {
-        "features": ft.standardise(cells.features, names, windows.train, scaled, chosen.clip),
-        "context": ft.standardise(context[:, None, :], context_names, windows.train, common, chosen.clip),
+        "features": standardise(cells.features, names, windows.train, scaled, chosen.clip),
+        "context": standardise(context[:, None, :], context_names, windows.train, common, chosen.clip),
         "clip": chosen.clip,
+        "cross_sectional": chosen.cross_sectional,
     }
     market = MarketTensors(
         open=torch.from_numpy(cells.open),
@@ -201,7 +221,7 @@ def assemble(
         features=torch.from_numpy(cells.features),
         context=torch.from_numpy(context.astype(np.float32)),
         tradable=torch.from_numpy(cells.tradable),
-        member=torch.from_numpy(days[grid.session]),
+        member=torch.from_numpy(member),
         session=torch.from_numpy(grid.session),
         minutes=torch.from_numpy(grid.minutes),
         benchmark=torch.from_numpy(benchmark),
@@ -212,12 +232,15 @@ def assemble(
         bar_minutes=settings.bar_minutes,
         windows=windows,
         events=events,
+        shares_outstanding=None
+        if shares is None
+        else torch.from_numpy(share_days(symbols, shares, grid.dates)[grid.session]),
         meta={
             "source": inputs,
             "calendar": settings.calendar,
             "timezone": timezone_of(settings.calendar),
             "normalisation": scales,
-            "planted": planted_description(settings, len(symbols)),
+            "planted": planted,
             **report,
         },
     )
@@ -256,6 +279,8 @@ def _read_all(
     """
     universe, grid, coverage = settings.universe, reader.grid, Coverage(train)
     room = min(len(candidates), universe.max_symbols or len(candidates))
+    planted = [settings.source.column] if isinstance(settings.source, PlantedInSettings) else []
+    later = {*ft.market_wide(settings.features.names), *planted}
     cells = _Cells.empty(grid.num_bars, room, len(names))
     column_of: dict[str, int] = {}
     left_out: dict[str, str] = {}
@@ -280,7 +305,7 @@ def _read_all(
                 symbol_bars(merged, grid, reader.sessions_over), bars_of_actions(reader.actions, symbol, grid)
             )
             reader.events[symbol] = events
-            cells.fill(column, one, ft.symbol_features(adjusted, names))
+            cells.fill(column, one, ft.symbol_features(adjusted, names, later))
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")

@@ -65,15 +65,6 @@ class SessionGrid:
         at = np.minimum(at, len(self.exchange_minutes) - 1)
         return np.where(self.exchange_minutes[at] == floor, self.bar_of_minute[at], -1)
 
-    def session_starts(self, ts: Array) -> Array:
-        """`[R]` int64: bars of whole days, moved from their day's midnight (UTC) to the first minute of its session.
-
-        Days without a session stay at midnight, outside of all sessions.
-        """
-        days = ts.astype("datetime64[ns]").astype("datetime64[D]")
-        at = np.minimum(np.searchsorted(self.dates, days), self.num_sessions - 1)
-        return np.where(self.dates[at] == days, self.minutes[self.first_bar[:-1]][at], ts)
-
 
 def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1) -> SessionGrid:
     """The grid of all sessions from `start` to `end`, both included.
@@ -99,6 +90,26 @@ def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int =
         exchange_minutes=minutes,
         bar_of_minute=np.cumsum(begins) - 1,
     )
+
+
+def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
+    """`[R]` int64: bars of whole days, moved from midnight (in that zone) to the first minute of their day's session.
+
+    Days without a session stay at midnight, outside of all sessions; so does everything where not all times are
+    midnights.
+    """
+    import pandas as pd
+
+    if len(ts) == 0 or (ts % (15 * MINUTE_NS)).any():  # zones differ by quarters of an hour
+        return ts
+    local = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC").tz_convert(timezone).tz_localize(None)
+    if not (local == local.normalize()).all():
+        return ts
+    days = local.to_numpy().astype("datetime64[D]")
+    opens = _calendar(calendar, days.min().item().year, days.max().item().year).opens
+    dates = opens.index.to_numpy().astype("datetime64[D]")
+    at = np.minimum(np.searchsorted(dates, days), len(dates) - 1)
+    return np.where(dates[at] == days, _nanoseconds(opens.array)[at], ts)
 
 
 def session_date(calendar: str, ts: int) -> dt.date:

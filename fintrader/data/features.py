@@ -1,84 +1,36 @@
-"""Moving sums, extremes and averages along axis 0: causal, and bit-equal on every prefix.
+"""The features of a market: names like `return_30`, a kind and its window in bars.
 
-Sums and extremes use van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a running
-total from the block's start and one from its end. Constant work a bar, no drift over long series, and the value at
-bar t is made of bars <= t only.
+Every value at bar t is made of bars up to t, and bit-equal on every prefix. Most kinds read one symbol's bars, adjusted
+forward; `beta` reads all closes at once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
-from scipy.signal import lfilter
 
 from fintrader.config import PathText, Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
+from fintrader.data.moving import exponential, moving, moving_deviation, moving_mean, moving_std
 from fintrader.errors import ConfigError, DataError
-
-
-def moving(values: Array, window: int, operation: np.ufunc) -> Array:
-    """`operation` (np.add, np.maximum, np.minimum) over the last `window` bars, `[L]`; NaN for the first window - 1."""
-    length = len(values)
-    if window == 1:
-        return values.astype(np.float64)
-    result = np.full(length, np.nan)
-    if length < window:
-        return result
-    blocks = -(-length // window)
-    identity = 0.0 if operation is np.add else (-np.inf if operation is np.maximum else np.inf)
-    padded = np.full(blocks * window, identity)
-    padded[:length] = values
-    table = padded.reshape(blocks, window)
-    ahead = operation.accumulate(table, axis=1).ravel()
-    behind = operation.accumulate(table[:, ::-1], axis=1)[:, ::-1].ravel()
-    ends = np.arange(window - 1, length)
-    starts = ends - window + 1
-    whole = starts % window == 0  # the window is exactly one block
-    result[window - 1 :] = np.where(whole, ahead[ends], operation(behind[starts], ahead[ends]))
-    return result
-
-
-def moving_mean(values: Array, window: int) -> Array:
-    """Simple moving average, `[L]`."""
-    return np.asarray(moving(values, window, np.add) / window)
-
-
-def moving_std(values: Array, window: int, ddof: int = 0) -> Array:
-    """Moving standard deviation, `[L]`."""
-    mean = moving_mean(values, window)
-    spread = moving(values * values, window, np.add) - window * mean * mean
-    return np.asarray(np.sqrt(np.maximum(spread, 0.0) / (window - ddof)))
-
-
-def moving_deviation(values: Array, window: int) -> Array:
-    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
-    mean = moving_mean(values, window)
-    if len(values) < window:
-        return mean
-    total = np.zeros(len(values))
-    for lag in range(window):
-        total[window - 1 :] += np.abs(values[window - 1 - lag : len(values) - lag] - mean[window - 1 :])
-    total[: window - 1] = np.nan
-    return np.asarray(total / window)
-
-
-def exponential(values: Array, alpha: float) -> Array:
-    """Exponentially weighted mean with the weights' sum as divisor (pandas `ewm(adjust=True)`), `[L]`.
-
-    y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k; no bar is invented before the first.
-    """
-    decay = 1.0 - alpha
-    total = lfilter([1.0], [1.0, -decay], values)
-    weight = lfilter([1.0], [1.0, -decay], np.ones(len(values)))
-    return np.asarray(total / weight)
-
 
 PAPER_FEATURES = ("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60")
 """The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma, close_60_sma)."""
+SLOW_FEATURES = (
+    *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
+    *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
+)
+"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, horizons that can pay a trade."""
+DAILY_FEATURES = (
+    *("return_1", "return_5", "return_21", "return_63", "gap_5", "intraday_5"),
+    *("volatility_21", "beta_63", "relative_volume_1"),
+)
+"""For bars of a whole session each: a day to a quarter."""
 
 
 class FeatureSettings(Settings):
@@ -88,10 +40,14 @@ class FeatureSettings(Settings):
         "return_1", "return_5", "return_30", "volatility_30", "volume_30", "rsi_30", "macd", "bollinger_upper",
         "bollinger_lower", "sma_60",
     )  # fmt: skip
-    """`kind_window`, or `package.module:function`. Kinds: return, volatility, volume, rsi, cci, dx, macd,
-    bollinger_upper, bollinger_lower, sma, age."""
+    """`kind_window`, or `package.module:function`. Kinds: return, gap, intraday, volatility, beta, volume,
+    relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
+    cross_sectional: Literal["none", "zscore", "rank"] = "none"
+    """How `names` and `extra` are put on one scale at each bar, across the members of that bar: `zscore` (standard
+    deviations from their mean), `rank` (ranks with mean 0 and deviation 1). Instead of `standardise`, so that nothing
+    of the training window is needed for these columns."""
     extra: tuple[str, ...] = ()
-    """Extra columns of the bars that become features, standardised like the others."""
+    """Extra columns of the bars that become features, scaled like `names`."""
     extra_raw: tuple[str, ...] = ()
     """Extra columns of the bars that become features just as they are."""
     context: tuple[str, ...] = ("time_of_day", "time_to_close", "turbulence", "index_return_1", "index_return_30")
@@ -103,7 +59,7 @@ class FeatureSettings(Settings):
     turbulence_days: int = Field(60, ge=5)
     """Finished days from which mean and covariance of a day's returns are taken."""
     clip: float = Field(10.0, gt=0)
-    """Standardised features are cut off at so many standard deviations."""
+    """Scaled features are cut off at so many standard deviations."""
     standardise: bool = True
     """Whether to subtract the mean and divide by the standard deviation of the training window."""
 
@@ -134,6 +90,44 @@ def log_return(bars: SymbolBars, window: int) -> Array:
     return result
 
 
+def gap(bars: SymbolBars, window: int) -> Array:
+    """ln(open / close before) of a session's night, summed over the last `window` sessions. The open is that of the
+    session's first trade, known once that bar has closed; 0 before it."""
+    sessions = _Sessions(bars)
+    return sessions.summed(sessions.night, window)
+
+
+def intraday(bars: SymbolBars, window: int) -> Array:
+    """ln(close[t] / open of the session), and what the `window - 1` sessions before it made from open to close."""
+    sessions = _Sessions(bars)
+    return sessions.summed(np.log(bars.close / sessions.opened), window)
+
+
+class _Sessions:
+    """Where the sessions of one symbol begin, and at what price each had opened as far as known at each bar."""
+
+    def __init__(self, bars: SymbolBars) -> None:
+        rows = np.arange(len(bars))
+        begins = np.diff(bars.session, prepend=bars.session[:1] - 1) != 0
+        starts = np.flatnonzero(begins)
+        self._number = np.cumsum(begins) - 1
+        self._last = np.append(starts[1:], len(bars)) - 1
+        first = np.minimum.reduceat(np.where(bars.tradable, rows, len(bars)), starts)[self._number]
+        traded = first <= rows
+        self.opened = np.where(traded, bars.open[np.minimum(first, len(bars) - 1)], bars.close)
+        """`[L]`: the carried close while the session had no trade."""
+        before = np.concatenate([[np.nan], bars.close[starts[1:] - 1]])[self._number]
+        self.night = np.log(self.opened / before)
+
+    def summed(self, values: Array, window: int) -> Array:
+        """`values` at each bar and at the ends of the `window - 1` sessions before; NaN with fewer of them."""
+        if window == 1:
+            return values
+        before = np.full(len(self._last), np.nan)
+        before[1:] = moving(values[self._last], window - 1, np.add)[:-1]
+        return np.asarray(values + before[self._number])
+
+
 def volatility(bars: SymbolBars, window: int) -> Array:
     """Square root of the mean squared one-bar log return of the last `window` bars."""
     steps = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
@@ -143,6 +137,11 @@ def volatility(bars: SymbolBars, window: int) -> Array:
 def volume(bars: SymbolBars, window: int) -> Array:
     """Volume surprise: ln((1 + volume[t]) / (1 + mean volume of the last `window` bars))."""
     return np.asarray(np.log1p(bars.volume) - np.log1p(moving_mean(bars.volume, window)))
+
+
+def relative_volume(bars: SymbolBars, window: int) -> Array:
+    """ln((1 + mean volume of the last `window` bars) / (1 + that of the last 20 times as many))."""
+    return np.asarray(np.log1p(moving_mean(bars.volume, window)) - np.log1p(moving_mean(bars.volume, 20 * window)))
 
 
 def rsi(bars: SymbolBars, window: int) -> Array:
@@ -208,10 +207,42 @@ def age(bars: SymbolBars, window: int) -> Array:
     return np.minimum(index - last, window).astype(np.float64)
 
 
+def beta(close: Array, member: Array, window: int) -> Array:
+    """Slope of the one-bar log returns on those of the members' mean (equal weights), over the last `window` bars."""
+    market = _member_mean(close, member)
+    result = np.full(close.shape, np.nan, dtype=np.float32)
+    for column in range(close.shape[1]):
+        listed = np.flatnonzero(np.isfinite(close[:, column]))
+        if len(listed) <= window:
+            continue
+        rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
+        own = np.diff(np.log(close[listed[0] : listed[-1] + 1, column].astype(np.float64)))
+        mean, square = moving_mean(market[rows], window), moving_mean(market[rows] ** 2, window)
+        variance = square - mean**2
+        covariance = moving_mean(market[rows] * own, window) - mean * moving_mean(own, window)
+        moved = variance > 1e-12 * square  # a silent window has no slope
+        result[rows, column] = np.divide(covariance, variance, out=np.full(len(own), np.nan), where=moved)
+    return result
+
+
+def _member_mean(close: Array, member: Array) -> Array:
+    """`[T]` mean one-bar log return of the members with two prices; 0 where there is none."""
+    mean = np.zeros(len(close))
+    for start in range(1, len(close), 4096):  # as float64 the whole may not fit twice
+        rows = slice(start, min(start + 4096, len(close)))
+        steps = np.diff(np.log(close[rows.start - 1 : rows.stop].astype(np.float64)), axis=0)
+        counts = member[rows] & np.isfinite(steps)
+        mean[rows] = np.where(counts, steps, 0.0).sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    return mean
+
+
 _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "return": (log_return, 1),
+    "gap": (gap, 1),
+    "intraday": (intraday, 1),
     "volatility": (volatility, 30),
     "volume": (volume, 30),
+    "relative_volume": (relative_volume, 390),
     "rsi": (rsi, 30),
     "cci": (cci, 30),
     "dx": (dx, 30),
@@ -221,24 +252,41 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "sma": (sma, 30),
     "age": (age, 60),
 }
+_MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {"beta": (beta, 390)}
+"""Kinds that read all symbols at once."""
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
-def _parse(name: str) -> tuple[Callable[[SymbolBars, int], Array], int]:
+def _parse(name: str) -> tuple[str, int]:
+    """Kind and window."""
     match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)
-    if not match or match.group(1) not in _FEATURES:
-        raise ValueError(
-            f"{name!r} is no feature; known kinds: {', '.join(_FEATURES)} (like rsi_30), or module:function"
-        )
-    function, window = _FEATURES[match.group(1)]
-    return function, int(match.group(2) or window)
+    known = {**_FEATURES, **_MARKET_FEATURES}
+    if not match or match.group(1) not in known:
+        raise ValueError(f"{name!r} is no feature; known kinds: {', '.join(known)} (like rsi_30), or module:function")
+    return match.group(1), int(match.group(2) or known[match.group(1)][1])
 
 
-def symbol_features(bars: SymbolBars, names: Sequence[str]) -> Array:
-    """`[L, F]` float64, NaN while undefined. Raises DataError when a function of your own returns another shape."""
+def market_wide(names: Sequence[str]) -> list[str]:
+    """Those of the names that `market_feature` makes of all symbols at once."""
+    return [name for name in names if re.sub(r"_\d+$", "", name) in _MARKET_FEATURES]
+
+
+def market_feature(name: str, close: Array, member: Array) -> Array:
+    """`[T, N]` float32 of closes adjusted forward (NaN where unlisted) and `member` `[T, N]`, NaN while undefined."""
+    kind, window = _parse(name)
+    return _MARKET_FEATURES[kind][0](close, member, window)
+
+
+def symbol_features(bars: SymbolBars, names: Sequence[str], later: Collection[str] = ()) -> Array:
+    """`[L, F]` float64, NaN while undefined, and throughout the columns of `later`, which need all symbols.
+
+    Raises DataError when a function of your own returns another shape.
+    """
     table = np.empty((len(bars), len(names)))
     for column, name in enumerate(names):
-        if ":" in name:
+        if name in later:
+            values = np.full(len(bars), np.nan)
+        elif ":" in name:
             values = np.asarray(load_object(name)(bars), dtype=np.float64)
             if values.shape != (len(bars),):
                 raise DataError(f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)")
@@ -246,10 +294,10 @@ def symbol_features(bars: SymbolBars, names: Sequence[str]) -> Array:
             values = bars.extras[name]
         else:
             try:
-                function, window = _parse(name)
+                kind, window = _parse(name)
             except ValueError as error:
                 raise ConfigError(f"data.features.names: {error}") from None
-            values = function(bars, window)
+            values = _FEATURES[kind][0](bars, window)
         table[:, column] = values
     return table
 
@@ -310,44 +358,3 @@ def turbulence(day_close: Array, days: int, *, shrinkage: float = 0.5) -> Array:
         shrunk = (1 - shrinkage) * covariance + shrinkage * np.diag(np.diag(covariance))
         result[today] = float(gap @ np.linalg.solve(shrunk, gap)) / len(gap)
     return result
-
-
-_BLOCK = 4096
-
-
-def scale(values: Array, train: tuple[int, int], scaled: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation `[F]` of each column of `[T, N, F]` over the training window, of finite values only.
-
-    0 and 1 for columns that are not `scaled` (`[F]` bool), hold nothing finite, or do not vary.
-    """
-    width = values.shape[2]
-    blocks = [slice(start, min(start + _BLOCK, train[1])) for start in range(train[0], train[1], _BLOCK)]
-    count, total, square = np.zeros(width), np.zeros(width), np.zeros(width)
-    for rows in blocks:
-        block = values[rows].astype(np.float64)
-        finite = np.isfinite(block)
-        count += finite.sum(axis=(0, 1))
-        total += np.where(finite, block, 0.0).sum(axis=(0, 1))
-    mean = total / np.maximum(count, 1)
-    for rows in blocks:
-        block = values[rows].astype(np.float64) - mean
-        square += (np.where(np.isfinite(block), block, 0.0) ** 2).sum(axis=(0, 1))
-    spread = np.sqrt(square / np.maximum(count, 1))
-    varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
-    return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
-
-
-def standardise(
-    values: Array, names: Sequence[str], train: tuple[int, int], scaled: Array, clip: float
-) -> dict[str, dict[str, float]]:
-    """In place: (x − mean) / std with the statistics of `scale`, which are returned by name; 0 where undefined.
-
-    `scaled` columns are cut off at ±clip.
-    """
-    mean, spread = scale(values, train, scaled)
-    low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
-    for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK]
-        block[...] = np.clip((block - mean) / spread, low, high)
-        np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
-    return {name: {"mean": float(m), "std": float(s)} for name, m, s in zip(names, mean, spread, strict=True)}

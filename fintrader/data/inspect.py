@@ -9,7 +9,7 @@ import html
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from fintrader.data.bars import Bars, concat
 from fintrader.data.build import RECORD, market_path
-from fintrader.data.calendar import SessionGrid, session_date, session_grid
+from fintrader.data.calendar import SessionGrid, day_starts, session_date, session_grid
 from fintrader.data.chunks import verify_store
 from fintrader.data.faults import KINDS, Fault, find_faults
 from fintrader.data.settings import DataSettings, bar_store, open_feed
@@ -137,7 +137,8 @@ def quality_report(
 def read_source(settings: DataSettings, cache: Path | None = None, progress: Progress | None = None) -> Bars:
     """All bars that the source has, in memory; those of files as they are, in their order. Raises DataError."""
     if isinstance(settings.source, FilesSettings):
-        return read_files(settings.source, settings.universe.symbols)
+        bars = read_files(settings.source, settings.universe.symbols)
+        return replace(bars, ts=day_starts(settings.calendar, settings.source.timezone, bars.ts))
     feed = open_feed(settings, cache)
     feed.prepare(progress)
     return concat([feed.bars(symbol) for symbol in feed.symbols])

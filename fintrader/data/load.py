@@ -19,7 +19,7 @@ import pyarrow as pa
 from fintrader.config import Settings, overlay, validate
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.data.build import assemble, build_market
-from fintrader.data.calendar import session_grid
+from fintrader.data.calendar import day_starts
 from fintrader.data.settings import DataSettings, read_settings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.sources.files import FilesSettings, carries_zone, column_names, table_bars
@@ -130,9 +130,7 @@ def _frames_feed(frames: Frames, source: FilesSettings, *, zoned: bool, calendar
     bars = table_bars(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
     length = DAY_MINUTES if daily else _length(bars)
     if daily:
-        days = bars.ts.astype("datetime64[ns]").astype("datetime64[D]")
-        grid = session_grid(calendar, days.min().item(), days.max().item(), DAY_MINUTES)
-        bars = replace(bars, ts=grid.session_starts(bars.ts))
+        bars = replace(bars, ts=day_starts(calendar, "UTC", bars.ts))
     elif source.label == "end":
         own = source.bar_minutes if "bar_minutes" in source.model_fields_set else length
         bars = replace(bars, ts=bars.ts - own * MINUTE_NS)

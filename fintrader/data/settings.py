@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from fintrader.config import PathText, Settings, overlay, read_yaml, validate
-from fintrader.data.calendar import WindowSettings
+from fintrader.data.calendar import WindowSettings, day_starts
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
 from fintrader.data.index_level import BenchmarkSettings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
 from fintrader.data.sources.files import FilesSettings, list_files, read_files
+from fintrader.data.sources.planted_in import PlantedInSettings
 from fintrader.data.sources.synthetic import SyntheticFeed, SyntheticSettings
 from fintrader.data.sources.vendor import VendorFeed, VendorSettings
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
@@ -25,7 +27,7 @@ from fintrader.errors import ConfigError, DataError
 from fintrader.storage.objects import Objects
 
 SourceSettings = Annotated[
-    FilesSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
+    FilesSettings | PlantedInSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
 ]
 
 
@@ -50,6 +52,14 @@ class DataSettings(Settings):
     adjust: AdjustSettings = AdjustSettings()
     store: PathText | None = None
     """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
+
+    @model_validator(mode="after")
+    def _signal(self) -> Self:
+        source = self.source
+        taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
+        if isinstance(source, PlantedInSettings) and source.column in taken:
+            raise ValueError(f"a feature is called {source.column} already; set source.column to another name")
+        return self
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -95,8 +105,10 @@ def read_settings(
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:
-    """Extra columns that become features as they are; the planted signal is always one of them."""
+    """Features that stay as they are: extra columns, and the planted signal, which is always one of them."""
     source, names = settings.source, settings.features.extra_raw
+    if isinstance(source, PlantedInSettings):
+        return (*names, source.column)
     if isinstance(source, SyntheticSettings) and source.planted.enabled:
         column = source.planted.column
         if column not in (*names, *settings.features.extra):
@@ -105,6 +117,7 @@ def raw_features(settings: DataSettings) -> tuple[str, ...]:
 
 
 def planted_description(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
+    """What a synthetic market's `meta["planted"]` says, None of any other."""
     source = settings.source
     if not isinstance(source, SyntheticSettings) or not source.planted.enabled:
         return None
@@ -131,10 +144,15 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
         if cache is None:
             raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
         return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, bar_store(settings, cache))
+    files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
-        files = list_files(source.path)
-        return MemoryFeed(read_files(source), file_inputs(files, [file.sha256() for file in files]))
-    return FilesFeed(source, bar_store(settings, cache))
+        found, bars = list_files(files.path), read_files(files)
+        bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
+        feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
+    else:
+        feed = FilesFeed(files, bar_store(settings, cache), settings.calendar)
+    feed.inputs = {**feed.inputs, "kind": source.kind}
+    return feed
 
 
 def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:

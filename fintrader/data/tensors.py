@@ -22,7 +22,9 @@ _KINDS = {
     "open": torch.float32, "close": torch.float32, "volume": torch.float32, "features": torch.float32,
     "context": torch.float32, "tradable": torch.bool, "member": torch.bool, "session": torch.int64,
     "minutes": torch.int64, "benchmark": torch.float64,
+    "shares_outstanding": torch.float32,
 }  # fmt: skip
+_OPTIONAL = frozenset({"shares_outstanding"})
 _EVENT = "event_"
 """Begins the names under which a market file holds its events."""
 _SAFETENSORS = {
@@ -148,6 +150,8 @@ class MarketTensors:
     windows: Windows | None = None
     events: Events = field(default_factory=Events.of)
     """Splits and dividends; prices before and after them are as traded."""
+    shares_outstanding: Tensor | None = None
+    """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None when nobody gave any."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: where it came from (source, hashes), the exchange's time zone, normalisation statistics, known
     optimum if planted."""
@@ -226,9 +230,10 @@ class MarketTensors:
         return Split(*(self.window(start, stop) for start, stop in self.windows))
 
     def arrays(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of each array with a row for each bar."""
+        """Name and tensor of each array with a row for each bar; those that may lack are left out where they do."""
         for name in _KINDS:
-            yield name, getattr(self, name)
+            if name not in _OPTIONAL or getattr(self, name) is not None:
+                yield name, getattr(self, name)
 
     def _stored(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.arrays()
@@ -286,7 +291,8 @@ class MarketTensors:
                 header = json.loads(metadata.get("header", "{}"))
                 if header.pop("format", None) != FORMAT:
                     raise MarketError(f"{path} is no market file of this version; build it again")
-                rows = {name: file.get_tensor(name) for name in _KINDS}
+                lacking = _OPTIONAL - set(file.keys())
+                rows = {name: file.get_tensor(name) for name in _KINDS if name not in lacking}
                 events = Events(*(file.get_tensor(_EVENT + name) for name in Events._fields))
             windows = header.pop("windows")
             for name in ("symbols", "feature_names", "context_names"):
@@ -319,7 +325,7 @@ class MarketTensors:
         if bars == 0 or assets == 0:
             raise MarketError(f"a market needs at least one bar and one asset, got close {tuple(self.close.shape)}")
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ("open", "close", "volume", "tradable", "member"), (bars, assets)
+            ("open", "close", "volume", "tradable", "member", "shares_outstanding"), (bars, assets)
         )
         shapes |= dict.fromkeys(("session", "minutes", "benchmark"), (bars,))
         shapes["features"] = bars, assets, len(self.feature_names)
@@ -354,6 +360,9 @@ class MarketTensors:
             & ((self.open > 0) | self.open.isnan()).all()
             & ~self.close.isinf().any(),
             "volume must be finite and not negative": (self.volume >= 0).all() & self.volume.isfinite().all(),
+            "shares outstanding must be finite and positive, or NaN where unknown": self.shares_outstanding is None
+            or ((self.shares_outstanding > 0) | self.shares_outstanding.isnan()).all()
+            & ~self.shares_outstanding.isinf().any(),
             f"an event lies outside the market's {self.num_bars} bars and {self.num_assets} assets": _inside(
                 self.events.bar, self.num_bars
             )

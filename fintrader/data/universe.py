@@ -38,6 +38,9 @@ class UniverseSettings(Settings):
     """Own list instead, CSV (path or URL): ticker, member_from, member_to (last day, included, or empty)."""
     aliases: Mapping[str, str] = Field(default_factory=dict)
     """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}."""
+    shares_outstanding: PathText | None = None
+    """CSV (path or URL) of shares outstanding: symbol, from (a date), shares. A number counts from its date on until
+    the next one; a split needs a row of its own at its ex-date."""
 
 
 class Coverage:
@@ -164,6 +167,45 @@ def member_days(
         for first, stop in membership.get(aliases.get(symbol, symbol), ()):
             inside |= (dates >= np.datetime64(first)) & (dates < np.datetime64(stop or dt.date.max))
         table[:, column] = inside
+    return table
+
+
+Shares = Mapping[str, Sequence[tuple[dt.date, float]]]
+"""Symbol -> (day, shares from that day on), in order."""
+
+
+def load_shares(settings: UniverseSettings) -> Shares | None:
+    """Shares outstanding, None when no file is given. Raises DataError for a file or line that cannot be used."""
+    if settings.shares_outstanding is None:
+        return None
+    found: dict[str, dict[dt.date, float]] = {}
+    name = base_name(settings.shares_outstanding)
+    for line, row in read_csv(settings.shares_outstanding, "data.universe.shares_outstanding"):
+        try:
+            symbol, day, shares = row["symbol"], dt.date.fromisoformat(row["from"]), float(row["shares"])
+        except (KeyError, ValueError, TypeError):
+            shares = 0.0
+        if not 0 < shares < np.inf:
+            raise DataError(f"{name}, line {line}: expected symbol, from (2016-01-04) and shares, a positive number")
+        if found.setdefault(symbol, {}).setdefault(day, shares) != shares:
+            raise DataError(f"{name}, line {line}: a second, different number for {symbol} on {day}; keep one")
+    return {symbol: sorted(numbers.items()) for symbol, numbers in found.items()}
+
+
+def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
+    """`[S, N]` float32: shares outstanding on each session's day, NaN before a symbol's first number.
+
+    Raises DataError when there is no number for any symbol.
+    """
+    table = np.full((len(dates), len(symbols)), np.nan, dtype=np.float32)
+    for column, symbol in enumerate(symbols):
+        for day, number in shares.get(symbol, ()):
+            table[dates >= np.datetime64(day), column] = number
+    if np.isnan(table).all():
+        raise DataError(
+            f"data.universe.shares_outstanding has no number for {', '.join(symbols[:3])} or any other symbol up to "
+            f"{dates[-1]}; correct its symbols or dates"
+        )
     return table
 
 

@@ -19,6 +19,7 @@ from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
+from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.tensors import MarketTensors
 from fintrader.data.universe import describe as survivors_only
 from fintrader.envs.settings import CONVENTIONS
@@ -277,6 +278,12 @@ def _data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any
         "cells_with_a_trade": f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)",
         "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
     }
+    planted = first.meta.get("planted") or {}
+    if planted.get("kind") == IN_REAL:
+        summary["planted_signal"] = (
+            f"the feature {planted['feature']} is made up and knows the future: an information coefficient of "
+            f"{planted['ic']:g} with the return of the next {planted['horizon']} bars"
+        )
     if (build := path.with_name("build.json")).is_file():
         record = read_json(build)
         summary["mended_bars"] = record.get("repairs") or "none"
@@ -326,12 +333,12 @@ def information_free_market(path: Path, seed: int, target: Path | None = None) -
 def _planted(
     market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
 ) -> dict[str, Any] | None:
-    """What could be earned at best in a synthetic market, and the share of it that was; None in a real one.
+    """What could be earned at best in a synthetic market, and the share of it that was; None on real bars.
 
     Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
     """
     planted = market.meta.get("planted")
-    if planted is None or env.action != "target" or env.half_spread_bps or env.impact_bps:
+    if planted is None or planted["kind"] == IN_REAL or env.action != "target" or env.half_spread_bps or env.impact_bps:
         return None
     optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
     layout = TradingEnv.evaluation(market, env).layout

@@ -70,8 +70,8 @@ def test_the_pipeline_does_not_look_ahead(monkeypatch: pytest.MonkeyPatch) -> No
 
     honest = build.ft.symbol_features
 
-    def peeking(one, names):
-        features = honest(one, names)
+    def peeking(one, names, later):
+        features = honest(one, names, later)
         if len(features) > 1:
             features[:-1, 0] = features[1:, 0].copy()
         return features

@@ -17,11 +17,12 @@ from fintrader.data.build import assemble, build_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
+from fintrader.data.inspect import quality_report
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, DataError
-from tests.data.tables import PLAIN, SHORT_WINDOWS, as_bars, minute_table, stamps_of, write_csv
+from tests.data.tables import PLAIN, SHORT_WINDOWS, as_bars, assert_same_market, minute_table, stamps_of, write_csv
 from tests.data.tables import file_settings as settings
 from tests.factories import examples
 
@@ -82,33 +83,40 @@ def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
 EVERY_FEATURE = (
     *PAPER_FEATURES,
     *("return_1", "return_5", "volatility_30", "volume_30", "age_30", "rsi_7", "cci_10", "dx_9", "sma_120"),
+    *("gap", "gap_2", "intraday", "intraday_3", "relative_volume_30", "beta_60"),
 )
 EVERY_CONTEXT = ("time_of_day", "time_to_close", "turbulence", "index_return_5", "index_volatility_30")
 
 
 @pytest.fixture(scope="module")
 def eventful() -> pd.DataFrame:
-    """Ten sessions of three symbols, one listed late and one delisted."""
-    table = minute_table(symbols=3, sessions=10, missing=0.05)
+    """Ten sessions of five symbols, one listed late and one delisted."""
+    table = minute_table(symbols=5, sessions=10, missing=0.05)
     late = (table.ticker == "BBB") & (table.ts < "2016-01-06 11:00")
     ended = (table.ticker == "CCC") & (table.ts >= "2016-01-14 13:00")
     return table[~late & ~ended].assign(mood=np.random.default_rng(1).normal(0, 1, (~late & ~ended).sum()))
 
 
 @hypothesis_settings(max_examples=examples(12))
-@given(cut=st.integers(0, 10 * 390 - 30), standardise=st.booleans(), seed=st.integers(0, 9))
-@example(cut=8 * 390 - 1, standardise=False, seed=0)  # the last minute of a session: turbulence, daily series, index
-@example(cut=8 * 390, standardise=False, seed=0)
-@example(cut=7, standardise=False, seed=1)
+@given(
+    cut=st.integers(0, 10 * 390 - 30),
+    standardise=st.booleans(),
+    across=st.sampled_from(["none", "zscore", "rank"]),
+    seed=st.integers(0, 9),
+)
+@example(cut=8 * 390 - 1, standardise=False, across="none", seed=0)  # a session's last minute: turbulence, daily, index
+@example(cut=8 * 390, standardise=False, across="rank", seed=0)
+@example(cut=7, standardise=False, across="none", seed=1)
 def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
-    eventful: pd.DataFrame, cut: int, standardise: bool, seed: int
+    eventful: pd.DataFrame, cut: int, standardise: bool, across: str, seed: int
 ) -> None:
     """Prices, volumes, extras, the index and the daily series; inside the training window the scale itself moves."""
     grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
     standardise = standardise and cut >= 4 * 390  # the training window is over
+    how = {"standardise": standardise, "cross_sectional": across}
     with tempfile.TemporaryDirectory() as name:
-        before = eventful_market(Path(name) / "a", eventful, grid, None, standardise=standardise, seed=seed)
-        later = eventful_market(Path(name) / "b", eventful, grid, cut, standardise=standardise, seed=seed)
+        before = eventful_market(Path(name) / "a", eventful, grid, None, how, seed)
+        later = eventful_market(Path(name) / "b", eventful, grid, cut, how, seed)
     assert set(before.feature_names) == {*EVERY_FEATURE, "mood"}
     assert before.context_names == (*EVERY_CONTEXT, "vix")
     for name, old in before.arrays():
@@ -121,7 +129,7 @@ def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
 
 
 def eventful_market(
-    folder: Path, table: pd.DataFrame, grid: SessionGrid, cut: int | None, *, standardise: bool, seed: int
+    folder: Path, table: pd.DataFrame, grid: SessionGrid, cut: int | None, how: dict[str, object], seed: int
 ) -> MarketTensors:
     """The market of the table; with a `cut`, everything that is known only after that bar is another."""
     random, table = np.random.default_rng(seed), table.astype({"volume": float})
@@ -144,6 +152,7 @@ def eventful_market(
     pd.DataFrame({"date": ["2016-01-01", *dates], "close": [20.0, *daily]}).to_csv(folder / "vix.csv", index=False)
     (folder / "members.csv").write_text(
         "ticker,member_from,member_to\nAAA,2015-01-01,\nBBB,2015-01-01,2016-01-07\nCCC,2016-01-06,\n"
+        "DDD,2015-01-01,\nEEE,2015-01-01,\n"
     )
     features = {
         "names": EVERY_FEATURE,
@@ -151,7 +160,7 @@ def eventful_market(
         "context": EVERY_CONTEXT,
         "daily": {"vix": str(folder / "vix.csv")},
         "turbulence_days": 5,
-        "standardise": standardise,
+        **how,
     }
     values = {"universe": {"membership": str(folder / "members.csv")}, "benchmark": {"path": str(folder / "vix.csv")}}
     wanted = validate(DataSettings, {**PLAIN, **values, "features": features, "source": {"kind": "files"}}, "test")
@@ -184,6 +193,74 @@ def test_extra_columns_become_features(tmp_path: Path) -> None:
     assert abs(float(market.split().train.features[..., 0].mean())) < 1e-3
     first = table[table.ticker == "AAA"].sort_values("ts")
     np.testing.assert_allclose(market.features[:, 0, 1].numpy(), first.raw.to_numpy())
+
+
+def test_a_cross_section_needs_no_scale(tmp_path: Path) -> None:
+    table = minute_table(symbols=4, sessions=5)
+    table["raw"] = np.arange(len(table), dtype=float)
+    names = ["return_1", "return_5"]
+    features = {"names": names, "extra_raw": ["raw"], "cross_sectional": "rank"}
+    market, _ = make_market(settings(write_csv(tmp_path, table), features=features))
+    statistics = market.meta["normalisation"]
+    assert statistics["cross_sectional"] == "rank"
+    assert all(one == {"mean": 0.0, "std": 1.0} for one in statistics["features"].values())
+    steps = torch.log(market.close[1:] / market.close[:-1])
+    ranks = steps.argsort(1).argsort(1).double()
+    agree = (market.features[1:, :, 0] - (ranks - 1.5) / (15 / 12) ** 0.5).abs() < 1e-5
+    assert agree.double().mean() > 0.999  # float32 makes a tie or two of these prices
+    assert market.features[-1, :, 2].max() == len(table) - 1
+
+
+def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path: Path) -> None:
+    """Text without a zone and midnights of New York; in memory and through the store; as of minutes put together."""
+    table = minute_table(symbols=2, sessions=6)
+    names = {"features": {"names": ["return_1", "gap"], "context": []}, "bar_minutes": 390}
+    minutes, _ = make_market(settings(write_csv(tmp_path, table), **names))
+    days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
+        {"ts": "first", "open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    )
+    dates = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d"))
+    market, _ = make_market(settings(write_csv(tmp_path, dates, "dates.csv"), **names))
+    assert_same_market(market, minutes)
+    zoned = days.assign(ts=days.ts.dt.normalize().dt.tz_localize("America/New_York"))
+    zoned.to_parquet(tmp_path / "days.parquet")
+    path = build_market(settings(tmp_path / "days.parquet", **names), cache=tmp_path / "cache")
+    assert_same_market(MarketTensors.load(path), minutes)
+    report = quality_report(settings(tmp_path / "dates.csv", **names))
+    assert "outside_session" not in report["kinds"]
+
+
+def test_shares_outstanding_count_from_their_date(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, minute_table(symbols=3, sessions=5))
+    shares = tmp_path / "shares.csv"
+    shares.write_text("symbol,from,shares\nAAA,2016-01-06,400\nAAA,2015-03-01,100\nBBB,2016-01-07,7e9\n")
+    wanted = settings(path, universe={"shares_outstanding": str(shares)})
+    market = MarketTensors.load(build_market(wanted, cache=tmp_path / "cache"), verify=True)
+    expected = [[100, np.nan, np.nan]] * 2 + [[400, np.nan, np.nan]] + [[400, 7e9, np.nan]] * 2
+    np.testing.assert_array_equal(market.shares_outstanding, np.repeat(np.float32(expected), 390, axis=0))
+    test = market.split().test
+    assert test.shares_outstanding.shape == test.close.shape
+    before = build_market(wanted, cache=tmp_path / "cache")
+    shares.write_text("symbol,from,shares\nAAA,2016-01-06,500\n")
+    assert build_market(wanted, cache=tmp_path / "cache") != before
+    assert make_market(settings(path))[0].shares_outstanding is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("symbol,from\nAAA,2016-01-04\n", "line 2: expected symbol, from"),
+        ("symbol,from,shares\nAAA,soon,5\n", "line 2: expected symbol, from"),
+        ("symbol,from,shares\nAAA,2016-01-04,5\nAAA,2016-01-05,-5\n", "line 3: expected symbol, from"),
+        ("symbol,from,shares\nAAA,2016-01-04,5\nAAA,2016-01-04,6\n", "line 3: a second, different number"),
+        ("symbol,from,shares\nZZZ,2016-01-04,5\n", "has no number for AAA, BBB or any other"),
+    ],
+)
+def test_a_bad_file_of_shares_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = write_csv(tmp_path, minute_table(symbols=2, sessions=5))
+    (tmp_path / "shares.csv").write_text(text)
+    with pytest.raises(DataError, match=said):
+        make_market(settings(path, universe={"shares_outstanding": str(tmp_path / "shares.csv")}))
 
 
 def test_windows_are_whole_sessions_with_an_embargo(tmp_path: Path) -> None:

@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 from fintrader.config import validate
 from fintrader.data.bars import COLUMNS
 from fintrader.data.clean import SymbolBars
-from fintrader.data.features import PAPER_FEATURES, FeatureSettings, context_features, symbol_features, turbulence
+from fintrader.data.features import (
+    PAPER_FEATURES,
+    FeatureSettings,
+    context_features,
+    market_feature,
+    symbol_features,
+    turbulence,
+)
 from fintrader.errors import ConfigError, DataError
 from tests.factories import examples
 
 ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "age_10")
+BY_SESSION = ("gap", "gap_3", "intraday", "intraday_2", "relative_volume_4")
 
 
 def one_symbol(length: int = 400, *, seed: int = 0, silent: float = 0.1) -> SymbolBars:
@@ -82,9 +90,52 @@ def prefix(bars: SymbolBars, length: int) -> SymbolBars:
 @settings(max_examples=examples(30))
 @given(cut=st.integers(1, 400), seed=st.integers(0, 50))
 def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
-    bars = one_symbol(seed=seed)
-    whole, part = symbol_features(bars, ALL), symbol_features(prefix(bars, cut), ALL)
+    bars = replace(one_symbol(seed=seed), session=np.arange(400) // 60)
+    whole, part = (symbol_features(one, (*ALL, *BY_SESSION)) for one in (bars, prefix(bars, cut)))
     np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
+
+
+def test_nights_and_days_add_up_over_sessions() -> None:
+    """Against loops; the first minutes of some sessions are silent."""
+    bars = replace(one_symbol(360, silent=0.3), session=np.arange(360) // 60)
+    night, day = np.full(360, np.nan), np.zeros(360)
+    for t in range(360):
+        begin = t // 60 * 60
+        traded = [k for k in range(begin, t + 1) if bars.tradable[k]]
+        opened = bars.open[traded[0]] if traded else bars.close[t]
+        day[t] = np.log(bars.close[t] / opened)
+        if begin:
+            night[t] = np.log(opened / bars.close[begin - 1])
+    got = symbol_features(bars, BY_SESSION)
+    assert not bars.tradable[::60].all()
+    np.testing.assert_allclose(got[:, 0], night, atol=1e-14)
+    np.testing.assert_allclose(got[:, 2], day, atol=1e-14)
+    for t in range(360):
+        ends = [t // 60 * 60 - 1 - 60 * k for k in range(2)]  # the last bars of the two sessions before
+        three = night[t] + sum(night[end] if end >= 0 else np.nan for end in ends)
+        np.testing.assert_allclose(got[t, 1], three, atol=1e-14)
+        np.testing.assert_allclose(got[t, 3], day[t] + (day[ends[0]] if ends[0] >= 0 else np.nan), atol=1e-14)
+    volume = pd.Series(bars.volume)
+    expected = np.log((1 + volume.rolling(4).mean()) / (1 + volume.rolling(80).mean()))
+    np.testing.assert_allclose(got[:, 4], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_beta_is_the_slope_on_the_members_mean() -> None:
+    random = np.random.default_rng(3)
+    steps = random.normal(0, 0.01, (200, 1)) * [0.5, 1.0, 2.0, 1.0] + random.normal(0, 0.004, (200, 4))
+    close = (30 * np.exp(np.cumsum(steps, axis=0))).astype(np.float32)
+    close[:50, 1] = np.nan
+    close[150:, 2] = np.nan
+    member = np.ones(close.shape, dtype=bool)
+    member[:, 3] = False  # it has a beta, and is no part of the mean
+    got = market_feature("beta_20", close, member)
+    own = np.diff(np.log(close.astype(float)), axis=0, prepend=np.nan)
+    mean = np.nanmean(np.where(member, own, np.nan)[1:], axis=1)
+    for t, n in ((60, 0), (140, 0), (90, 1), (149, 2), (199, 3)):
+        x, y = mean[t - 20 : t], own[t - 19 : t + 1, n]
+        assert got[t, n] == pytest.approx(np.cov(x, y)[0, 1] / np.var(x, ddof=1), rel=1e-5)
+    assert [int(np.isfinite(column).argmax()) for column in got.T] == [20, 70, 20, 20]
+    assert np.isnan(got[150:, 2]).all()
 
 
 def test_age_counts_the_bars_since_the_last_trade() -> None:

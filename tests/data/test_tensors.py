@@ -22,6 +22,9 @@ def test_saved_markets_come_back_equal(tmp_path: Path):
     assert again.content_hash() == content == market.content_hash()
     assert_same_market(market, again)
     assert (again.symbols, again.windows, again.meta) == (market.symbols, market.windows, market.meta)
+    shares = replace(market, shares_outstanding=market.volume + 1)
+    assert shares.save(tmp_path / "s.safetensors") != content
+    assert_same_market(shares, MarketTensors.load(tmp_path / "s.safetensors", verify=True))
 
 
 def test_the_hash_sees_every_array_and_name():
@@ -85,6 +88,7 @@ def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
         ({"session": torch.arange(60, 0, -1)}, "must not decrease"),
         ({"benchmark": torch.zeros(60, dtype=torch.float64)}, "benchmark"),
         ({"tradable": torch.ones(60, 4, dtype=torch.bool)}, "tradable cell"),
+        ({"shares_outstanding": torch.zeros(60, 4)}, "shares outstanding must be"),
         ({"symbols": ("A", "A", "B", "C")}, "distinct symbols"),
         ({"windows": Windows((0, 30), (20, 40), (40, 60))}, "in order"),
     ],

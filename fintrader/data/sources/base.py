@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from fintrader.data.bars import Array, Bars, concat
-from fintrader.data.calendar import SessionGrid
+from fintrader.data.calendar import SessionGrid, day_starts
 from fintrader.data.chunks import Collection
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.corporate_actions import Action
@@ -53,12 +54,16 @@ class Feed(Protocol):
 
 
 class FilesFeed(Feed):
-    """Bars of files, by way of the store. Nothing is read before `prepare`."""
+    """Bars of files, by way of the store. Nothing is read before `prepare`.
+
+    Bars whose times are dates stand at the first minute of their session.
+    """
 
     _collections: list[Collection]
 
-    def __init__(self, settings: FilesSettings, store: Objects) -> None:
+    def __init__(self, settings: FilesSettings, store: Objects, calendar: str) -> None:
         self.settings = settings
+        self.calendar = calendar
         self.store = store
         self.files = list_files(settings.path)
         self.inputs = file_inputs(self.files, _fingerprints(self.files, store))
@@ -89,10 +94,13 @@ class FilesFeed(Feed):
 
     def span(self) -> tuple[int, int]:
         spans = [collection.span() for collection in self._collections]
-        return min(first for first, _ in spans), max(last for _, last in spans)
+        edges = np.array([min(first for first, _ in spans), max(last for _, last in spans)])
+        first, last = day_starts(self.calendar, self.settings.timezone, edges).tolist()
+        return first, last
 
     def bars(self, symbol: str) -> Bars:
-        return concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
+        bars = concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
+        return replace(bars, ts=day_starts(self.calendar, self.settings.timezone, bars.ts))
 
 
 def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fintrader.data.bars import Array
+from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError
 
@@ -109,7 +110,9 @@ def _solve(problem: _Problem, num_bars: int) -> tuple[Array, Array]:
 
 
 def problem_of(planted: Mapping[str, Any], cost_bps: float) -> _Problem:
-    """The problem of a market's `meta["planted"]`. Raises DataError when a field is missing."""
+    """The problem of a market's `meta["planted"]`. Raises DataError when it is not that of a synthetic market."""
+    if planted.get("kind") == IN_REAL:
+        raise DataError("a signal planted in real bars has no known optimum; plant one in a synthetic market for that")
     try:
         return _Problem(
             num_assets=int(planted["num_assets"]),

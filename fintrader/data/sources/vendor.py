@@ -23,7 +23,7 @@ from pydantic import Field
 
 from fintrader.config import Settings
 from fintrader.data.bars import Array, Bars
-from fintrader.data.calendar import session_grid
+from fintrader.data.calendar import day_starts, session_grid
 from fintrader.data.chunks import Collection
 from fintrader.data.sources.base import Feed
 from fintrader.errors import DataError
@@ -223,7 +223,7 @@ class VendorFeed(Feed):
     def _inside(self, bars: Bars) -> Bars:
         """Bars of the exchange's sessions; a day's bar is moved to its session's first minute."""
         if self.vendor.daily:
-            bars = replace(bars, ts=self._grid.session_starts(bars.ts))
+            bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         return bars.take(self._grid.locate(bars.ts) >= 0)
 
 

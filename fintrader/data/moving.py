@@ -1,0 +1,70 @@
+"""Moving sums, extremes and averages along axis 0: causal, and bit-equal on every prefix.
+
+Sums and extremes use van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a running
+total from the block's start and one from its end. Constant work a bar, no drift over long series, and the value at
+bar t is made of bars <= t only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.signal import lfilter
+
+from fintrader.data.bars import Array
+
+
+def moving(values: Array, window: int, operation: np.ufunc) -> Array:
+    """`operation` (np.add, np.maximum, np.minimum) over the last `window` bars, `[L]`; NaN for the first window - 1."""
+    length = len(values)
+    if window == 1:
+        return values.astype(np.float64)
+    result = np.full(length, np.nan)
+    if length < window:
+        return result
+    blocks = -(-length // window)
+    identity = 0.0 if operation is np.add else (-np.inf if operation is np.maximum else np.inf)
+    padded = np.full(blocks * window, identity)
+    padded[:length] = values
+    table = padded.reshape(blocks, window)
+    ahead = operation.accumulate(table, axis=1).ravel()
+    behind = operation.accumulate(table[:, ::-1], axis=1)[:, ::-1].ravel()
+    ends = np.arange(window - 1, length)
+    starts = ends - window + 1
+    whole = starts % window == 0  # the window is exactly one block
+    result[window - 1 :] = np.where(whole, ahead[ends], operation(behind[starts], ahead[ends]))
+    return result
+
+
+def moving_mean(values: Array, window: int) -> Array:
+    """Simple moving average, `[L]`."""
+    return np.asarray(moving(values, window, np.add) / window)
+
+
+def moving_std(values: Array, window: int, ddof: int = 0) -> Array:
+    """Moving standard deviation, `[L]`."""
+    mean = moving_mean(values, window)
+    spread = moving(values * values, window, np.add) - window * mean * mean
+    return np.asarray(np.sqrt(np.maximum(spread, 0.0) / (window - ddof)))
+
+
+def moving_deviation(values: Array, window: int) -> Array:
+    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
+    mean = moving_mean(values, window)
+    if len(values) < window:
+        return mean
+    total = np.zeros(len(values))
+    for lag in range(window):
+        total[window - 1 :] += np.abs(values[window - 1 - lag : len(values) - lag] - mean[window - 1 :])
+    total[: window - 1] = np.nan
+    return np.asarray(total / window)
+
+
+def exponential(values: Array, alpha: float) -> Array:
+    """Exponentially weighted mean with the weights' sum as divisor (pandas `ewm(adjust=True)`), `[L]`.
+
+    y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k; no bar is invented before the first.
+    """
+    decay = 1.0 - alpha
+    total = lfilter([1.0], [1.0, -decay], values)
+    weight = lfilter([1.0], [1.0, -decay], np.ones(len(values)))
+    return np.asarray(total / weight)
