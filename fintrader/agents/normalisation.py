@@ -14,6 +14,8 @@ from fintrader.errors import ConfigError
 
 CLIP = 10.0
 """Standardised values lie within ± this."""
+EPSILON = 1e-8
+"""Added to variances, so that a column that does not vary divides by something."""
 _ROWS = 4096
 """Rows of a table whose statistics are taken at once."""
 
@@ -135,7 +137,7 @@ def _merge(own: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor,
 
 def shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """What is subtracted from columns of these statistics, and what they are multiplied by then; float32."""
-    return mean.float(), (var + 1e-8).rsqrt().float()
+    return mean.float(), (var + EPSILON).rsqrt().float()
 
 
 class RewardScaler(nn.Module):
