@@ -1,8 +1,8 @@
 """Policies as files: the networks, the statistics of observations and rewards, and the head, and nothing else.
 
 A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a module that
-maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device; `load_policy(path, universe=market)`
-one for other symbols than it was trained on.
+maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device; with `universe=market`, one for
+other symbols than it was trained on.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class PolicyModule(nn.Module):
 
     layout: Layout
     meta: dict[str, Any]
-    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market trained on. Of a policy
-    on other symbols `market` is theirs, and `travels` says what it was `trained_on` and is `traded_on`."""
+    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market trained on. Of a
+    policy on other symbols `market` is theirs, and `travels` says what it was `trained_on` and is `traded_on`."""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON from which the module can be built again, without its weights."""
@@ -70,8 +70,8 @@ class PolicyModule(nn.Module):
             if stored.get(key) != given[key]:
                 raise CheckpointError(
                     f"this policy was trained on another market: its {key.replace('_', ' ')} differ; "
-                    "use the market it was trained on, train a policy for this one, or ask for this one to be traded with "
-                    "what was learned there: load_policy(path, universe=market)"
+                    "use the market it was trained on, train a policy for this one, or ask for what was learned there "
+                    "to be traded here: load_policy(path, universe=market)"
                 )
 
 
@@ -190,10 +190,10 @@ def load_policy(
 ) -> PolicyModule:
     """Read what `save_policy` wrote, in evaluation mode and without gradients.
 
-    With `market`, it must be the one that the policy was trained on (a window of it, say). With `universe`, the policy is
-    one for that market's symbols, whichever and however many they are: what it learned of one asset holds for all. The
-    columns and the bar length must be those of its own market. It sees the rows as if they had been standardised as those
-    were (both markets say by what, in `meta["normalisation"]`); `meta["travels"]` says where it comes from.
+    With `market`, it must be the one that the policy was trained on (a window of it, say). With `universe`, the policy
+    is one for that market's symbols, whichever and however many they are: what it learned of one asset holds for all.
+    The columns and the bar length must be those of its own market. It sees the rows as if they had been standardised as
+    those were (both markets say by what, in `meta["normalisation"]`); `meta["travels"]` says where it comes from.
 
     Raises CheckpointError when the file is missing, truncated, tampered with, of another version, was trained on other
     symbols, columns or statistics (`market`), or cannot trade such rows (`universe`), as networks of the kind `mlp`,

@@ -1,10 +1,10 @@
 """Policies on other symbols than those they were trained on, and what has to hold for that.
 
-What `market_once` and `per_asset` learn is one function for every asset, so their weights hold no N. What does belong to
-a market is the standardisation of its rows, x = (raw - m) / s with the statistics of its own training window. Of the
-other market's rows x' the policy must see (raw - m) / s, too, which is a x' + b with a = s' / s and b = (m' - m) / s. Both
-are numbers of a column, shared by its assets; so are the policy's own statistics, into which they are folded. A policy
-that travels therefore costs and is stored like any other.
+What `market_once` and `per_asset` learn is one function for every asset, so their weights hold no N. What does belong
+to a market is the standardisation of its rows, x = (raw - m) / s with the statistics of its own training window. Of the
+other market's rows x' the policy must see (raw - m) / s, too, which is a x' + b with a = s' / s and b = (m' - m) / s.
+Both are numbers of a column, shared by its assets; so are the policy's own statistics, into which they are folded. A
+policy that travels therefore costs and is stored like any other.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def check_travels(layout: Layout, kind: str, trained: Identity, here: Identity) 
         raise CheckpointError("this policy was trained in a classic environment, which has no symbols to exchange")
     if kind == "mlp" and trained["symbols"] != here["symbols"]:
         raise CheckpointError(
-            "this policy's network (mlp) knows its symbols by their places in the row, so it cannot trade others; train "
-            "with agent.network.kind market_once or per_asset"
+            "this policy's network (mlp) knows its symbols by their places in the row, so it cannot trade others; "
+            "train with agent.network.kind market_once or per_asset"
         )
     for name in (*_COLUMNS.values(), "bar_minutes"):
         if trained[name] != here[name]:

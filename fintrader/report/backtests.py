@@ -193,8 +193,8 @@ def _check_width(policy: Policy, layout: ObservationLayout, name: str) -> None:
     assets = "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
     raise BacktestError(
         f"{name} was trained on another market or lookback: it reads {own.width} columns{assets}, and this market "
-        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features, or "
-        "load the policy for these: fintrader.load_policy(path, universe=market)"
+        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features, "
+        "or load the policy for these: fintrader.load_policy(path, universe=market)"
     )
 
 
