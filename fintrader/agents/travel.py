@@ -67,8 +67,8 @@ def _for_market(
         ]
         return {**description, "members": members}
     layout = check_travels(layout_from_json(description["layout"]), description["network"]["kind"], trained, here)
-    names = [f"{prefix}normaliser.{statistic}" for statistic in ("mean", "var")]
-    tensors.update(zip(names, moved_statistics(*(tensors[name] for name in names), layout, trained, here), strict=True))
+    mean, var = f"{prefix}normaliser.mean", f"{prefix}normaliser.var"
+    tensors[mean], tensors[var] = moved_statistics(tensors[mean], tensors[var], layout, trained, here)
     return {**description, "layout": layout_to_json(replace(layout, num_assets=len(here["symbols"])))}
 
 
