@@ -182,6 +182,8 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
                 reopened |= {"backtest"}
             elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
                 reopened |= {"tournament", "null_model", "backtest"}
+            elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
+                reopened |= {"tournament"}  # nothing has begun with the other one, which may have been a slip
             else:
                 raise RunError(
                     f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "

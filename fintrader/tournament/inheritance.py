@@ -106,6 +106,8 @@ def inherit(store: RunStore, address: str, find: Callable[[], RunFolder], heirs:
     new test window, or it is another run than the one begun with; CheckpointError when its files are damaged.
     """
     known = Inheritance.read(store.run)
+    if known is not None and known.address != address and not store.identity_path.exists():
+        known = None  # another one was asked for before anything began with it
     if known is not None and all(store.intact(str(entry.result.snapshot)) for entry in known.entries):
         return known
     found = _taken_over(store, address, find(), heirs)

@@ -115,6 +115,8 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier: Path, tmp
         return refused(configured(tmp_path / name, earlier, **changes))
 
     assert "no finished pods" in tried("nothing", from_run=str(tmp_path / "nowhere"))
+    run_tournament(configured(tmp_path / "nothing", earlier))  # a slip can be mended in place
+    assert "other settings (from_run" in tried("nothing", from_run=str(tmp_path / "nowhere"))
     names = {"names": ["return_1", "rsi_30"]}
     assert "feature names" in tried("features", data=TINY["data"] | {"features": names})
     wider = TINY["agent"] | {"network": {"hidden": [32, 32], "activation": "tanh"}}
