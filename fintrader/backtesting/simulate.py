@@ -65,8 +65,11 @@ def origin(policy: object) -> str:
     travels = getattr(policy, "meta", {}).get("travels")
     if not travels:
         return ""
-    learned, traded = set(travels["trained_on"]), set(travels["traded_on"])
-    return f"trained on {len(learned)} symbols, traded on {len(traded)}, of which {len(traded - learned)} are others"
+
+    def some(symbols: list[str]) -> str:
+        return f"{len(symbols)} symbols ({', '.join(symbols[:4])}{', ...' if len(symbols) > 4 else ''})"
+
+    return f"trained on {some(travels['trained_on'])}, traded on {some(travels['traded_on'])}"
 
 
 def ask(policy: Policy, account: BacktestAccount, name: str) -> Decide:

@@ -86,7 +86,7 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
     assert moved(observed(AWAY)).shape == (5, 7)
     assert moved.meta["travels"] == {"trained_on": list(HOME.symbols), "traded_on": list("TUVWXYZ")}
     tests = fintrader.backtest(moved, AWAY, EnvSettings())
-    assert "trained on 4 symbols, traded on 7, of which 7 are others" in repr(tests)
+    assert "trained on 4 symbols (P0, P1, P2, P3), traded on 7 symbols (T, U, V, W, ...)" in repr(tests)
     # Stored again it is a policy of that market, and still knows where it learned.
     save_policy(tmp_path / "two", moved)
     again = load_policy(tmp_path / "two", market=AWAY)
