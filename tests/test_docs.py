@@ -129,7 +129,7 @@ def test_every_command_exists(page: Path) -> None:
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
     choices = {f"--{name}" for name in CHOICES}
-    known = {*options(RunConfig), *choices, "--help", "--json", "--pods", "--port", "--host", "--out"}
+    known = {*options(RunConfig), *choices, "--from", "--help", "--json", "--pods", "--port", "--host", "--out"}
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()

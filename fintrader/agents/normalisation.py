@@ -17,6 +17,8 @@ Perturbation = Callable[[Tensor, Tensor | None], Tensor]
 
 CLIP = 10.0
 """Standardised values lie within ± this."""
+EPSILON = 1e-8
+"""Added to variances, so that a column that does not vary divides by something."""
 _ROWS = 4096
 """Rows of a table whose statistics are taken at once."""
 
@@ -141,7 +143,7 @@ def _merge(own: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor,
 
 def shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """What is subtracted from columns of these statistics, and what they are multiplied by then; float32."""
-    return mean.float(), (var + 1e-8).rsqrt().float()
+    return mean.float(), (var + EPSILON).rsqrt().float()
 
 
 class RewardScaler(nn.Module):

@@ -1,7 +1,8 @@
 """Policies as files: the networks, the statistics of observations and rewards, and the head, and nothing else.
 
 A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a module that
-maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device.
+maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device; with `universe=market`, one for
+other symbols than it was trained on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fintrader.agents.bound import Bound, bind
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
 from fintrader.agents.networks import Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.travel import travel
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
@@ -38,7 +40,8 @@ class PolicyModule(nn.Module):
 
     layout: Layout
     meta: dict[str, Any]
-    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market trained on."""
+    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market trained on. Of a
+    policy on other symbols `market` is theirs, and `travels` says what it was `trained_on` and is `traded_on`."""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON from which the module can be built again, without its weights."""
@@ -58,7 +61,7 @@ class PolicyModule(nn.Module):
         return bind(members, mode, shares, rows)
 
     def check_market(self, market: MarketTensors) -> None:
-        """Raises CheckpointError unless this policy was trained on the symbols and columns of `market`."""
+        """Raises CheckpointError unless this policy is one for the symbols, columns and standardisation of `market`."""
         stored = self.meta.get("market")
         given = market_identity(market)
         if stored is None:
@@ -67,7 +70,8 @@ class PolicyModule(nn.Module):
             if stored.get(key) != given[key]:
                 raise CheckpointError(
                     f"this policy was trained on another market: its {key.replace('_', ' ')} differ; "
-                    "use the market it was trained on, or train a policy for this one"
+                    "use the market it was trained on, train a policy for this one, or ask for what was learned there "
+                    "to be traded here: load_policy(path, universe=market)"
                 )
 
 
@@ -157,9 +161,9 @@ class EnsemblePolicy(PolicyModule):
 
 
 def market_identity(market: MarketTensors) -> dict[str, Any]:
-    """What a policy depends on: symbols, columns and bar length."""
+    """What a policy depends on: symbols, columns, bar length, and what rows were standardised by (None: not known)."""
     names = {name: list(getattr(market, name)) for name in ("symbols", "feature_names", "context_names")}
-    return names | {"bar_minutes": market.bar_minutes}
+    return names | {"bar_minutes": market.bar_minutes, "normalisation": market.meta.get("normalisation")}
 
 
 def save_policy(
@@ -180,17 +184,37 @@ def save_policy(
 
 
 def load_policy(
-    path: Path | str, *, market: MarketTensors | None = None, device: torch.device | str = "cpu"
+    path: Path | str,
+    *,
+    market: MarketTensors | None = None,
+    universe: MarketTensors | None = None,
+    device: torch.device | str = "cpu",
 ) -> PolicyModule:
     """Read what `save_policy` wrote, in evaluation mode and without gradients.
 
-    Raises CheckpointError when the file is missing, truncated, tampered with, of another version, or (with
-    `market`) was trained on other symbols or columns.
+    With `market`, it must be the one that the policy was trained on (a window of it, say). With `universe`, the policy
+    is one for that market's symbols, whichever and however many they are: what it learned of one asset holds for all.
+    The columns and the bar length must be those of its own market. It sees the rows as if they had been standardised as
+    those were (both markets say by what, in `meta["normalisation"]`); `meta["travels"]` says where it comes from.
+
+    Raises CheckpointError when the file is missing, truncated, tampered with, of another version, was trained on other
+    symbols, columns or statistics (`market`), or cannot trade such rows (`universe`), as networks of the kind `mlp`,
+    which know symbols by their places; ConfigError for both a market and a universe.
     """
+    if market is not None and universe is not None:
+        raise ConfigError(
+            "load_policy: `market` is the one that the policy was trained on, `universe` another one to trade; give one"
+        )
     tensors, header = read_tensors(Path(path), FORMAT)
-    module = _build(header["policy"])
+    description, meta = header["policy"], header["meta"]
+    if universe is not None:
+        try:
+            description, tensors, meta = travel(description, tensors, meta, market_identity(universe))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+    module = _build(description)
     load_module(module, tensors, str(path))
-    module.meta = header["meta"]
+    module.meta = meta
     if market is not None:
         module.check_market(market)
         if num_actions(module.layout) != market.num_assets:

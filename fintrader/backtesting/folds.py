@@ -42,6 +42,8 @@ class WalkForwardSettings(Settings):
     """Sessions left out before validation and before test."""
     anchored: bool = False
     """Train from the market's first session on, in every fold, instead of over a window that moves."""
+    warm_start: bool = False
+    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new weights."""
 
 
 class Fold(NamedTuple):

@@ -52,11 +52,24 @@ def simulate(
     """Trade the whole of `market` (a window of it, usually) with `policy`, decisions, fills and costs as `settings`.
 
     The account is to the last bit the one that `TradingEnv` would step; the policy is bound to the window's rows where
-    it can be, and its actions agree to float32 rounding. Raises BacktestError for a window of fewer than two bars and
-    for an output that cannot be traded.
+    it can be, and its actions agree to float32 rounding. `note` is kept beside the result; without one, a policy on
+    other symbols than it was trained on says so there. Raises BacktestError for a window of fewer than two bars and for
+    an output that cannot be traded.
     """
     account = open_account(market, settings, name)
-    return trade(ask(policy, account, name), account, name=name, progress=progress, note=note)
+    return trade(ask(policy, account, name), account, name=name, progress=progress, note=note or origin(policy))
+
+
+def origin(policy: object) -> str:
+    """What a policy on other symbols than its own says of that; empty for any other."""
+    travels = getattr(policy, "meta", {}).get("travels")
+    if not travels:
+        return ""
+
+    def some(symbols: list[str]) -> str:
+        return f"{len(symbols)} symbols ({', '.join(symbols[:4])}{', ...' if len(symbols) > 4 else ''})"
+
+    return f"trained on {some(travels['trained_on'])}, traded on {some(travels['traded_on'])}"
 
 
 def ask(policy: Policy, account: BacktestAccount, name: str) -> Decide:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import torch
+import tyro
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
@@ -82,6 +83,9 @@ class RunConfig(Settings):
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: AgentSettings = PPO()
+    from_run: Annotated[str | None, tyro.conf.arg(aliases=("--from",))] = None
+    """`--from RUN`: a run (its folder or URL) whose leaderboard the first pods start from, with its networks and
+    optimisers; on other symbols, too, where the network allows it. None: from new weights."""
     agents: tuple[AgentSettings, ...] = ()
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,15 +26,17 @@ from fintrader.files import write_text
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.session import observing, watching, workplace
+from fintrader.pipeline.session import observing, open_run, watching, workplace
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import in_order, metrics_table, percent, window_words
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror, mirror_of
+from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
 from fintrader.tournament.run import CHANGEABLE, TournamentResult
 from fintrader.tournament.run import run_tournament as run_race
+from fintrader.tournament.store import RunStore
 
 
 def run(config: RunConfig) -> Path:
@@ -69,26 +74,36 @@ def walk_forward(config: RunConfig) -> Path:
             with manifest.stage("tournament"):
                 market = MarketTensors.load(path)
                 folds = make_folds(market, config.walkforward)
-                trials = [_race_fold(config, market, fold, len(folds)) for fold in folds]
-                manifest.update(trials=sum(trials), best=None)
+                trials = [_race_fold(config, manifest, market, fold, len(folds)) for fold in folds]
+                manifest.update(trials=sum(trials) + _earlier_trials(manifest), best=None)
             with manifest.stage("backtest"):
                 evaluation.evaluate_folds(config, manifest)
         manifest.finish()
         return conclude(config, manifest)
 
 
-def _race_fold(config: RunConfig, market: MarketTensors, fold: Fold, count: int) -> int:
+def _race_fold(config: RunConfig, manifest: Manifest, market: MarketTensors, fold: Fold, count: int) -> int:
     """The fold's tournament (and the same search without information): how many trials it took."""
-    folder = RunFolder(config.folder.root / "folds" / f"{fold.number:02d}")
+    folder, start = _fold_folder(config, fold.number), _start(config, manifest)
+    if config.walkforward.warm_start and fold.number:
+        # Its validation, by which it chose, lies before this fold's test, as its training does.
+        before = _fold_folder(config, fold.number - 1)
+        start = Start(f"folds/{before.root.name}", lambda: before)
     path = folder.root / "market.safetensors"
     if not path.is_file():
         fold_market(market, fold).save(path)
     print(f"fold {fold.number + 1} of {count}")
-    result = search(config, folder, path, MarketTensors.stored_hash(path))
+    result = search(config, folder, path, MarketTensors.stored_hash(path), start=start)
     if config.backtest.null_model:
         shuffled = evaluation.information_free_market(path, config.seed, path.with_name("information_free.safetensors"))
-        search(config, RunFolder(folder.null_model), shuffled, MarketTensors.stored_hash(shuffled))
+        null_model = RunFolder(folder.null_model)
+        start = _without_information(start, null_model)
+        search(config, null_model, shuffled, MarketTensors.stored_hash(shuffled), start=start)
     return result.trials
+
+
+def _fold_folder(config: RunConfig, number: int) -> RunFolder:
+    return RunFolder(config.folder.root / "folds" / f"{number:02d}")
 
 
 def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> Path:
@@ -167,6 +182,8 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
                 reopened |= {"backtest"}
             elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
                 reopened |= {"tournament", "null_model", "backtest"}
+            elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
+                reopened |= {"tournament"}  # nothing has begun with the other one, which may have been a slip
             else:
                 raise RunError(
                     f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "
@@ -203,8 +220,9 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
     if manifest.done("tournament"):
         return
     with manifest.stage("tournament"):
-        result = search(config, config.folder, market, manifest.values["data_hash"])
-        manifest.update(trials=result.trials, best=result.best)
+        start = _start(config, manifest)
+        result = search(config, config.folder, market, manifest.values["data_hash"], start=start)
+        manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
 
 
 def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
@@ -217,21 +235,87 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
         print(f"no null model: {error}")
         return
     with manifest.stage("null_model"):
-        search(config, RunFolder(config.folder.null_model), shuffled, MarketTensors.stored_hash(shuffled))
+        null_model = RunFolder(config.folder.null_model)
+        start = _without_information(_start(config, manifest), null_model)
+        search(config, null_model, shuffled, MarketTensors.stored_hash(shuffled), start=start)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The earlier run that a tournament's first pods start from."""
+
+    address: str
+    find: Callable[[], RunFolder]
+    """Its folder; asked for only until its pods have been taken over."""
+    noted: Callable[[Inheritance], None] = lambda found: None
+    """Told what was taken over."""
+
+
+def _start(config: RunConfig, manifest: Manifest) -> Start | None:
+    """What the configuration says to start from; the manifest says what that was."""
+    address = config.from_run
+    if address is None:
+        return None
+
+    def noted(found: Inheritance) -> None:
+        said = {"address": found.address, "run": found.run, "policies": found.policies, "trials": found.trials}
+        if manifest.values.get("inherited") != said:
+            manifest.update(inherited=said)
+
+    return Start(address, lambda: RunFolder(open_run(address).resolve()), noted)
+
+
+def _earlier_trials(manifest: Manifest) -> int:
+    """Pods among which those were chosen that the run began with."""
+    return int(manifest.values.get("inherited", {}).get("trials", 0))
+
+
+def _without_information(start: Start | None, folder: RunFolder) -> Start | None:
+    """The earlier run's search without information, for the one in `folder`; from new weights where it has none: what
+    is learned from information must not stand in a null model."""
+    begun = (folder.root / "tournament.json").is_file()
+    if start is None or (begun and Inheritance.read(folder) is None):
+        return None
+
+    def find() -> RunFolder:
+        return RunFolder(start.find().null_model)
+
+    if Inheritance.read(folder) is None and not has_pods(find()):
+        return None
+    return replace(start, address=f"{start.address}/null_model", find=find, noted=lambda found: None)
 
 
 def search(
-    config: RunConfig, folder: RunFolder, market: Path, data_hash: str, race: Callable[..., TournamentResult] = run_race
+    config: RunConfig,
+    folder: RunFolder,
+    market: Path,
+    data_hash: str,
+    race: Callable[..., TournamentResult] = run_race,
+    start: Start | None = None,
 ) -> TournamentResult:
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is over.
 
     `race` is called as `tournament.run.run_tournament` is.
     """
     trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}
-    where = {"folder": folder, "mirror": mirror_of(folder.root), "market": market, "data_hash": data_hash}
+    where: dict[str, Any] = {
+        "folder": folder,
+        "mirror": mirror_of(folder.root),
+        "market": market,
+        "data_hash": data_hash,
+    }
     machines = {"device": config.resolved_device(), "launcher": config.make_launcher()}
+    if start is not None:
+        heirs = Heirs(config.tournament, config.agents or (config.agent,), config.trading, market)
+        where["inherit"] = partial(_inherit, start, heirs)
     with watching(config, folder) as watch, reporter() as progress:
         return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
+
+
+def _inherit(start: Start, heirs: Heirs, store: RunStore) -> Inheritance:
+    found = inherit(store, start.address, start.find, heirs)
+    start.noted(found)
+    return found
 
 
 def backtest_stage(

@@ -25,6 +25,7 @@ from fintrader.progress import reporter
 from fintrader.results.formatting import metrics_table
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
+from fintrader.tournament.inheritance import check_unused
 from fintrader.tournament.run import replay
 from fintrader.tournament.status import compare
 
@@ -35,6 +36,7 @@ def train_one(config: RunConfig) -> Path:
     Killed anywhere, the same call goes on. In a market its validation figures are printed beside the baselines', and
     the test window stays unseen; in a classic environment the return of its episodes.
     """
+    check_unused(config.from_run, "train")
     with workplace(config) as mirror:
         manifest = claim(config, "train", mirror=mirror)
         home = config.folder.root / "train"

@@ -120,6 +120,7 @@ class Backtests(Mapping[str, BacktestResult]):
         """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its path."""
         context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
         context |= {} if trials is None else {"trials": trials}
+        context |= {"policy": note} if (note := self[self.name].note) else {}
         return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
 
     def __repr__(self) -> str:
@@ -132,7 +133,8 @@ class Backtests(Mapping[str, BacktestResult]):
         result = self[self.name]
         first, last = (np.datetime_as_string(self.market.timestamps()[at], unit="D") for at in (0, -1))
         sessions = len(result.daily_returns)
-        return f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a trade"
+        said = f"; {self.name} {result.note}" if result.note else ""
+        return f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a trade{said}"
 
 
 class Honesty(dict[str, Any]):
@@ -191,7 +193,8 @@ def _check_width(policy: Policy, layout: ObservationLayout, name: str) -> None:
     assets = "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
     raise BacktestError(
         f"{name} was trained on another market or lookback: it reads {own.width} columns{assets}, and this market "
-        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features"
+        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features, "
+        "or load the policy for these: fintrader.load_policy(path, universe=market)"
     )
 
 

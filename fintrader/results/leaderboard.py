@@ -65,6 +65,7 @@ def best_score(path: Path) -> float | None:
 def lineage(pods: Sequence[dict[str, Any]], pod: str) -> list[dict[str, Any]]:
     """A pod and its ancestors, youngest first, down to the founder: origin, score, settings and their change.
 
+    Where the founder goes on from a pod of an earlier run, that one stands last, by its name alone (`run:pod`).
     `pods`: rows of `read_pods`. Raises RunError when there is no such pod.
     """
     by_name = {str(row["pod"]): row for row in pods}
@@ -91,6 +92,10 @@ def lineage(pods: Sequence[dict[str, Any]], pod: str) -> list[dict[str, Any]]:
             }
         )
         at = row["parent"]
+    if at is not None and at not in by_name:
+        unknown = dict.fromkeys(("parent", "generation", "algo", "score", "status", "inherited"))
+        known = {"pod": at, "origin": "earlier run", "snapshot": steps[-1]["inherited"]}
+        steps.append({**unknown, **known, "env_steps": 0, "hyper": {}, "changed": {}})
     return steps
 
 

@@ -40,6 +40,8 @@ class Generator:
     env: dict[str, Any]
     seed: int
     data_hash: str
+    inherited: tuple[Entry, ...] = ()
+    """Pods of an earlier run, best first, from which the first ones here start."""
 
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
@@ -54,6 +56,16 @@ class Generator:
                 if has(values, name):
                     put(values, name, draw(space, get(values, name), random))
         return self._spec(index, leaderboard, base, values, origin="fresh", generation=generation)
+
+    def founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
+        """A pod without a parent in this run: a fresh one, or where an earlier run is gone on with, one from there.
+
+        Each pod from there continues once as it is, then with its hyper-parameters moved.
+        """
+        if not self.inherited:
+            return self.fresh(index, leaderboard, generation)
+        parent = self.inherited[index % len(self.inherited)]
+        return self.child(index, leaderboard, parent, generation=generation, explore=index >= len(self.inherited))
 
     def child(
         self, index: int, leaderboard: Leaderboard, parent: Entry, *, generation: int, explore: bool = True
@@ -75,7 +87,9 @@ class Generator:
         parents = leaderboard.parents
         random = numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
-        if len(parents) < self.settings.founders or coin < self.settings.fresh:
+        if len(parents) < self.settings.founders:
+            return self.founder(index, leaderboard)
+        if coin < self.settings.fresh:
             return self.fresh(index, leaderboard)
         parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
         return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1)

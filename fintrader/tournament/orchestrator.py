@@ -232,9 +232,10 @@ class Orchestrator:
             self._events.append({"event": "drained", "pod": pod})
             return
         if failure.reason == "snapshot" and spec.snapshot and not self.store.intact(spec.snapshot):
+            mended = "takes it over" if spec.parent_here is None else f"trains {spec.parent}"
             raise TournamentError(
                 f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command again, "
-                f"which trains {spec.parent} anew"
+                f"which {mended} anew"
             )
         lost = self.lost[pod] = self.lost.get(pod, 0) + 1
         self._events.append(
@@ -323,7 +324,7 @@ class Orchestrator:
 
     def _has_parent(self, spec: PodSpec) -> bool:
         """False while the pod it starts from is trained anew, because what was stored of it is damaged."""
-        return spec.parent is None or self.store.result_path(spec.parent).exists()
+        return spec.parent_here is None or self.store.result_path(spec.parent_here).exists()
 
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""

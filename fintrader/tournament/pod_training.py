@@ -118,7 +118,8 @@ def _scored(
     spec: PodSpec, context: PodContext, trained: TrainedPod, final: Evaluation, policy: ActorPolicy, split: Split
 ) -> PodResult:
     """The result with its score, and the policy stored."""
-    meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, **spec.evaluation}
+    seen_until = int(split.validation.minutes[-1])  # for whoever goes on from here: it was chosen by these bars
+    meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, "seen_until": seen_until, **spec.evaluation}
     save_policy(context.folder / "policy.safetensors", policy, meta, market=split.train)
     return trained.scored(**vars(final))
 

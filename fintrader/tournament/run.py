@@ -11,7 +11,7 @@ import contextlib
 import errno
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
+from fintrader.tournament.inheritance import Inheritance, copied
 from fintrader.tournament.launchers import Launcher, LauncherFactory
 from fintrader.tournament.launchers.local import LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
@@ -80,6 +81,7 @@ def run_tournament(
     data_hash: str | None = None,
     watch: Callable[[Orchestrator], None] | None = None,
     clock: Clock | None = None,
+    inherit: Callable[[RunStore], Inheritance | None] | None = None,
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
@@ -87,7 +89,8 @@ def run_tournament(
     `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
     `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs (a `launcher` that
     is made here, such as Ray's, brings its own body). `watch` is called at every reconcile. `clock` is real time, or
-    that of a simulated cluster.
+    that of a simulated cluster. `inherit` takes pods of an earlier run over into the store, from which the first ones
+    start (see `inheritance.inherit`).
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
@@ -106,6 +109,8 @@ def run_tournament(
     with _readable_disk_errors(folder), leases.acquire(folder, mirror) as lease:
         store = open_store(folder, mirror)
         store.pull()
+        if inherit is not None and (begun_with := inherit(store)) is not None:
+            generator = replace(generator, inherited=begun_with.entries)
         store.claim(_identity(settings, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
@@ -147,6 +152,7 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
     if lost:
         raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
     scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings))
+    how["inherit"] = lambda target: copied(target, store)
     return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
 
 
@@ -190,12 +196,14 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Pro
 
 def _identity(settings: TournamentSettings, generator: Generator) -> dict[str, Any]:
     """What every pod of a tournament depends on."""
+    parents = [[entry.spec.pod, entry.result.snapshot] for entry in generator.inherited]
     return {
         "settings": settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
         "agents": [agent.model_dump(mode="json") for agent in generator.agents],
         "env": generator.env,
         "seed": generator.seed,
         "data_hash": generator.data_hash,
+        **({"inherited": parents} if parents else {}),
     }
 
 

@@ -68,7 +68,7 @@ class Generational:
         generation, number = divmod(index, self.population)
         best = self._best(leaderboard, generation - 1) if generation else []
         if not best:
-            return generator.fresh(index, leaderboard, generation)
+            return generator.founder(index, leaderboard, generation)
         if number < len(best):
             return generator.child(index, leaderboard, best[number], generation=generation, explore=False)
         return generator.child(index, leaderboard, best[number % len(best)], generation=generation)

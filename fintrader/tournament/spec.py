@@ -78,7 +78,7 @@ class PodSpec(_Record):
     seed: int
     origin: Literal["fresh", "exploit", "survivor"]
     parent: str | None = None
-    """Pod whose networks and optimiser it starts from."""
+    """Pod whose networks and optimiser it starts from; `run:pod` where that is one of an earlier run."""
     snapshot: str | None = None
     """SHA-256 of that parent's snapshot."""
     seen: int = 0
@@ -103,6 +103,11 @@ class PodSpec(_Record):
     fusions: int = 8
     """Times they are."""
     data_hash: str = ""
+
+    @property
+    def parent_here(self) -> str | None:
+        """The parent, if it is a pod of the same run."""
+        return None if self.parent is None or ":" in self.parent else self.parent
 
     @property
     def digest(self) -> str:

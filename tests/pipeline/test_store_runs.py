@@ -10,9 +10,11 @@ import pytest
 from fintrader import cli
 from fintrader.errors import DataError, RunError
 from fintrader.files import read_jsonl
-from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run
+from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run, run_tournament
+from fintrader.runs import RunFolder
 from fintrader.storage import lease
 from fintrader.storage.objects import Objects
+from fintrader.tournament.store import RunStore
 from tests.cli.test_commands import complaint
 from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores
@@ -36,6 +38,21 @@ URL = f"s3://{object_stores.BUCKET}/runs"
 @pytest.fixture(autouse=True)
 def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
+
+
+def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(s3: Any, tmp_path: Path) -> None:
+    small = TINY["tournament"] | {"pods": 1, "ensemble_size": 1}
+    here, there = tmp_path / "here", tmp_path / "there"
+    run_tournament(load_config(write(here, store=URL, tournament=small, name="old")))
+    new = {"store": URL, "tournament": small, "name": "new", "from_run": f"{URL}/old"}
+    with pytest.raises(Struck), struck_when("new/pods/*/spec.json"):
+        run_tournament(load_config(write(here, **new)))
+    shutil.rmtree(here)
+    Objects(f"{URL}/old").remove(*Objects(f"{URL}/old").names())
+    home = run_tournament(load_config(write(there, **new)))
+    spec = RunStore(RunFolder(home)).read_spec("p0000")
+    assert spec.parent == "old:p0000"
+    assert RunStore(RunFolder(home)).read_result("p0000").status == "done"
 
 
 def write(machine: Path, **changes: Any) -> Path:

@@ -1,0 +1,277 @@
+"""Pods of an earlier run as the first parents of a new one: what is taken over, and what has to hold for it.
+
+    inherited.json   the earlier run, its pods by score, and the content of what was taken over; written once
+
+A pod takes over its parent's networks, optimiser and statistics of observations. Those are brought to the new market's
+standardisation (`agents/travel.py`), so a network that holds no number of assets goes on seeing what it learned to
+read. Scores are not taken over: they were measured elsewhere.
+
+The earlier run must not have seen, in training or in choosing, any bar of the new run's test window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fintrader.agents import make_agent, market_identity
+from fintrader.agents.checkpoint import read_tensors
+from fintrader.agents.policy import FORMAT, ActorPolicy
+from fintrader.agents.travel import check_travels, moved_statistics
+from fintrader.config import Settings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.observation import ObservationLayout, layout_from_json, num_actions
+from fintrader.errors import CheckpointError, ConfigError, TournamentError
+from fintrader.files import read_json, write_json
+from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.generator import get, has, put
+from fintrader.tournament.leaderboard import Entry
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.store import RunStore
+
+FILE = "inherited.json"
+_SEEN = "seen_until"
+_STATISTICS = "normaliser."
+_NOISE, _MOMENTS = "modules.noise.log_std", "optimisers.adam."
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What a run begins with."""
+
+    address: str
+    """The earlier run, as it was given: a folder or a URL."""
+    run: str
+    """Its name, as lineages say it."""
+    policies: dict[str, str]
+    """Pod there -> SHA-256 of its policy."""
+    trials: int
+    """Pods that were scored there, and in the runs that it began with."""
+    seen_until: int
+    """Start of the last bar that anything here was trained on or chosen by, ns since 1970 UTC."""
+    entries: tuple[Entry, ...]
+    """The parents, best first: called `run:pod`, with settings of this run, and snapshots in its store."""
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Inheritance | None:
+        """What a run began with; None if with nothing."""
+        path = folder.root / FILE
+        if not path.is_file():
+            return None
+        try:
+            values = read_json(path)
+            pairs = values.pop("entries")
+            entries = (Entry(PodSpec.model_validate(one), PodResult.model_validate(two)) for one, two in pairs)
+            return cls(**values, entries=tuple(entries))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TournamentError(
+                f"{path} is damaged ({error}); delete it and run the same command again, with the earlier run at hand"
+            ) from None
+
+    def write(self, folder: RunFolder) -> None:
+        """Store it; whole or not at all."""
+        pairs = [[one.spec.model_dump(mode="json"), one.result.model_dump(mode="json")] for one in self.entries]
+        write_json(folder.root / FILE, {**vars(self), "entries": pairs})
+
+
+@dataclass(frozen=True)
+class Heirs:
+    """What the new run is made of: its pods' settings and their market."""
+
+    settings: TournamentSettings
+    agents: Sequence[Settings]
+    env: EnvSettings
+    market: Path
+
+
+def inherit(store: RunStore, address: str, find: Callable[[], RunFolder], heirs: Heirs) -> Inheritance:
+    """Take over the leaderboard of the run at `address` (`find` fetches its folder) into the store of a new one.
+
+    Called again, it returns what was taken over then; the earlier run may be gone by now.
+
+    Raises TournamentError when that run has no finished pods, none of them can be loaded here, it has seen bars of the
+    new test window, or it is another run than the one begun with; CheckpointError when its files are damaged.
+    """
+    known = Inheritance.read(store.run)
+    if known is not None and known.address != address and not store.identity_path.exists():
+        known = None  # another one was asked for before anything began with it
+    if known is not None and all(store.intact(str(entry.result.snapshot)) for entry in known.entries):
+        return known
+    found = _taken_over(store, address, find(), heirs)
+    if known is not None and found != known:
+        raise TournamentError(
+            f"{address} has changed since {store.run.root} began with it, and what was taken over is damaged; "
+            "use another run name"
+        )
+    found.write(store.run)
+    return found
+
+
+def copied(store: RunStore, source: RunStore) -> Inheritance | None:
+    """What `source` began with, for a run that repeats it."""
+    known = Inheritance.read(source.run)
+    if known is not None:
+        for entry in known.entries:
+            store.put(source.get(str(entry.result.snapshot)))
+        known.write(store.run)
+    return known
+
+
+def has_pods(folder: RunFolder) -> bool:
+    """Whether a run has pods that others can start from."""
+    return bool(_ranked(open_store(folder, mirror_of(folder.root))))
+
+
+def _ranked(source: RunStore) -> list[Entry]:
+    """Its pods that others can start from, best first."""
+    specs, results = source.specs(), source.results()
+    entries = [Entry(specs[pod], result) for pod, result in results.items() if pod in specs]
+    return sorted((entry for entry in entries if entry.inheritable), key=lambda entry: entry.order)
+
+
+def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) -> Inheritance:
+    source = open_store(folder, mirror_of(folder.root))
+    ranked = _ranked(source)
+    if not ranked:
+        hint = "let its own command finish first" if folder.root.is_dir() else "no run lies there"
+        if any((folder.root / "folds").glob("*/tournament.json")):
+            hint = "it was walked forward: give one of its folds, such as RUN/folds/00"
+        raise TournamentError(f"{address} has no finished pods to start from; {hint}")
+    before = Inheritance.read(folder)
+    split = MarketTensors.load(heirs.market).split()
+    layout = TradingEnv.evaluation(split.validation, heirs.env).layout
+    here = market_identity(split.train)
+    seen = [] if before is None else [before.seen_until]
+    entries, policies, problems = [], {}, []
+    for entry in ranked[: heirs.settings.leaderboard_size]:
+        pod = entry.spec.pod
+        source.ensure_policy(entry.result)
+        if not source.has_policy(entry.result):
+            raise CheckpointError(f"{source.policy_path(pod)} is missing or damaged; run its own command again")
+        _, header = read_tensors(source.policy_path(pod), FORMAT)
+        try:
+            agent, state = _moved(header, entry, source, heirs, layout, here)
+        except (CheckpointError, TournamentError) as error:
+            problems.append(f"{pod}: {error}")
+            continue
+        if _SEEN not in header["meta"]:
+            raise TournamentError(f"{address}: {pod} does not say until when it saw bars; run it anew")
+        seen.append(int(header["meta"][_SEEN]))
+        policies[pod] = str(entry.result.policy)
+        snapshot = store.put(save(dict(sorted(state.items()))))
+        spec = entry.spec.model_copy(update={"pod": f"{folder.label}:{pod}", "agent": agent})
+        result = entry.result.model_copy(update={"snapshot": snapshot})
+        entries.append(Entry(spec, result))
+    if not entries:
+        raise TournamentError(f"{address}: none of its pods can start one here; {problems[0]}")
+    first = int(split.test.minutes[0])
+    if max(seen) >= first:
+        last, begins = (str(np.datetime64(ns, "ns"))[:16] for ns in (max(seen), first))
+        raise TournamentError(
+            f"{address} has seen bars until {last}, and the test window begins at {begins}: its pods would know what "
+            "they are tested on; test on a later window (data.windows), or start from a run that ends before"
+        )
+    trials = len(ranked) + (0 if before is None else before.trials)
+    return Inheritance(address, folder.label, policies, trials, max(seen), tuple(entries))
+
+
+def _moved(
+    header: Mapping[str, Any], entry: Entry, source: RunStore, heirs: Heirs, layout: Any, here: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A pod's settings as this run has them, and its networks, optimiser and statistics for this run's market.
+
+    Settings are this run's, but for those that both searched. Raises CheckpointError or TournamentError where the
+    networks do not fit.
+    """
+    description, trained = header["policy"], header["meta"].get("market")
+    if trained is None:
+        raise CheckpointError("its policy does not say on which market it was trained")
+    stored = check_travels(layout_from_json(description["layout"]), description["network"]["kind"], trained, here)
+    if {**vars(stored), "num_assets": num_actions(layout)} != vars(layout):
+        raise CheckpointError("it observes something else (env.lookback, env.observation); use the same settings here")
+    if (theirs := entry.spec.env.get("action")) != heirs.env.action:
+        raise CheckpointError(f"env.action was {theirs} there and is {heirs.env.action} here")
+    try:
+        state = load(source.get(str(entry.result.snapshot)))
+    except SafetensorError as error:
+        raise CheckpointError(f"its snapshot holds no tensors ({error})") from None
+    if trained != here:
+        state = _restated(state, stored, trained, here)
+    algo = entry.spec.agent.get("algo")
+    problem = f"its algorithm ({algo}) takes no part here"
+    for base in heirs.agents:
+        if getattr(base, "algo", None) != algo:
+            continue
+        settings = _settings(base, entry.spec.agent, heirs.settings)
+        agent = make_agent(settings, layout, device="cpu", seed=0)
+        other = _other_architecture(description, agent.policy)
+        if other is None:
+            agent.inherit(state)
+            return settings.model_dump(mode="json"), state
+        problem = f"another architecture: {other}; use the same agent.network and agent.head here"
+    raise TournamentError(problem)
+
+
+def _settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSettings) -> Any:
+    """This run's settings, with the values that the earlier search found for what is searched here."""
+    values = base.model_dump(mode="json")
+    for name in settings.search:
+        if has(values, name) and has(theirs, name):
+            put(values, name, get(theirs, name))
+    try:
+        return type(base).model_validate(values)
+    except ValidationError as error:
+        raise TournamentError(f"its settings are impossible here ({str(error).splitlines()[0]})") from None
+
+
+def _other_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> str | None:
+    """In what a stored policy differs from one made here, as far as that shows in no shape; None: in nothing."""
+    own = policy.describe()
+    there = {**description["network"], "head": description["head"]["kind"]}
+    here = {**own["network"], "head": own["head"]["kind"]}
+    for name in ("outputs", "squash"):
+        there[name], here[name] = description[name], own[name]
+    odd = [name for name in here if there.get(name) != here[name]]
+    return ", ".join(f"{name} {there.get(name)} there, {here[name]} here" for name in odd[:3]) or None
+
+
+def _restated(
+    state: Mapping[str, Tensor], layout: ObservationLayout, trained: Mapping[str, Any], here: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """An agent's state for the market `here`: its statistics, and how far each asset's latent is explored.
+
+    The latter alone is a number of each asset (PPO and A2C): where there are other assets, each gets their mean.
+    """
+    moved = dict(state)
+    noise, count = state.get(_NOISE), layout.num_assets
+    if noise is not None and trained["symbols"] != here["symbols"]:
+        each = noise[:count].mean().expand(len(here["symbols"]))
+        moved[_NOISE] = torch.cat([each, noise[count:]])
+        # Its moments say nothing of other assets; it is the last of the optimiser's parameters.
+        last = max((int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS)), default=0)
+        if (moment := state.get(f"{_MOMENTS}{last}.exp_avg")) is not None and moment.shape == noise.shape:
+            moved = {name: one for name, one in moved.items() if not name.startswith(f"{_MOMENTS}{last}.")}
+    for name in state:
+        if name.endswith(f"{_STATISTICS}mean"):
+            var = f"{name.removesuffix('mean')}var"
+            moved[name], moved[var] = moved_statistics(state[name], state[var], layout, trained, here)
+    return moved
+
+
+def check_unused(from_run: str | None, verb: str) -> None:
+    """Raises ConfigError when a command that starts no tournament was told what to start from."""
+    if from_run is not None:
+        raise ConfigError(f"from_run: `fintrader {verb}` starts no tournament; use `fintrader run` or `tournament`")

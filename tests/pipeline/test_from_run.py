@@ -1,0 +1,157 @@
+"""Runs that start from an earlier run's pods, and walk-forwards whose folds start from the one before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fintrader.agents.checkpoint import read_tensors
+from fintrader.agents.policy import FORMAT
+from fintrader.data.tensors import MarketTensors
+from fintrader.errors import ConfigError, FintraderError, TournamentError
+from fintrader.files import file_sha256, read_json
+from fintrader.pipeline import RunConfig, load_config, replay_run, run_tournament, train_one, walk_forward
+from fintrader.results.leaderboard import lineage, read_pods
+from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.inheritance import Inheritance
+from fintrader.tournament.store import RunStore
+from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+SMALL = TINY["tournament"] | {"pods": 2, "leaderboard_size": 2, "ensemble_size": 1}
+ONE = SMALL | {"pods": 1, "ensemble_size": 1}
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished tournament of two pods. Nobody may change it."""
+    return run_tournament(load_config(write_config(tmp_path_factory.mktemp("earlier"), tournament=SMALL, name="old")))
+
+
+def configured(folder: Path, earlier: Path, **changes: Any) -> RunConfig:
+    return load_config(write_config(folder, **({"tournament": ONE, "from_run": str(earlier), "name": "new"} | changes)))
+
+
+def snapshot_of(run: Path, pod: str) -> dict[str, torch.Tensor]:
+    store = RunStore(RunFolder(run))
+    return load_file(store.snapshot_path(str(store.read_result(pod).snapshot)))
+
+
+def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path, earlier, tournament=SMALL | {"pods": 3})
+    run = run_tournament(config)
+    best = read_pods(earlier / "leaderboard.sqlite")
+    ranked = [row["pod"] for row in sorted(best, key=lambda row: -row["score"])]
+    specs = RunStore(RunFolder(run)).specs()
+    assert [specs[pod].parent for pod in ("p0000", "p0001")] == [f"old:{pod}" for pod in ranked]
+    # The same market: what is taken over is the parent's state, to the byte.
+    assert specs["p0000"].snapshot == RunStore(RunFolder(earlier)).read_result(ranked[0]).snapshot
+    inherited = Manifest.load(run / "manifest.json").values["inherited"]
+    assert inherited["address"] == str(earlier)
+    assert inherited["policies"] == {pod: file_sha256(earlier / "pods" / pod / "policy.safetensors") for pod in ranked}
+    assert Manifest.load(run / "manifest.json").values["trials"] == 3 + 2
+    steps = lineage(read_pods(run / "leaderboard.sqlite"), "p0000")
+    assert [(step["pod"], step["origin"]) for step in steps] == [
+        ("p0000", "survivor"),
+        (f"old:{ranked[0]}", "earlier run"),
+    ]
+    assert f"old:{ranked[0]}" in fintrader("lineage", str(run), "p0000").out
+    assert replay_run(run, "again") == []
+
+
+def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(earlier, tmp_path / "source" / "old"))
+    expected = run_tournament(configured(tmp_path, source))
+    config = configured(tmp_path, source, name="struck")
+    for moment in ("snapshots/*.safetensors", "inherited.json", "pods/*/spec.json"):
+        with pytest.raises(Struck), struck_when(moment):
+            run_tournament(config)
+    (tmp_path / "source").rename(tmp_path / "gone")
+    with pytest.raises(Struck), struck_when("pods/*/result.json"):
+        run_tournament(config)
+    run = config.folder.root
+    # What was taken over is damaged: the earlier run is needed again.
+    for path in (run / "snapshots").iterdir():
+        path.write_bytes(b"?")
+    with pytest.raises(TournamentError, match="no finished pods to start from; no run lies there"):
+        run_tournament(config)
+    (tmp_path / "gone").rename(tmp_path / "source")
+    run_tournament(config)
+    assert RunStore(RunFolder(run)).specs() == RunStore(RunFolder(expected)).specs()
+    states = [snapshot_of(one, "p0000") for one in (run, expected)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+def test_other_symbols_start_from_what_was_learned(earlier: Path, tmp_path: Path) -> None:
+    """Of another market the statistics are moved, and nothing else; `mlp` is refused."""
+    source = TINY["data"]["source"] | {"num_symbols": 6, "seed": 5}
+    run = run_tournament(configured(tmp_path, earlier, data={"source": source}))
+    known = Inheritance.read(RunFolder(run))
+    assert known is not None
+    pod = known.entries[0].spec.pod.partition(":")[2]
+    taken = load_file(RunStore(RunFolder(run)).snapshot_path(str(known.entries[0].result.snapshot)))
+    before = snapshot_of(earlier, pod)
+    moments = set(before) - set(taken)
+    assert {before[name].shape for name in moments} <= {torch.Size([5]), torch.Size([])}
+    changed = {name for name in taken if not torch.equal(before[name], taken[name])}
+    assert changed == {"modules.policy.normaliser.mean", "modules.policy.normaliser.var", "modules.noise.log_std"}
+    _, header = read_tensors(run / "pods" / "p0000" / "policy.safetensors", FORMAT)
+    assert header["policy"]["layout"]["layout"]["num_assets"] == 6
+
+
+def refused(config: RunConfig) -> str:
+    with pytest.raises(FintraderError) as told:
+        run_tournament(config)
+    return str(told.value)
+
+
+def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier: Path, tmp_path: Path) -> None:
+    def tried(name: str, **changes: Any) -> str:
+        return refused(configured(tmp_path / name, earlier, **changes))
+
+    assert "no finished pods" in tried("nothing", from_run=str(tmp_path / "nowhere"))
+    run_tournament(configured(tmp_path / "nothing", earlier))  # a slip can be mended in place
+    assert "other settings (from_run" in tried("nothing", from_run=str(tmp_path / "nowhere"))
+    names = {"names": ["return_1", "rsi_30"]}
+    assert "feature names" in tried("features", data=TINY["data"] | {"features": names})
+    wider = TINY["agent"] | {"network": {"hidden": [32, 32], "activation": "tanh"}}
+    assert "activation relu there, tanh here" in tried("network", agent=wider)
+    assert "takes no part here" in tried("algo", agent={"algo": "sac"})
+    assert "it observes something else" in tried("lookback", env=TINY["env"] | {"lookback": 3})
+    sooner = TINY["data"]["source"] | {"start": "2018-01-02"}
+    assert "would know what they are tested on" in tried("sooner", data={"source": sooner})
+    with pytest.raises(ConfigError, match="starts no tournament"):
+        train_one(configured(tmp_path / "train", earlier))
+
+
+def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, tournament=ONE, name="new")
+    done = fintrader("tournament", str(config), "--from", str(earlier))
+    assert done.status == 0, done.err
+    assert load_config(tmp_path / "runs" / "new" / "config.yaml").from_run == str(earlier)
+
+
+def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(tmp_path: Path) -> None:
+    lengths = {"train_sessions": 6, "validation_sessions": 4, "test_sessions": 4, "warm_start": True}
+    source = TINY["data"]["source"] | {"num_sessions": 21}
+    judged = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
+    config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged, tournament=ONE)
+    run = walk_forward(load_config(config))
+    folds = [RunFolder(run / "folds" / name) for name in ("00", "01")]
+    free = [RunFolder(fold.null_model) for fold in folds]
+    for first, second, label in ((*folds, "folds/00"), (*free, "folds/00/null_model")):
+        spec = RunStore(second).read_spec("p0000")
+        assert RunStore(first).read_spec("p0000").parent is None
+        assert spec.parent == f"tiny/{label}:p0000"
+        assert spec.snapshot == RunStore(first).read_result("p0000").snapshot
+    test = MarketTensors.load(folds[1].root / "market.safetensors").split().test
+    known = Inheritance.read(folds[1])
+    assert known is not None
+    validation = MarketTensors.load(folds[0].root / "market.safetensors").split().validation
+    assert known.seen_until == int(validation.minutes[-1]) < int(test.minutes[0])
+    assert read_json(run / "manifest.json")["trials"] == 2
