@@ -113,7 +113,7 @@ def moved_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Statistics `[G]` of the columns of `layout`, so that rows of the market `here` are seen as those of `trained`.
 
-    A holding counts as a multiple of an equal share, 1/N. A column of the market that did not vary in training says
+    A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the market that did not vary in training says
     nothing: the weights that read it were never learned.
     """
     groups, parts = statistic_groups(layout), layout.slices
@@ -123,7 +123,8 @@ def moved_statistics(
             there, own = (market["normalisation"][part][name] for market in (trained, here))
             factor[group] = own["std"] / there["std"]
             offset[group] = (own["mean"] - there["mean"]) / there["std"]
-    factor[groups[parts["holdings"]][0]] = len(here["symbols"]) / layout.num_assets
+    for part in {"holdings", "benchmark"} & set(parts):
+        factor[groups[parts[part]][0]] = len(here["symbols"]) / layout.num_assets
     of_market = torch.zeros_like(mean, dtype=torch.bool)
     of_market[groups[layout.private_width :]] = True
     silent = of_market & (var <= CONSTANT)
