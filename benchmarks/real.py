@@ -1,0 +1,151 @@
+"""What agents are worth on real bars, walking forward: beside the benchmark they may tilt away from, ridge, and chance.
+
+    python benchmarks/real.py --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
+
+FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`, `walkforward_us14.yaml`) and the
+index's membership. Every set is `fintrader walkforward` as shipped: five pods (seeds) a fold, chosen and shrunk on the
+validation window, tested once on what follows.
+
+daily, us14, n100      real bars
+planted_15, planted_05 the daily bars with a feature of known information coefficient (`data.source.kind: planted_in`)
+information_free       the daily bars with features of other days (`backtest.null_model`): what chance makes
+
+A figure is of the daily returns beyond those of the benchmark portfolio, net of costs on both sides: a year's, its
+information ratio, the interval of 95 % by a paired block bootstrap, and how many folds it was not below. *Within* is
+the share of folds that ended within 10 basis points of the benchmark. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import finish  # noqa: E402
+from fintrader import metrics as m  # noqa: E402
+from fintrader.config import overlay, read_yaml  # noqa: E402
+from fintrader.pipeline.config import RunConfig  # noqa: E402
+from fintrader.pipeline.run import walk_forward  # noqa: E402
+from fintrader.results.backtest_files import StoredBacktest, read_backtest  # noqa: E402
+
+Array = NDArray[np.float64]
+DAILY, US14, N100 = "daily_n100_20151001_20180215", "minute_us14_20190102_20201231", "minute_n100_20151012_20160401"
+MEMBERS = "n100_membership_20151012_20210601.csv"
+BLOCK, DRAWS = 10, 4000
+"""Sessions of a bootstrap block, and samples."""
+NEAR = 1e-3
+"""Of the benchmark: 10 basis points over a fold."""
+
+
+def planted(ic: float) -> dict[str, Any]:
+    """A signal of the next twenty sessions, whose edge no fold's test may share with its training."""
+    source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
+    return {"data": {"source": source}, "walkforward": {"embargo_sessions": 20}}
+
+
+MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 10}
+SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "daily": ("walkforward_daily", DAILY, {}),
+    "us14": ("walkforward_us14", US14, {}),
+    "n100": (
+        "nasdaq100_2016",
+        N100,
+        {"walkforward": {**MINUTES, "embargo_sessions": 1, "anchored": True}},
+    ),
+    "planted_15": ("walkforward_daily", DAILY, planted(0.15)),
+    "planted_05": ("walkforward_daily", DAILY, planted(0.05)),
+    "information_free": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}}),
+}
+
+
+def configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
+    """The shipped configuration of a set, over the bars in `bars`."""
+    config, file, changes = SETS[name]
+    values = read_yaml(ROOT / "configs" / f"{config}.yaml")
+    where: dict[str, Any] = {"data": {"source": {"path": str(bars / f"{file}.parquet")}}}
+    if file != US14:
+        values["data"]["universe"].pop("index")
+        where["data"]["universe"] = {"membership": str(bars / MEMBERS)}
+    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    return RunConfig.model_validate(overlay(overlay(overlay(values, where), changes), own))
+
+
+def active(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
+    """Daily returns beyond the benchmark's, a fold each."""
+    returns = stored.daily_returns
+    days = (returns[strategy] - returns[against]).to_numpy()
+    dates = returns.index.strftime("%Y-%m-%d")
+    windows = stored.context["fold_windows"]
+    return [days[(dates >= first) & (dates <= last)] for first, last in windows]
+
+
+def interval(days: Array, seed: int = 0) -> list[float]:
+    """95 % of a year's mean, by a circular block bootstrap."""
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, len(days), (DRAWS, -(-len(days) // BLOCK)))
+    drawn = days[(starts[..., None] + np.arange(BLOCK)) % len(days)].reshape(DRAWS, -1)[:, : len(days)]
+    return [float(value) for value in m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975))]
+
+
+def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[str, Any]:
+    """What a set of folds came to."""
+    days = np.concatenate(folds)
+    growth = np.array([np.prod(1 + fold) - 1 for fold in folds])
+    deviation = float(days.std(ddof=1))
+    known = stored.metrics[strategy]
+    return {
+        "active_return": float(m.TRADING_DAYS * days.mean()),
+        "interval": interval(days),
+        "information_ratio": float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0,
+        "folds_not_below": f"{int((growth >= 0).sum())} of {len(folds)}",
+        "within_10_bps": float((np.abs(growth) <= NEAR).mean()),
+        "sharpe": known["sharpe"],
+        "cumulative_return": known["cumulative_return"],
+        "invested_share": known.get("invested_share"),
+        "turnover": known.get("turnover"),
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--bars", type=Path, required=True)
+    arguments.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS])
+    arguments.add_argument("--seeds", type=int, default=1, help="walk-forwards a set, of five pods a fold each")
+    arguments.add_argument("--runs", type=Path, default=ROOT / "runs" / "real", help="kept, and gone on with")
+    arguments.add_argument("--save", action="store_true")
+    options = arguments.parse_args()
+
+    rows: dict[str, Any] = {}
+    for name in options.set:
+        for seed in range(options.seeds):
+            began = time.monotonic()
+            stored = read_backtest(walk_forward(configuration(name, options.bars, options.runs, seed)) / "backtest")
+            chosen = ("null_model",) if name == "information_free" else ("ensemble", "best", "ridge", "vol_targeted")
+            found = {
+                strategy: figures(active(stored, strategy, "equal_weight"), stored, strategy)
+                for strategy in chosen
+                if strategy in stored.strategies
+            }
+            row = {**found, "equal_weight": stored.metrics["equal_weight"], "seconds": time.monotonic() - began}
+            rows[f"{name}/{seed}"] = row
+            for strategy, value in found.items():
+                low, high = value["interval"]
+                print(
+                    f"{name}/{seed} {strategy:12s} active {value['active_return']:+.2%}/y [{low:+.1%}, {high:+.1%}] "
+                    f"IR {value['information_ratio']:+.2f}, not below in {value['folds_not_below']}, "
+                    f"within 10 bps {value['within_10_bps']:.0%}, Sharpe {value['sharpe']:.2f}",
+                    flush=True,
+                )
+    finish("real", {"sets": rows}, seed=0, save=options.save)
+
+
+if __name__ == "__main__":
+    main()
