@@ -64,10 +64,10 @@ def test_benchmark_is_the_scaled_index() -> None:
     assert result.equity == pytest.approx(500 * level / level[0], rel=1e-12)
     assert result.metrics["cost_usd"] == 0
     assert result.metrics["beta"] == pytest.approx(1)
-    assert result.metrics["tracking_error"] == pytest.approx(0, abs=1e-12)
-    assert result.metrics["information_ratio"] is None  # nothing active: not 0/0 of rounding
+    assert result.metrics["index_tracking_error"] == pytest.approx(0, abs=1e-12)
+    assert result.metrics["index_information_ratio"] is None  # nothing active: not 0/0 of rounding
     assert result.metrics["batting_average"] == 0
-    assert result.metrics["exposure_mean"] is None
+    assert result.metrics["invested_share"] is None
 
 
 def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> None:
@@ -77,7 +77,8 @@ def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> Non
     results = simulate_baselines(market, EnvSettings(), every=True)
     changed = simulate_baselines(joined(market, other, cut), EnvSettings(), every=True)
     assert list(results) == [
-        *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash"),
+        *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "vol_targeted"),
+        *("benchmark", "cash"),
     ]
     for name, result in results.items():
         assert (result.equity[:cut] == changed[name].equity[:cut]).all(), name

@@ -65,12 +65,16 @@ def _title(key: str) -> str:
 
 def test_the_papers_table_in_report_terminal_and_notebook(template: Path, stored: StoredBacktest, report: dict) -> None:
     run = Run(template / "runs" / "demo")
-    lines = {cells[0]: cells[1:] for line in repr(run).splitlines() if len(cells := re.split(r"\s{2,}", line)) > 1}
+    page, printed, notebook = render_report(stored), repr(run), run._repr_html_()
     other = render_comparison({"one": stored, "two": stored})
-    for name in stored.strategies:
-        cells = lines[name.replace("_", " ")]
-        assert cells == report[title_of(name)][: len(PAPER_COLUMNS)]
-        assert cells == rows_of(run._repr_html_())[name.replace("_", " ")]
+    paper = [lines_of(printed), rows_of(notebook), report]
+    active = [lines_of(printed[printed.index("Against") :]), *(rows_of(t[t.index("Against cash") :]) for t in (notebook, page))]
+    for tables_, count in ((paper, len(PAPER_COLUMNS)), (active, len(ACTIVE_COLUMNS) + 1)):
+        terminal, html_, shown = tables_
+        for name in stored.strategies:
+            cells = terminal[name.replace("_", " ")]
+            assert len(cells) == count
+            assert cells == html_[name.replace("_", " ")] == shown[title_of(name)][:count]
     assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
 
 
