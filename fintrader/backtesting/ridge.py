@@ -5,10 +5,10 @@ alone, tilts the benchmark's weights `b`:
 
     w ∝ b · exp(clip(STRENGTH · score, ±TRUST)),     score = x·β / its deviation in training, centred over the members
 
-and the account goes a part of the way there at each decision. It decides as often as the policy it stands beside, and
-trades through the same ledger, at the same costs and limits. Horizon, penalty and rate are chosen by what they would
-have earned beyond the benchmark on the validation window (where none is given, on the last fifth of training), less
-half of `RISK_AVERSION` times its variance.
+and the account goes a part of the way there at each decision, with what lies in cash at once. It decides as often as
+the policy it stands beside, and trades through the same ledger, at the same costs and limits. Horizon, penalty and rate
+are chosen by what they would have earned beyond the benchmark on the validation window (where none is given, on the
+last fifth of training), less half of `RISK_AVERSION` times its variance.
 """
 
 from __future__ import annotations
@@ -212,8 +212,7 @@ def _utilities(panel: _Panel, start: int, coefficients: Array, rates: Sequence[f
         weights, change, fresh = panel.weights[k], panel.change[k], k == start
         features = panel.market.features[panel.bars[k]].numpy().astype(np.float64)
         aim = _tilted((features @ coefficients).T, weights)[:, None, :]
-        way = np.where((weights == 0) | fresh, 1.0, part)
-        before, holding = holding, holding + way * (aim - holding)
+        before, holding = holding, _stepped(holding, aim, part)
         earned[k - start] = holding @ change - cost * np.abs(holding - before).sum(-1)
         holding *= (1 + change) / (1 + earned[k - start])[..., None]
         due = fresh or panel.session[k] != panel.session[k - 1]
@@ -245,23 +244,29 @@ def ridge(
     weights = benchmark_weights(own, "equal_weight" if kind == "cash" else kind).numpy()
     mark = account.view.mark.double().numpy()
 
+    carried = np.zeros(own.num_assets)
+    """Fractions of shares that were to be traded and could not: rounding must not decide where the account goes."""
+
     def decide(account: BacktestAccount) -> Holdings:
         bar, held, price = account.bar, account.held, mark[account.bar]
         scores = own.features[bar].numpy().astype(np.float64) @ fitted.coefficients
-        aim = _tilted(scores, weights[bar])
-        wanted = np.where(price > 0, aim * account.equity / np.where(price > 0, price, 1.0), held)
-        # A tenth in cash is no tilt but a purchase that has not been made yet, or not all of it.
-        away = held @ price < 0.9 * account.equity
-        way = np.where((weights[bar] == 0) | away, 1.0, fitted.trade_rate)
-        return Holdings(held + _part(wanted - held, way, settings.fractional))
+        share = held * price / account.equity
+        target = _stepped(share, _tilted(scores, weights[bar]), fitted.trade_rate)
+        change = np.where(price > 0, target * account.equity / np.where(price > 0, price, 1.0) - held, 0.0)
+        if not settings.fractional:
+            change += np.where(target > 0, carried, 0.0)
+            # 2^-20 makes good what rounding took.
+            whole = np.trunc(change + np.sign(change) * 2.0**-20)
+            carried[:] = change - whole
+            change = whole
+        return Holdings(held + change)
 
     return trade(decide, account, name="ridge", progress=progress, note=fitted.note)
 
 
-def _part(change: Array, way: Array, fractional: bool) -> Array:
-    """A part of a change of holdings: in whole shares at least one, where at least one is wanted."""
-    if fractional:
-        return way * change
-    whole = np.trunc(np.abs(change) + 2.0**-20)
-    steps: Array = np.sign(change) * np.minimum(whole, np.maximum(1.0, np.trunc(way * np.abs(change) + 2.0**-20)))
-    return steps
+def _stepped(shares: Array, aim: Array, rate: Array | float) -> Array:
+    """`[..., N]`: a part of the way from shares of equity to those aimed at; idle cash goes there at once, and what is
+    not aimed at is sold."""
+    idle = np.maximum(0.0, 1 - shares.sum(-1, keepdims=True))
+    stepped: Array = np.where(aim > 0, (1 - rate) * shares + (rate + (1 - rate) * idle) * aim, 0.0)
+    return stepped
