@@ -52,10 +52,10 @@ def summary(stored: StoredBacktest) -> str:
     own = stored.metrics[name]
     text = f"{figures.title_of(name)} returned {percent(own.get('cumulative_return'), signed=True)}"
     text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.get('sharpe'))})"
-    for rival in ("equal_weight", "benchmark"):
+    for rival, title in (("equal_weight", "equal weight"), ("benchmark", "the index")):
         if rival in stored.metrics and rival != name:
             returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
-            text += f", {figures.title_of(rival).lower()} {returned}"
+            text += f", {title} {returned}"
     return text + "."
 
 

@@ -29,7 +29,7 @@ PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
 )
 """Key and heading of the columns of the paper's Table 2, in its order."""
 ACTIVE_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("invested_share", "Invested share"),
+    ("invested_share", "Invested"),
     ("active_return", "Active return"),
     ("tracking_error", "Tracking error"),
     ("information_ratio", "Information ratio"),
@@ -247,7 +247,7 @@ def plain_text(table: Table) -> str:
 def table_text(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
     """`metrics_table` and `active_table` as plain text, ours before the baselines."""
     shown = {name: metrics[name] for name in in_order(metrics)}
-    return f"{plain_text(metrics_table(shown))}\n\n{plain_text(active_table(shown, portfolio))}"
+    return f"{plain_text(metrics_table(shown))}\n{plain_text(active_table(shown, portfolio))}"
 
 
 def table_html(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
@@ -274,7 +274,7 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
 
     Empty where nothing of this is known, and for a baseline.
     """
-    name = main_strategy(list(metrics))
+    name = main_strategy(in_order(metrics))
     portfolio, own = context.get("benchmark_portfolio"), metrics[name]
     returned = number(own.get("cumulative_return"))
     if not is_result(name) or returned is None or not isinstance(portfolio, str):
