@@ -10,8 +10,8 @@ import streamlit as st
 
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import number, statistic
-from fintrader_app.shell import human
+from fintrader.results.formatting import ACTIVE_COLUMNS, INTERVAL, active_cells, number, standing, statistic
+from fintrader_app.shell import human, plain
 
 HEADLINE = (
     ("cumulative_return", "Return"),
@@ -66,19 +66,24 @@ def cards(stored: StoredBacktest, name: str) -> None:
                 height="stretch",
                 border=True,
             )
+    if stands := standing(stored.metrics, stored.context):
+        st.markdown(plain(stands, 600))
     if (sessions := len(stored.ends)) < FEW_SESSIONS:
         st.caption(
             f":material/warning: Only {sessions} sessions: annual figures and ratios are extrapolated from a few weeks."
         )
 
 
-def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
-    """One row a strategy, the paper's columns."""
-    rows = [
-        {"Strategy": human(name), **{title: statistic(metric, values.get(metric)) for metric, title in HEADLINE}}
-        for name, values in metrics.items()
-    ]
-    table(rows, key, right=[title for _, title in HEADLINE], pinned="Strategy")
+def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: str | None = None) -> None:
+    """One row a strategy: the paper's columns, and what it did otherwise than the benchmark portfolio."""
+    titles = [title for _, title in (*HEADLINE, *ACTIVE_COLUMNS)] + [INTERVAL]
+    rows = []
+    for name, values in metrics.items():
+        cells = [*(statistic(metric, values.get(metric)) for metric, _ in HEADLINE), *active_cells(values)]
+        rows.append({"Strategy": human(name), **dict(zip(titles, cells, strict=True))})
+    table(rows, key, right=titles, pinned="Strategy")
+    if portfolio is not None:
+        st.caption(f"Active figures: against {plain(human(portfolio).lower())} (`env.benchmark`), net of costs.")
 
 
 def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:

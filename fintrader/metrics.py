@@ -330,6 +330,12 @@ def correlation(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
     return finite(float(np.corrcoef(ours, theirs)[0, 1]))
 
 
+def active_return(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+    """`mean(r − b) · periods`: what was earned beyond the benchmark, a year, not compounded."""
+    ours, theirs = paired(returns, benchmark)
+    return finite(float((ours - theirs).mean()) * periods) if ours.size else None
+
+
 def tracking_error(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`std(r − b) · √periods`."""
     ours, theirs = paired(returns, benchmark)

@@ -16,7 +16,8 @@ from fintrader_app.tables import table
 
 MOST = 8
 KEYS = ("cumulative_return", "annual_return", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar")
-KEYS += ("turnover", "cost_usd", "exposure_mean", "beta", "information_ratio", "final_equity_usd")
+KEYS += ("invested_share", "active_return", "tracking_error", "information_ratio")
+KEYS += ("turnover", "cost_usd", "beta", "final_equity_usd")
 
 
 def render(runs: RunsFolder) -> None:

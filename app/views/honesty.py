@@ -20,6 +20,7 @@ from fintrader.results.formatting import (
     probability,
     ratio,
     score,
+    standing,
     statistic,
 )
 from fintrader.results.run import Summary
@@ -88,6 +89,8 @@ def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
         return
     show = st.success if report.get("likely_skill") is True else st.warning
     show(f"**{plain(sentence)}**", icon=":material/balance:")
+    if stands := standing(stored.metrics, stored.context):
+        st.markdown(plain(stands, 600))
 
 
 def numbers(report: dict[str, Any]) -> None:
@@ -218,7 +221,8 @@ def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
         st.info("This null model was not run: the same tournament on time-shifted features.", icon=":material/science:")
         return
     name = str(report.get("strategy", ""))
-    tables.paper_table({name: stored.metrics.get(name, {}), "null_model": metrics}, "honesty_null_model")
+    shown = {name: stored.metrics.get(name, {}), "null_model": metrics}
+    tables.paper_table(shown, "honesty_null_model", stored.portfolio)
 
 
 def sensitivity(stored: StoredBacktest) -> None:

@@ -146,7 +146,8 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         with right:
             st.caption("Drawdown, from session closes")
             charts.show(figures.drawdown_figure(equity, session=stored.session), "preview_drawdown", height=300)
-        tables.paper_table({name: stored.metrics.get(name, {}) for name in stored.strategies}, "preview_table")
+        metrics = {name: stored.metrics.get(name, {}) for name in stored.strategies}
+        tables.paper_table(metrics, "preview_table", stored.portfolio)
     with guarded():
         leaders(folder)
     if run.command:

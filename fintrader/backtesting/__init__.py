@@ -7,10 +7,11 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.significance import expected_best_sharpe
 from fintrader.backtesting.simulate import simulate
 from fintrader.backtesting.writer import write_backtest
+from fintrader.backtesting.yardsticks import yardsticks
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import metrics_table
 
 __all__ = [
     "BacktestResult", "StoredBacktest", "assess", "expected_best_sharpe", "information_free", "metrics_table",
-    "read_backtest", "simulate", "simulate_baselines", "write_backtest",
+    "read_backtest", "simulate", "simulate_baselines", "write_backtest", "yardsticks",
 ]  # fmt: skip

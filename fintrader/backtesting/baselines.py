@@ -6,6 +6,7 @@ not weights, and ask again until they have traded: a target stays a target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -30,6 +31,8 @@ Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
 LOOKBACK, FAST, REBALANCED = 20, 5, 5
 """Sessions that the rules look back over, those of the fast average, and those from one rebalancing to the next."""
+USUAL_VOLATILITY = 0.15
+"""A year's, aimed at where the training window's is not known."""
 
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
@@ -206,6 +209,42 @@ def momentum(market: MarketTensors, settings: EnvSettings, *, progress: Progress
     return _from_past(weigh, market, settings, "momentum", note, 1, progress, spread=True)
 
 
+def vol_targeted(
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    target: float | None = None,
+    progress: Progress | None = None,
+) -> BacktestResult:
+    """Equal weights times min(1, target/σ), σ that of their own past daily returns, a year; the rest in cash.
+
+    `target`: `usual_volatility` of the training window, where it is known.
+    """
+    aimed = USUAL_VOLATILITY if target is None else target
+
+    def weigh(returns: Array) -> Array:
+        found = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(m.TRADING_DAYS)
+        return np.full(returns.shape[1], min(1.0, aimed / max(found, 1e-6)))
+
+    said = "a fixed choice" if target is None else "the training window's median"
+    note = f"1/n times min(1, {aimed:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED}; {said}"
+    return _from_past(weigh, market, settings, "vol_targeted", note, REBALANCED, progress, spread=True)
+
+
+def usual_volatility(market: MarketTensors) -> float | None:
+    """Median over a window's sessions of the volatility, a year, of equal weights in the members over `LOOKBACK`
+    sessions; None for a window that is not longer."""
+    ends = m.session_ends(market.session.cpu().numpy())
+    if len(ends) < LOOKBACK + 2:
+        return None
+    close, member = market.adjusted_close.cpu().numpy()[ends], market.member.cpu().numpy()[ends]
+    change = close[1:] / close[:-1] - 1
+    known = member[:-1] & np.isfinite(change)
+    daily = np.where(known, change, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    rolling = np.lib.stride_tricks.sliding_window_view(daily, LOOKBACK).std(axis=1, ddof=1)
+    return m.finite(float(np.median(rolling)) * math.sqrt(m.TRADING_DAYS))
+
+
 def _from_past(
     weigh: Callable[[Array], Array],
     market: MarketTensors,
@@ -292,13 +331,22 @@ def benchmark_portfolio(
 
 
 def simulate_baselines(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None, every: bool = False
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    train: MarketTensors | None = None,
+    progress: Progress | None = None,
+    every: bool = False,
 ) -> dict[str, BacktestResult]:
     """buy_and_hold, equal_weight and benchmark over the whole of `market`, at the policy's costs.
 
-    With `every` also inverse_volatility, minimum_variance, momentum and cash.
+    With `every` also inverse_volatility, minimum_variance, momentum, vol_targeted (at the usual volatility of `train`)
+    and cash.
     """
     rules = [buy_and_hold, equal_weight, *((inverse_volatility, minimum_variance, momentum) if every else ())]
     results = [rule(market, settings, progress=progress) for rule in rules]
+    if every:
+        target = None if train is None else usual_volatility(train)
+        results.append(vol_targeted(market, settings, target=target, progress=progress))
     results += [benchmark(market, settings), *([cash(market, settings)] if every else [])]
     return {result.name: result for result in results}

@@ -100,7 +100,8 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
     """Test windows one after another as one result: each starts with what the one before left.
 
     At the end of every window but the last the positions are sold at the last mark, at costs; the next
-    window begins in cash. Shares and trades are scaled to the capital carried over, so they may be fractions.
+    window begins in cash. Shares and trades are scaled to the capital carried over, so they may be fractions. Its
+    active figures wait for the portfolio's own windows, put together likewise (`result.measured_against`).
     Raises BacktestError when windows overlap or trade other symbols.
     """
     if not results:
@@ -137,6 +138,8 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
         closing_cost_usd=parts[-1].closing_cost_usd,
         ruined=any(part.ruined for part in parts),
         last_bar=None,
+        portfolio=None,
+        portfolio_name="",
         note=parts[0].note or f"{len(parts)} test windows in a row",
         **joined,
     )

@@ -23,6 +23,7 @@ from fintrader.data.settings import DataSettings, open_feed
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
+from fintrader.envs.benchmark import benchmark_kind
 from fintrader.errors import BacktestError
 from fintrader.progress import SILENT, Progress
 from fintrader.seeding import generator, numpy_generator
@@ -121,7 +122,7 @@ def find_leaks(
         raise BacktestError("there is no bar after the training window to cut at; give a longer market or more cuts")
     rng = numpy_generator(seed, "lookahead")
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
-    policy = policy or reacting_policy(market, seed, env.lookback)
+    policy = policy or reacting_policy(market, seed, env)
     leaks: list[Leak] = []
     with (progress or SILENT).task("look-ahead", total=len(chosen) * len(MODES), unit="builds") as task:
         for cut in chosen.tolist():
@@ -198,15 +199,16 @@ def column_name(layout: ObservationLayout, market: MarketTensors, column: int) -
                 bare = replace(layout, lookback=1)
                 name = column_name(bare, market, below + bare.private_width)
                 return f"{name}, {layout.lookback - 1 - back} bars before"
-            if part in ("holdings", "tradable"):
+            if part in ("holdings", "tradable", "member", "benchmark"):
                 return f"{part} of {market.symbols[at]}"
             return f"{part} {market.context_names[at]}" if part == "context" else f"{part} {at}"
     raise IndexError(column)
 
 
-def reacting_policy(market: MarketTensors, seed: int, lookback: int = 1) -> Policy:
+def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
     """A fixed random function of every column: if anything it sees changes, so do its trades."""
-    layout = ObservationLayout.of(market, lookback)
+    shown = benchmark_kind(market, env.benchmark) != "cash"
+    layout = ObservationLayout.of(market, env.lookback, benchmark=shown)
     draw = generator(seed, "lookahead-policy")
     weight = torch.randn(layout.width, layout.num_assets, generator=draw) / layout.width**0.5
 

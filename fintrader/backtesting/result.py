@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.backtesting.bootstrap import intervals
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError
-from fintrader.results.catalogue import History, measure, weights
+from fintrader.results.catalogue import History, measure, rounding_apart, weights
 from fintrader.results.formatting import statistic
 
 Array = NDArray[np.float64]
@@ -36,6 +38,8 @@ class BacktestResult(History):
     """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not noted."""
     closing_cost_usd: Array | None = None
     """`[N]`: what it would cost to close each position at the window's end."""
+    portfolio_name: str = ""
+    """The strategy that `portfolio` is the equity of: what `env.benchmark` names."""
     note: str = ""
     """One line on how the strategy trades, for tables and the report."""
 
@@ -46,6 +50,8 @@ class BacktestResult(History):
         for name in ("session", "equity", "costs_usd", "turnover_usd", "income_usd", "benchmark", "shares", "mark"):
             if len(getattr(self, name)) != bars:
                 raise BacktestError(f"{self.name}: {name} has {len(getattr(self, name))} rows for {bars} bars")
+        if self.portfolio is not None and len(self.portfolio) != bars:
+            raise BacktestError(f"{self.name}: the portfolio has {len(self.portfolio)} rows for {bars} bars")
         if not np.isfinite(self.equity).all():
             where = int(np.flatnonzero(~np.isfinite(self.equity))[0])
             raise BacktestError(f"{self.name}: equity is not finite at bar {where}; check the market's prices there")
@@ -85,6 +91,16 @@ class BacktestResult(History):
         """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one is."""
         return measure(self)
 
+    @cached_property
+    def information_ratio_interval(self) -> tuple[float | None, float | None]:
+        """Both ends of its 95 % interval: the stationary bootstrap of daily returns less the portfolio's, the same days
+        of both. None below eight sessions, and where nothing is active."""
+        if self.portfolio is None:
+            return None, None
+        theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
+        band = intervals(self.daily_returns - theirs, seed=0)[0]["sharpe"]
+        return band.low, band.high
+
     def trade_list_profit(self) -> float:
         """Profit recomputed from the trade list: cash flows, costs, interest, dividends, what is held at the end."""
         flows = (
@@ -96,6 +112,17 @@ class BacktestResult(History):
         held = self.trades.groupby("symbol")["shares"].sum()
         last = dict(zip(self.symbols, self.mark[-1], strict=True))
         return float(flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items()))
+
+
+def measured_against(results: Mapping[str, BacktestResult], portfolio: BacktestResult) -> dict[str, BacktestResult]:
+    """The same results, their active figures against `portfolio`. Raises BacktestError when the bars differ."""
+    for name, result in results.items():
+        if not np.array_equal(result.minutes, portfolio.minutes):
+            raise BacktestError(f"{name} and {portfolio.name} cover different bars; simulate them over the same window")
+    return {
+        name: replace(result, portfolio=portfolio.equity, portfolio_name=portfolio.name)
+        for name, result in results.items()
+    }
 
 
 def of_market(market: MarketTensors) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def tabulate(
         "context": {
             "strategies": {name: result.note for name, result in results.items()},
             "timezone": first.timezone,
+            **({"benchmark_portfolio": first.portfolio_name} if first.portfolio_name else {}),
             **dict(context or {}),
         },
         "honesty": dict(honesty or {}),

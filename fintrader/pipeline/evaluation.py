@@ -14,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.agents.policy import load_policy
-from fintrader.backtesting import BacktestResult, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting import BacktestResult, simulate, write_backtest, yardsticks
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.null_models import information_free
+from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.backtesting.yardsticks import Yardsticks
 from fintrader.data.sources.planted import oracle_policy, planted_optimum
 from fintrader.data.sources.planted_in import KIND as IN_REAL
-from fintrader.data.tensors import MarketTensors
+from fintrader.data.tensors import MarketTensors, Split
 from fintrader.data.universe import describe as survivors_only
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -51,19 +53,23 @@ def evaluate_chosen(
 ) -> None:
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck, written down."""
     folder, env = config.folder, backtest_settings(config)
-    market: MarketTensors = getattr(MarketTensors.load(path).split(), window)
+    windows = MarketTensors.load(path).split()
+    market: MarketTensors = getattr(windows, window)
 
     def shuffled() -> MarketTensors:
         free: MarketTensors = getattr(MarketTensors.load(information_free_market(path, config.seed)).split(), window)
         return free
 
     with reporter() as progress:
-        results = _simulate_chosen(config, folder, market, shuffled, str(manifest.values["best"]), progress)
+        best = str(manifest.values["best"])
+        results, beside = _simulate_chosen(config, folder, windows, window, shuffled, best, progress)
         free = results.pop("null_model", None)
         planted = _planted(market, env, results, progress)
+        results = measured_against(results, beside.portfolio)
         policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
     context = _provenance(config, manifest, window, repeat) | _data_summary(path, [market])
+    context["left_out"] = dict(beside.left_out)
     if planted:
         context["planted"] = planted
     _write(config, manifest, window, results, [folder], context, free, config.tournament.metric, [market], rows)
@@ -92,33 +98,40 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
     env = backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
-    folds, tests, policies = [], [], []
+    folds, tests, policies = [], list[MarketTensors](), []
+    left_out: dict[str, str] = {}
     with reporter() as progress:
         for folder in folders:
-            test = _own_test(folder, folder.root / "market.safetensors")
+            windows = _own_windows(folder, folder.root / "market.safetensors")
             free_path = folder.root / "information_free.safetensors"
             shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
-            results = _simulate_chosen(config, folder, test, shuffled, best, progress)
+            results, beside = _simulate_chosen(config, folder, windows, "test", shuffled, best, progress)
+            left_out |= {name: f"fold {len(tests) + 1}: {why}" for name, why in beside.left_out.items()}
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
-            tests.append(test)
+            tests.append(windows.test)
             policies.append(load_policy(_policy(folder.root)))
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
         rows = sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
     whole = {name: stitch(results, name=name) for name, results in parts.items() if len(results) == len(folders)}
+    whole = measured_against(whole, whole[beside.portfolio.name])
     free = whole.pop("null_model", None)
     context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
     context |= _data_summary(Path(str(manifest.values["market"])), tests)
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
-    context |= {"folds": folds, "fold_windows": days}
+    context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
     _write(config, manifest, "test", whole, folders, context, free, metric, tests, rows)
 
 
+def _own_windows(search: RunFolder, path: Path) -> Split:
+    """The windows of the market that a search was made on, out of its store where `path` is not here."""
+    return MarketTensors.load(run_store(search).own_market(path)).split()
+
+
 def _own_test(search: RunFolder, path: Path) -> MarketTensors:
-    """The test window of the market that a search was made on, out of its store where `path` is not here."""
-    return MarketTensors.load(run_store(search).own_market(path)).split().test
+    return _own_windows(search, path).test
 
 
 def _write(
@@ -212,25 +225,31 @@ def _policy(folder: Path) -> Path:
 def _simulate_chosen(
     config: RunConfig,
     folder: RunFolder,
-    market: MarketTensors,
+    windows: Split,
+    window: str,
     shuffled: Callable[[], MarketTensors],
     best: str,
     progress: Progress,
-) -> dict[str, BacktestResult]:
-    """A finished tournament's ensemble and best pod, and every baseline, over the same bars.
+) -> tuple[dict[str, BacktestResult], Yardsticks]:
+    """A finished tournament's ensemble and best pod, and every yardstick, over the same bars of one of its `windows`.
 
     With them `null_model`: what the same search made of the features of `shuffled()`, where there was one.
     """
     env, store = backtest_settings(config), run_store(folder)
+    market: MarketTensors = getattr(windows, window)
     store.ensure_policy(store.read_result(best))
     traded = {"ensemble": (_policy(folder.root), market), "best": (folder.pod(best) / "policy.safetensors", market)}
     if config.backtest.null_model and _policy(folder.null_model).is_file():
         traded["null_model"] = _policy(folder.null_model), shuffled()
     results = {
-        name: simulate(load_policy(path), window, env, name=name, progress=progress)
-        for name, (path, window) in traded.items()
+        name: simulate(load_policy(path), bars, env, name=name, progress=progress)
+        for name, (path, bars) in traded.items()
     }
-    return results | simulate_baselines(market, env, progress=progress, every=True)
+    # Nothing may be judged on what it was fitted to, or chosen on.
+    train = None if window == "train" else windows.train
+    validation = windows.validation if window == "test" else None
+    beside = yardsticks(market, env, train=train, validation=validation, every=True, progress=progress)
+    return beside.beside(results), beside
 
 
 def _provenance(

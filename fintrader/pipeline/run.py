@@ -30,7 +30,7 @@ from fintrader.pipeline.session import observing, open_run, watching, workplace
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
-from fintrader.results.formatting import in_order, metrics_table, percent, window_words
+from fintrader.results.formatting import active_table, in_order, metrics_table, percent, standing, window_words
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
@@ -354,7 +354,11 @@ def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: S
     folder, console = evaluation.window_folder(config.folder, window), wide_console()
     context = stored.context
     title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
-    console.print(metrics_table({name: stored.metrics[name] for name in in_order(stored.metrics)}, title=title))
+    shown = {name: stored.metrics[name] for name in in_order(stored.metrics)}
+    console.print(metrics_table(shown, title=title))
+    console.print(active_table(shown, stored.portfolio))
+    if stands := standing(stored.metrics, context):
+        console.print(stands, highlight=False)
     for name, said in context.get("changed", {}).items():
         console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")

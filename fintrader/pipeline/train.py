@@ -11,7 +11,7 @@ import numpy as np
 
 from fintrader import reproducible
 from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
-from fintrader.backtesting import simulate, simulate_baselines
+from fintrader.backtesting import simulate, yardsticks
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
@@ -22,7 +22,7 @@ from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run import claim, search, wide_console
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
-from fintrader.results.formatting import metrics_table
+from fintrader.results.formatting import active_table, metrics_table, standing
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.inheritance import check_unused
@@ -56,11 +56,14 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
     trained = _learn(config, env, home, {}, market.train)
     results = {"policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)}
-    results |= simulate_baselines(market.validation, settings)
+    beside = yardsticks(market.validation, settings, train=market.train)
+    results = beside.beside(results)
     metrics = {name: dict(one.metrics) for name, one in results.items()}
     write_json(home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1})
     title = f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a trade"
     wide_console().print(metrics_table(metrics, title=title))
+    wide_console().print(active_table(metrics, beside.portfolio.name))
+    print(standing(metrics, {"benchmark_portfolio": beside.portfolio.name, "left_out": beside.left_out}))
 
 
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:

@@ -14,12 +14,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from fintrader.backtesting.baselines import simulate_baselines
 from fintrader.backtesting.honesty import assess
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulate import Bindable, simulate
 from fintrader.backtesting.writer import tabulate
+from fintrader.backtesting.yardsticks import Yardsticks, yardsticks
 from fintrader.data.tensors import MarketTensors, Split
+from fintrader.envs.benchmark import benchmark_kind
 from fintrader.envs.observation import ObservationLayout, num_actions
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
@@ -31,15 +32,23 @@ from fintrader.results.formatting import is_result, plain_text, table_html, tabl
 
 
 def backtest(
-    policy: Policy, market: MarketTensors, settings: EnvSettings | None = None, *, name: str = "policy"
+    policy: Policy,
+    market: MarketTensors,
+    settings: EnvSettings | None = None,
+    *,
+    name: str = "policy",
+    train: MarketTensors | None = None,
+    validation: MarketTensors | None = None,
 ) -> Backtests:
     """`policy` over the whole of `market`, and its baselines over the same bars at the same costs.
 
-    The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`. `settings` say how orders are carried out and
-    what they cost; give those that the policy was trained in (`env.settings`).
+    The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`, and the portfolio that `settings.benchmark`
+    names if it is another. `settings` say how orders are carried out and what they cost; give those that the policy was
+    trained in (`env.settings`). With `train=market.split().train` there is `ridge`, too: what a linear regression makes
+    of the same features, fitted on that window; `validation` is where its few choices are made.
 
     Raises BacktestError for arguments of another kind or in another order, a policy made for another market, a window
-    of fewer than two bars, and an output that cannot be traded.
+    of fewer than two bars, and an output that cannot be traded; EnvError for a benchmark this market cannot make.
     """
     _check_market(policy, market)
     _check_policy(policy)
@@ -52,18 +61,27 @@ def backtest(
         )
     if not is_result(name):
         raise BacktestError(f"name={name!r} is what a baseline is called; choose another name for the policy")
-    layout = ObservationLayout.of(market, settings.lookback)
+    layout = ObservationLayout.of(
+        market, settings.lookback, benchmark=benchmark_kind(market, settings.benchmark) != "cash"
+    )
     _check_width(policy, layout, name)
     traded = policy if isinstance(policy, Bindable) else _asked(policy, layout, name)
     own = simulate(traded, market, settings, name=name)
-    return Backtests({name: own, **simulate_baselines(market, settings)}, market, settings)
+    beside = yardsticks(market, settings, train=train, validation=validation)
+    return Backtests(beside.beside({name: own}), market, settings, beside)
 
 
 class Backtests(Mapping[str, BacktestResult]):
     """Strategies over one window, ours first: name -> BacktestResult. Printed, it is the paper's table."""
 
-    def __init__(self, results: Mapping[str, BacktestResult], market: MarketTensors, settings: EnvSettings) -> None:
-        self._results = dict(results)
+    def __init__(
+        self,
+        results: Mapping[str, BacktestResult],
+        market: MarketTensors,
+        settings: EnvSettings,
+        beside: Yardsticks,
+    ) -> None:
+        self._results, self._beside = dict(results), beside
         self.market, self.settings = market, settings
 
     def __getitem__(self, name: str) -> BacktestResult:
@@ -79,8 +97,12 @@ class Backtests(Mapping[str, BacktestResult]):
         return len(self._results)
 
     def __or__(self, others: Mapping[str, BacktestResult]) -> Backtests:
-        """These and further results over the same window: `tests | {"other": result}`."""
-        return Backtests({**self._results, **others}, self.market, self.settings)
+        """These and further results over the same window: `tests | {"other": result}`.
+
+        Raises BacktestError when they cover other bars.
+        """
+        added = measured_against(others, self._beside.portfolio)
+        return Backtests({**self._results, **added}, self.market, self.settings, self._beside)
 
     @property
     def name(self) -> str:
@@ -91,7 +113,8 @@ class Backtests(Mapping[str, BacktestResult]):
     def tables(self) -> StoredBacktest:
         """Equity, positions, prices and trades as tables, for `fintrader.results.figures`."""
         trading = self.settings.model_dump(mode="json", include=set(CONVENTIONS))
-        return tabulate(self._results, {"cost_bps": self.settings.cost_bps, "trading": trading})
+        context = {"cost_bps": self.settings.cost_bps, "trading": trading}
+        return tabulate(self._results, context | {"left_out": dict(self._beside.left_out)})
 
     @property
     def trades(self) -> pd.DataFrame:
@@ -124,10 +147,10 @@ class Backtests(Mapping[str, BacktestResult]):
         return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{table_text(self.tables.metrics)}"
+        return f"{self._title()}\n{table_text(self.tables.metrics, self.tables.portfolio)}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._title()}</p>{table_html(self.tables.metrics)}"
+        return f"<p>{self._title()}</p>{table_html(self.tables.metrics, self.tables.portfolio)}"
 
     def _title(self) -> str:
         result = self[self.name]

@@ -12,7 +12,17 @@ from fintrader.report.html import verdict
 from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import PAPER_COLUMNS, count, main_strategy, percent, probability, statistic
+from fintrader.results.formatting import (
+    ACTIVE_COLUMNS,
+    INTERVAL,
+    PAPER_COLUMNS,
+    active_cells,
+    count,
+    main_strategy,
+    percent,
+    probability,
+    statistic,
+)
 
 
 def labels(places: Sequence[str]) -> list[str]:
@@ -43,7 +53,10 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
     page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
     page.contents()
-    caption = "Equal weight and Index: cumulative returns of these baselines in the run's own window."
+    caption = (
+        "Equal weight and Index: cumulative returns of these baselines in the run's own window. Active figures are "
+        "against what env.benchmark names there, net of costs."
+    )
     page.section("Runs", _runs_table(runs), note(caption), link="Runs")
     daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
     page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
@@ -77,9 +90,10 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
         cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
+        cells += [number(text) for text in active_cells(stored.metrics[main])]
         cells += [count(stored.context.get("trials")), probability(ratios.get("deflated"))]
         rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
         cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]
         rows.append(("", [label, *cells]))
-    head = ["Run", *[heading for _, heading in PAPER_COLUMNS], "Trials", "Deflated Sharpe", "Equal weight", "Index"]
-    return table(head, rows)
+    head = ["Run", *(heading for _, heading in (*PAPER_COLUMNS, *ACTIVE_COLUMNS)), INTERVAL]
+    return table([*head, "Trials", "Deflated Sharpe", "Equal weight", "Index"], rows)

@@ -18,6 +18,8 @@ from fintrader.results.catalogue import BY_KEY, CATALOGUE
 from fintrader.results.formatting import (
     DASH,
     PAPER_COLUMNS,
+    active_cells,
+    active_headings,
     chance,
     count,
     interval,
@@ -27,6 +29,7 @@ from fintrader.results.formatting import (
     probability,
     ratio,
     score,
+    standing,
     statistic,
     window_words,
 )
@@ -35,7 +38,7 @@ _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
 _FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
-_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows")
+_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "left_out")
 
 
 def verdict(stored: StoredBacktest) -> str:
@@ -49,10 +52,10 @@ def summary(stored: StoredBacktest) -> str:
     own = stored.metrics[name]
     text = f"{figures.title_of(name)} returned {percent(own.get('cumulative_return'), signed=True)}"
     text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.get('sharpe'))})"
-    for rival in ("equal_weight", "benchmark"):
+    for rival, title in (("equal_weight", "equal weight"), ("benchmark", "the index")):
         if rival in stored.metrics and rival != name:
             returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
-            text += f", {figures.title_of(rival).lower()} {returned}"
+            text += f", {title} {returned}"
     return text + "."
 
 
@@ -65,9 +68,10 @@ def render_report(stored: StoredBacktest) -> str:
     page = Page(f"{run}: {figures.title_of(main)}")
     tone = "good" if stored.honesty.get("likely_skill") else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
-    page.header(run, verdict(stored), summary(stored), about, tone=tone)
+    lead = f"{summary(stored)} {standing(stored.metrics, stored.context)}".strip()
+    page.header(run, verdict(stored), lead, about, tone=tone)
     page.contents()
-    page.section("Against the baselines", _paper_table(stored, main), link="Baselines")
+    page.section("Against the baselines", _paper_table(stored, main), _active_table(stored, main), link="Baselines")
     _curves(page, stored, main)
     _folds(page, stored)
     _luck(page, stored, main)
@@ -120,6 +124,25 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
         "return of a window shorter than a year is an extrapolation."
     )
     return table(["Strategy", *[heading for _, heading in columns]], rows) + note(caption)
+
+
+def _active_table(stored: StoredBacktest, main: str) -> str:
+    """What each strategy did otherwise than the benchmark portfolio."""
+    if stored.portfolio is None:
+        return ""
+    rows = []
+    for name in stored.strategies:
+        cells = [number(text) for text in active_cells(stored.metrics[name])]
+        rows.append(("main" if name == main else "", [html.escape(figures.title_of(name)), *cells]))
+    caption = (
+        f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')} (env.benchmark), which pays the "
+        "same costs; the index above pays none. The interval is the information ratio's, by resampling blocks of the "
+        "same days of both; one that holds 0 says that chance could have done it."
+    )
+    left_out = stored.context.get("left_out")
+    missing = [f"{name}: {why}" for name, why in left_out.items()] if isinstance(left_out, Mapping) else []
+    said = note(f"Left out: {'; '.join(missing)}.") if missing else ""
+    return table(active_headings(stored.portfolio), rows) + note(caption) + said
 
 
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:

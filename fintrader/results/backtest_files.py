@@ -144,11 +144,20 @@ class StoredBacktest:
         returns = {name: m.daily_returns(wealth[name].to_numpy(), self.session) for name in wealth.columns}
         return pd.DataFrame(returns, index=self.minutes[self.ends]).rename_axis(columns="strategy")
 
+    @property
+    def portfolio(self) -> str | None:
+        """The strategy that active figures are against; None where the context cannot be read or does not say."""
+        try:
+            name = self.context.get("benchmark_portfolio")
+        except RunError:
+            return None
+        return name if isinstance(name, str) else None
+
     def __repr__(self) -> str:
-        return table_text(self.metrics)
+        return table_text(self.metrics, self.portfolio)
 
     def _repr_html_(self) -> str:
-        return table_html(self.metrics)
+        return table_html(self.metrics, self.portfolio)
 
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a close; 0 where not."""

@@ -65,6 +65,14 @@ class History:
     orders: OrderCounts = field(default_factory=OrderCounts)
     has_positions: bool = True
     """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
+    portfolio: Array | None = None
+    """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same costs) at the same
+    bars; None where it is not known. The index above is another thing: a level that nobody paid to hold."""
+
+    @property
+    def information_ratio_interval(self) -> tuple[float | None, float | None]:
+        """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and knows none."""
+        return None, None
 
 
 class _Sample:
@@ -73,9 +81,10 @@ class _Sample:
     def __init__(self, history: History) -> None:
         self.of = history
         self.daily = m.daily_returns(history.equity, history.session)
-        index = m.daily_returns(history.benchmark, history.session)
-        # The index against itself: scaling it to the capital leaves rounding, which is no active return.
-        self.index = self.daily if np.allclose(self.daily, index, rtol=0.0, atol=1e-13) else index
+        self.index = rounding_apart(self.daily, m.daily_returns(history.benchmark, history.session))
+        self.portfolio: Array | None = None
+        if history.portfolio is not None:
+            self.portfolio = rounding_apart(self.daily, m.daily_returns(history.portfolio, history.session))
         self.sessions = len(self.daily)
 
     @cached_property
@@ -152,6 +161,12 @@ def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
     gross = np.abs(shares * mark).sum(axis=1)
     share: Array = np.divide(gross, equity, out=np.zeros_like(gross), where=equity > 0)
     return share
+
+
+def rounding_apart(ours: Array, theirs: Array) -> Array:
+    """`theirs [S]`, or `ours` where only rounding tells them apart (a curve scaled to the capital, say), which is no
+    active return."""
+    return ours if np.allclose(ours, theirs, rtol=0.0, atol=1e-13) else theirs
 
 
 def measure(history: History) -> dict[str, float | None]:
@@ -254,6 +269,10 @@ def _index(compute: Callable[[Array, Array], float | None]) -> Compute:
     return lambda s: compute(s.daily, s.index)
 
 
+def _active(compute: Callable[[Array, Array], float | None]) -> Compute:
+    return lambda s: None if s.portfolio is None else compute(s.daily, s.portfolio)
+
+
 def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
     return lambda s: compute(s.minute, s.bars_per_year)
 
@@ -320,19 +339,62 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ),
         ("ulcer_index", "Ulcer index", _SHARE, "√mean(drawdown²)", "Martin (1989)", _daily(m.ulcer_index)),
     ),
+    "against the benchmark portfolio": (
+        ("invested_share", "Invested share", _EQUITY, "mean(Σ|w|) over bars", PYFOLIO, lambda s: _mean(s.exposure)),
+        (
+            "active_return",
+            "Active return",
+            _YEAR,
+            "mean(r − p)·252",
+            "Grinold and Kahn (1999)",
+            _active(m.active_return),
+        ),
+        ("tracking_error", "Tracking error", _YEAR, "std(r − p)·√252", "Grinold (1999)", _active(m.tracking_error)),
+        (
+            "information_ratio",
+            "Information ratio",
+            _RATIO,
+            "mean(r − p)/std(r − p)·√252",
+            "Grinold (1999); empyrical `excess_sharpe`, a year",
+            _active(m.information_ratio),
+        ),
+        (
+            "information_ratio_low",
+            "Information ratio, low end",
+            _RATIO,
+            "2.5 % quantile, days resampled in pairs",
+            "Politis and Romano (1994)",
+            lambda s: s.of.information_ratio_interval[0],
+        ),
+        (
+            "information_ratio_high",
+            "Information ratio, high end",
+            _RATIO,
+            "97.5 % quantile, days resampled in pairs",
+            "Politis and Romano (1994)",
+            lambda s: s.of.information_ratio_interval[1],
+        ),
+    ),
     "against the index": (
         ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^252 − 1", "Jensen (1968); empyrical", _index(m.alpha)),
         ("beta", "Beta", _RATIO, "cov(r, b)/var(b)", EMPYRICAL, _index(m.beta)),
         ("correlation", "Correlation", _COUNT, "Pearson's", "numpy.corrcoef", _index(m.correlation)),
         (
-            "information_ratio",
-            "Information ratio",
+            "index_information_ratio",
+            "Information ratio, index",
             _RATIO,
             "mean(r − b)/std(r − b)·√252",
             "empyrical `excess_sharpe`, a year",
             _index(m.information_ratio),
         ),
-        ("tracking_error", "Tracking error", _YEAR, "std(r − b)·√252", "Grinold (1999)", _index(m.tracking_error)),
+        (
+            "index_tracking_error",
+            "Tracking error, index",
+            _YEAR,
+            "std(r − b)·√252",
+            "Grinold (1999)",
+            _index(m.tracking_error),
+        ),
         ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index(m.up_capture)),
         ("down_capture", "Down capture", _RATIO, "CAGR over b's, where b < 0", EMPYRICAL, _index(m.down_capture)),
         ("batting_average", "Days ahead of index", _SHARE, "mean(r > b)", EMPYRICAL, _index(m.batting_average)),
@@ -362,7 +424,6 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trips("profit_usd", _mean)),
         ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trips("minutes", _mean)),
         ("holding_minutes_median", "Median holding", _MINUTES, "nights included", PYFOLIO, _median_minutes),
-        ("exposure_mean", "Mean exposure", _EQUITY, "mean(Σ|w|)", PYFOLIO, lambda s: _mean(s.exposure)),
         ("exposure_max", "Highest exposure", _EQUITY, "max(Σ|w|)", PYFOLIO, lambda s: float(s.exposure.max())),
         (
             "time_in_market",
@@ -382,7 +443,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: m.max_drawdown(s.minute)),
     ),
 }
-_OF_POSITIONS = {"break_even_cost_bps", *(row[0] for row in _GROUPS["trading"][5:])}
+_OF_POSITIONS = {"invested_share", "break_even_cost_bps", *(row[0] for row in _GROUPS["trading"][5:])}
 
 
 def _defined(key: str, compute: Compute) -> Compute:

@@ -28,11 +28,23 @@ PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
     ("calmar", "Calmar"),
 )
 """Key and heading of the columns of the paper's Table 2, in its order."""
-BASELINES = ("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash")
+ACTIVE_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("invested_share", "Invested"),
+    ("active_return", "Active return"),
+    ("tracking_error", "Tracking error"),
+    ("information_ratio", "Information ratio"),
+)
+"""The same of the columns that stand beside them: what was done otherwise than the benchmark portfolio does. After
+them comes the information ratio's interval."""
+INTERVAL = "95 % interval"
+BASELINES = (
+    *("ridge", "buy_and_hold", "equal_weight", "cap_weight", "inverse_volatility", "minimum_variance", "momentum"),
+    *("vol_targeted", "benchmark", "cash"),
+)
 """Strategies that stand for comparison and were not searched for."""
 REFERENCES = ("oracle",)
 """Strategies that know more than anybody could: shown, never a result and never a rival."""
-_ORDER = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
+_ORDER = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark")
 
 
 def number(value: Any) -> float | None:
@@ -183,14 +195,43 @@ def in_order(names: Iterable[str]) -> list[str]:
 # --- tables ----------------------------------------------------------------------------------------------------
 
 
+def paper_cells(values: Mapping[str, Any]) -> list[str]:
+    """A strategy's PAPER_COLUMNS as text."""
+    return [statistic(key, values.get(key)) for key, _ in PAPER_COLUMNS]
+
+
+def active_cells(values: Mapping[str, Any]) -> list[str]:
+    """A strategy's ACTIVE_COLUMNS and the interval, as text."""
+    band = interval(values.get("information_ratio_low"), values.get("information_ratio_high"))
+    return [*(statistic(key, values.get(key)) for key, _ in ACTIVE_COLUMNS), band]
+
+
+def active_headings(portfolio: Any) -> list[str]:
+    """Headings of the strategies' names and of those cells; `portfolio`: what `env.benchmark` names."""
+    against = portfolio.replace("_", " ") if isinstance(portfolio, str) else "the portfolio"
+    return [f"Against {against}", *(heading for _, heading in ACTIVE_COLUMNS), INTERVAL]
+
+
 def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None) -> Table:
     """One row a strategy, with the paper's columns."""
+    return _table(_PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title)
+
+
+def active_table(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> Table:
+    """One row a strategy, with what it did otherwise than `portfolio`."""
+    return _table(active_headings(portfolio), {name: active_cells(values) for name, values in metrics.items()})
+
+
+_PAPER_HEADINGS = ["Strategy", *(heading for _, heading in PAPER_COLUMNS)]
+
+
+def _table(headings: Sequence[str], rows: Mapping[str, Sequence[str]], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    table.add_column("Strategy", no_wrap=True)
-    for _, heading in PAPER_COLUMNS:
+    table.add_column(headings[0], no_wrap=True)
+    for heading in headings[1:]:
         table.add_column(heading, justify="right")
-    for strategy, values in metrics.items():
-        table.add_row(strategy.replace("_", " "), *[statistic(key, values.get(key)) for key, _ in PAPER_COLUMNS])
+    for name, cells in rows.items():
+        table.add_row(name.replace("_", " "), *cells)
     return table
 
 
@@ -203,16 +244,59 @@ def plain_text(table: Table) -> str:
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
-def table_text(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
-    """`metrics_table` as plain text, ours before the baselines."""
-    return plain_text(metrics_table({name: metrics[name] for name in in_order(metrics)}))
+def table_text(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
+    """`metrics_table` and `active_table` as plain text, ours before the baselines."""
+    shown = {name: metrics[name] for name in in_order(metrics)}
+    return f"{plain_text(metrics_table(shown))}\n{plain_text(active_table(shown, portfolio))}"
 
 
-def table_html(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
-    """The same table for a notebook."""
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in ("Strategy", *(text for _, text in PAPER_COLUMNS)))
-    rows = ""
-    for name in in_order(metrics):
-        cells = "".join(f"<td>{statistic(key, metrics[name].get(key))}</td>" for key, _ in PAPER_COLUMNS)
-        rows += f"<tr><th>{html.escape(name.replace('_', ' '))}</th>{cells}</tr>"
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+def table_html(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
+    """The same tables for a notebook."""
+    names = in_order(metrics)
+    paper = _html_table(_PAPER_HEADINGS, {name: paper_cells(metrics[name]) for name in names})
+    return paper + _html_table(active_headings(portfolio), {name: active_cells(metrics[name]) for name in names})
+
+
+def _html_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    body = ""
+    for name, cells in rows.items():
+        values = "".join(f"<td>{cell}</td>" for cell in cells)
+        body += f"<tr><th>{html.escape(name.replace('_', ' '))}</th>{values}</tr>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+# --- where a result stands -------------------------------------------------------------------------------------
+
+
+def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any]) -> str:
+    """Whether the main strategy is below ridge and below its benchmark portfolio, and whether that could be chance.
+
+    Empty where nothing of this is known, and for a baseline.
+    """
+    name = main_strategy(in_order(metrics))
+    portfolio, own = context.get("benchmark_portfolio"), metrics[name]
+    returned = number(own.get("cumulative_return"))
+    if not is_result(name) or returned is None or not isinstance(portfolio, str):
+        return ""
+    rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
+    if portfolio == "cash":  # which has no row of its own everywhere
+        rivals = {"its benchmark portfolio, cash": {"cumulative_return": 0.0}}
+    said = []
+    for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():
+        theirs = number((values or {}).get("cumulative_return"))
+        if theirs is not None:
+            side = "below" if returned < theirs else "above" if returned > theirs else "level with"
+            said.append(f"{side} {rival} ({percent(theirs, signed=True)})")
+    shown = name.replace("_", " ").capitalize()
+    text = f"Net of costs, {shown} ({percent(returned, signed=True)}) is {' and '.join(said)}." if said else ""
+    low, high = number(own.get("information_ratio_low")), number(own.get("information_ratio_high"))
+    if low is not None and high is not None:
+        worth = "more than the portfolio" if low > 0 else "less than the portfolio" if high < 0 else "within chance"
+        active = percent(own.get("active_return"), signed=True)
+        text += f" Active return {active} a year, information ratio {ratio(own.get('information_ratio'))}"
+        text += f" ({INTERVAL} {interval(low, high)}): {worth}."
+    left_out = context.get("left_out")
+    if "ridge" not in metrics and isinstance(left_out, Mapping) and "ridge" in left_out:
+        text += f" Without ridge: {left_out['ridge']}."
+    return text.strip()

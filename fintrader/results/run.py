@@ -177,12 +177,12 @@ class Run:
     def __repr__(self) -> str:
         lines = self._told()
         stored = self._readable()
-        return "\n".join(lines if stored is None else [*lines, table_text(stored.metrics)])
+        return "\n".join(lines if stored is None else [*lines, table_text(stored.metrics, stored.portfolio)])
 
     def _repr_html_(self) -> str:
         told = "".join(f"<p>{html.escape(line.strip())}</p>" for line in self._told())
         stored = self._readable()
-        return told if stored is None else told + table_html(stored.metrics)
+        return told if stored is None else told + table_html(stored.metrics, stored.portfolio)
 
 
 # --- a line of the run list ------------------------------------------------------------------------------------

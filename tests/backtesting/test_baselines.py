@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from fintrader.backtesting import simulate_baselines
-from fintrader.backtesting.baselines import equal_weight, long_only_minimum_variance
+from fintrader.backtesting.baselines import (
+    buy_and_hold,
+    equal_weight,
+    long_only_minimum_variance,
+    usual_volatility,
+    vol_targeted,
+)
+from fintrader.backtesting.result import measured_against
 from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
 from tests.factories import joined, make_market
 
 
@@ -64,10 +72,10 @@ def test_benchmark_is_the_scaled_index() -> None:
     assert result.equity == pytest.approx(500 * level / level[0], rel=1e-12)
     assert result.metrics["cost_usd"] == 0
     assert result.metrics["beta"] == pytest.approx(1)
-    assert result.metrics["tracking_error"] == pytest.approx(0, abs=1e-12)
-    assert result.metrics["information_ratio"] is None  # nothing active: not 0/0 of rounding
+    assert result.metrics["index_tracking_error"] == pytest.approx(0, abs=1e-12)
+    assert result.metrics["index_information_ratio"] is None  # nothing active: not 0/0 of rounding
     assert result.metrics["batting_average"] == 0
-    assert result.metrics["exposure_mean"] is None
+    assert result.metrics["invested_share"] is None
 
 
 def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> None:
@@ -77,7 +85,8 @@ def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> Non
     results = simulate_baselines(market, EnvSettings(), every=True)
     changed = simulate_baselines(joined(market, other, cut), EnvSettings(), every=True)
     assert list(results) == [
-        *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "benchmark", "cash"),
+        *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "vol_targeted"),
+        *("benchmark", "cash"),
     ]
     for name, result in results.items():
         assert (result.equity[:cut] == changed[name].equity[:cut]).all(), name
@@ -123,3 +132,45 @@ def test_momentum_is_in_cash_when_everything_falls() -> None:
     rising = market.close * torch.exp(0.001 * torch.arange(400.0)).unsqueeze(1)
     result = simulate_baselines(replace(market, close=rising, open=rising), EnvSettings(), every=True)["momentum"]
     assert (result.shares[-1] > 0).all()
+
+
+def test_vol_targeted_steps_back_as_far_as_the_target_says() -> None:
+    market = make_market(800, 4, gaps=False, session_bars=20, volatility=0.01)
+    usual = usual_volatility(market)
+    ends = np.arange(19, 800, 20)
+    close = market.close.double().numpy()[ends]
+    daily = (close[1:] / close[:-1] - 1).mean(axis=1)
+    rolling = [daily[k : k + 20].std(ddof=1) * 252**0.5 for k in range(len(daily) - 19)]
+    assert usual == pytest.approx(np.median(rolling))
+    half = vol_targeted(market, EnvSettings(), target=0.5 * rolling[4])
+    bar = 25 * 20 + 1  # after 25 sessions, at a rebalancing: 20 returns, the last four of the first 24 are skipped
+    assert half.weights()[bar].sum() == pytest.approx(0.5, abs=0.01)
+    full = vol_targeted(market, EnvSettings(), target=1e3)
+    assert full.weights()[bar].sum() > 0.99
+    assert "15.0%" in vol_targeted(market, EnvSettings()).note
+    assert usual_volatility(market.window(0, 400)) is None
+
+
+def test_active_figures_are_those_of_hand_made_numbers() -> None:
+    market = make_market(60, 2, gaps=False, session_bars=20)
+    held = buy_and_hold(market, EnvSettings(cost_bps=0))
+    equity, other = np.full(60, 100.0), np.full(60, 100.0)
+    equity[19:], equity[39:], equity[59:] = 102.0, 102.0 * 1.01, 102.0 * 1.01 * 0.99
+    other[19:], other[39:], other[59:] = 101.0, 101.0 * 1.01, 101.0 * 1.01 * 1.01
+    shares, mark = np.zeros((60, 2)), np.ones((60, 2))
+    shares[1:, 0], shares[31:, 1] = 50.0, 25.0
+    ours = replace(held, equity=equity, shares=shares, mark=mark)
+    portfolio = replace(held, equity=other, name="equal_weight")
+    found = measured_against({"ours": ours, "equal_weight": portfolio}, portfolio)
+    active = np.array([0.01, 0.0, -0.02])
+    numbers = found["ours"].metrics
+    assert numbers["active_return"] == pytest.approx(252 * active.mean())
+    assert numbers["tracking_error"] == pytest.approx(active.std(ddof=1) * 252**0.5)
+    assert numbers["information_ratio"] == pytest.approx(active.mean() / active.std(ddof=1) * 252**0.5)
+    assert numbers["information_ratio_low"] is None  # three sessions are nothing to resample
+    assert numbers["invested_share"] == pytest.approx(((50 + 25 * (np.arange(60) >= 31)) / equity)[1:].sum() / 60)
+    itself = found["equal_weight"].metrics
+    assert (itself["active_return"], itself["tracking_error"], itself["information_ratio"]) == (0, 0, None)
+    assert ours.metrics["active_return"] is None  # nobody said against what
+    with pytest.raises(BacktestError, match="different bars"):
+        measured_against({"ours": ours}, replace(portfolio, minutes=portfolio.minutes + 1))

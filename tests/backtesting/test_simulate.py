@@ -135,6 +135,6 @@ def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:
     assert holed.metrics["sharpe"] == result.metrics["sharpe"]
     lost = replace(result, benchmark=np.full_like(benchmark, math.nan))
     assert lost.metrics["beta"] is None
-    assert lost.metrics["tracking_error"] is None
+    assert lost.metrics["index_tracking_error"] is None
     for found in (holed, lost):
         assert all(value is None or math.isfinite(value) for value in found.metrics.values())

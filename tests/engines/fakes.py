@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fintrader.backtesting import simulate, simulate_baselines, write_backtest
+from fintrader.backtesting import simulate, write_backtest, yardsticks
 from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.tensors import MarketTensors
@@ -95,7 +95,7 @@ def make_backtest(
     for k, name in enumerate(("ensemble", "best")[:policies]):
         weights = torch.randn(market.num_assets, generator=torch.Generator().manual_seed(seed * 2 + k))
         results[name] = simulate(lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name)
-    results |= simulate_baselines(market, settings)
+    results = yardsticks(market, settings).beside(results)
     context = {"run": folder.root.name, "window": "test", "trials": trials, "seed": seed, "command": "fintrader run"}
     context |= {"looks": 2, "cost_bps": settings.cost_bps}
     checks: dict[str, Any] = {}

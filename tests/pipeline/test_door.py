@@ -90,10 +90,14 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, 
     lines = str(tests).splitlines()
     assert "net of 20 bps a trade" in lines[0]
     assert lines[1].split("  ")[0] == "Strategy"
-    for name, line in zip(tests, lines[2:], strict=True):
-        returned = tests[name].metrics["cumulative_return"]
+    paper, active = lines[2 : 2 + len(tests)], lines[3 + len(tests) :]
+    assert lines[2 + len(tests)].startswith("Against cash ")
+    for name, line, beside in zip(tests, paper, active, strict=True):
+        returned, share = (tests[name].metrics[key] for key in ("cumulative_return", "invested_share"))
         assert line.startswith(name.replace("_", " "))
         assert f"{returned:.2%}".replace("%", " %") in line
+        assert beside.startswith(name.replace("_", " "))
+        assert share is None or f"{share:.2%}".replace("%", " %") in beside
     assert max(map(len, lines)) <= 100
     html = tests._repr_html_()
     assert all(name.replace("_", " ") in html for name in tests)

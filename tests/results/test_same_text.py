@@ -14,7 +14,7 @@ from fintrader.report.html import render_report
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.figures import title_of
-from fintrader.results.formatting import PAPER_COLUMNS, statistic
+from fintrader.results.formatting import ACTIVE_COLUMNS, PAPER_COLUMNS, statistic
 from fintrader.results.run import Run
 from fintrader_app import tables
 from fintrader_app.shell import human
@@ -33,6 +33,15 @@ def rows_of(page: str) -> dict[str, list[str]]:
         row = re.sub(r'<span class="note">.*?</span>', "", row, flags=re.S)
         first, *rest = [html.unescape(re.sub("<[^>]*>", "", c)) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
         found.setdefault(first, rest)
+    return found
+
+
+def lines_of(text: str) -> dict[str, list[str]]:
+    """The same of a printed table."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if len(cells := re.split(r"\s{2,}", line)) > 1:
+            found.setdefault(cells[0], cells[1:])
     return found
 
 
@@ -65,12 +74,16 @@ def _title(key: str) -> str:
 
 def test_the_papers_table_in_report_terminal_and_notebook(template: Path, stored: StoredBacktest, report: dict) -> None:
     run = Run(template / "runs" / "demo")
-    lines = {cells[0]: cells[1:] for line in repr(run).splitlines() if len(cells := re.split(r"\s{2,}", line)) > 1}
+    page, printed, notebook = render_report(stored), repr(run), run._repr_html_()
     other = render_comparison({"one": stored, "two": stored})
-    for name in stored.strategies:
-        cells = lines[name.replace("_", " ")]
-        assert cells == report[title_of(name)][: len(PAPER_COLUMNS)]
-        assert cells == rows_of(run._repr_html_())[name.replace("_", " ")]
+    paper = [lines_of(printed), rows_of(notebook), report]
+    where = "Against cash"
+    active = [lines_of(printed[printed.index(where) :]), *(rows_of(t[t.index(where) :]) for t in (notebook, page))]
+    for (terminal, html_, shown), count in ((paper, len(PAPER_COLUMNS)), (active, len(ACTIVE_COLUMNS) + 1)):
+        for name in stored.strategies:
+            cells = terminal[name.replace("_", " ")]
+            assert len(cells) == count
+            assert cells == html_[name.replace("_", " ")] == shown[title_of(name)][:count]
     assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
 
 

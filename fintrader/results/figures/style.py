@@ -27,6 +27,7 @@ COLOURS = {
     "ensemble": "#0b4f9e", "policy": "#0b4f9e", "best": "#2a9d8f", "buy_and_hold": "#d9730d",
     "equal_weight": "#9065b0", "benchmark": "#616e7c", "cash": "#a0a8b0", "inverse_volatility": "#b35900",
     "minimum_variance": "#7f6d5f", "momentum": "#c14c8a", "oracle": "#448361",
+    "ridge": "#8f2d56", "vol_targeted": "#2f8f9d", "cap_weight": "#5b7f2b",
 }  # fmt: skip
 DASHES = {"oracle": "dashdot"} | {name: "dot" if name in ("benchmark", "cash") else "dash" for name in BASELINES}
 

@@ -1,0 +1,272 @@
+"""`ridge`: what a straight line makes of the same features, the yardstick of everything that learns.
+
+A ridge regression of forward returns, less their mean over the members, on the features, fitted on the training window
+alone, tilts the benchmark's weights `b`:
+
+    w ∝ b · exp(clip(STRENGTH · score, ±TRUST)),     score = x·β / its deviation in training, centred over the members
+
+and the account goes a part of the way there at each decision, with what lies in cash at once. It decides as often as
+the policy it stands beside, and trades through the same ledger, at the same costs and limits. Horizon, penalty and rate
+are chosen by what they would have earned beyond the benchmark on the validation window (where none is given, on the
+last fifth of training), less half of `RISK_AVERSION` times its variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+from fintrader.backtesting.account import BacktestAccount, Holdings
+from fintrader.backtesting.baselines import baseline_settings
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulate import open_account, trade
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
+from fintrader.errors import BacktestError
+from fintrader.progress import Progress
+
+Array = NDArray[np.float64]
+STRENGTH, TRUST = 0.5, 1.0
+HORIZONS, PENALTIES = (1, 5, 21), (0.01, 0.1, 1.0)
+"""Of the forward return, in decisions and in sessions; of the regression, in units of each feature's variance."""
+RATES = (0.1, 0.3, 1.0)
+"""Parts of the way to the tilt that are gone in a session, and in a decision."""
+RISK_AVERSION = 20.0
+FEWEST = 20
+"""Decisions that a fit needs, and of which each horizon may take a quarter."""
+BLOCK, MOST_DECISIONS = 4_000_000, 20_000
+"""Numbers held at once in the regression; newest decisions that a choice is made on."""
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A fitted yardstick."""
+
+    coefficients: Array
+    """`[F]`: `x @ coefficients` has a deviation of 1 over the training window's members; 0 for features that say
+    nothing there."""
+    horizon: int
+    """Decisions ahead that it was fitted to."""
+    penalty: float
+    trade_rate: float
+    """Part of the way to its target that a decision trades."""
+
+    @property
+    def note(self) -> str:
+        """One line for tables."""
+        ahead = "decision" if self.horizon == 1 else f"{self.horizon} decisions"
+        return (
+            f"linear in {np.count_nonzero(self.coefficients)} features, fitted on the training window to the next "
+            f"{ahead}; goes {self.trade_rate:.2g} of the way each time"
+        )
+
+
+class _Panel:
+    """The decisions of a window: when they are made, what can be held, and what a holding earns until the next one."""
+
+    def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
+        self.market = market = market if market.device.type == "cpu" else market.to("cpu")
+        delay = 0 if settings.fill == "close" else 1
+        bars = np.arange(0, market.num_bars - delay, settings.decision_interval)
+        kind = benchmark_kind(market, settings.benchmark)
+        self.bars, self.interval = bars, settings.decision_interval
+        self.session = market.session.numpy()[bars]
+        self.weights = benchmark_weights(market, "equal_weight" if kind == "cash" else kind)[bars].numpy()
+        paid, closed = (market.open, market.close) if settings.fill == "next_open" else (market.close, market.close)
+        at = bars + delay
+        price = np.where(np.isfinite(paid[at].numpy()), paid[at].numpy(), closed[at].numpy()).astype(np.float64)
+        growth = market.events.growth(market.close)
+        price *= 1.0 if growth is None else growth[at].numpy()
+        change = price[1:] / price[:-1] - 1
+        self.missing = ~np.isfinite(change)
+        self.change = np.where(self.missing, 0.0, change)
+        """`[D - 1, N]`: return from the fill of a decision to that of the next; 0 where there is no price."""
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """`[D, N]`: what the benchmark holds."""
+        return np.asarray(self.weights > 0)
+
+    @cached_property
+    def relative(self) -> Array:
+        """`[D - 1, N]`: the changes less their mean over what the benchmark holds."""
+        known = self.held[:-1] & ~self.missing
+        mean = (self.change * known).sum(1, keepdims=True) / np.maximum(known.sum(1, keepdims=True), 1)
+        return np.where(known, self.change - mean, 0.0)
+
+    @property
+    def per_session(self) -> int:
+        """Decisions in a session."""
+        return max(1, round(len(self.bars) / len(np.unique(self.session))))
+
+    def features(self, stop: int) -> Iterator[tuple[int, Array]]:
+        """Features `[d, N, F]` of the decisions before `stop`, in blocks, each with the number of its first."""
+        step = max(1, BLOCK // max(1, self.market.num_assets * self.market.num_features))
+        for start in range(0, stop, step):
+            end = min(start + step, stop)
+            rows = self.market.features[start * self.interval : (end - 1) * self.interval + 1 : self.interval]
+            yield start, rows.numpy().astype(np.float64)
+
+
+def fit_ridge(train: MarketTensors, settings: EnvSettings, *, validation: MarketTensors | None = None) -> Ridge:
+    """Fit on `train`, choose on `validation`, or on the last fifth of training (of which all is then fitted again).
+
+    Raises BacktestError, saying why, where there is nothing to fit: no features, none that tells members apart, or a
+    window that is too short.
+    """
+    if not train.num_features:
+        raise BacktestError("the market has no features")
+    panel = _Panel(train, settings)
+    known = len(panel.change)
+    choose = known - known // 5 if validation is None else known
+    per = panel.per_session
+    steps = sorted({h * length for h in HORIZONS for length in (1, per)})
+    steps = [h for h in steps if 4 * h <= choose]
+    if choose < FEWEST or not steps:
+        raise BacktestError(f"{choose} decisions of training are too few, it needs {FEWEST}")
+    tried = list(product(steps, PENALTIES))
+    # A label that reached into what the choice is made on would have seen it.
+    fits = _regress(panel, tried, choose)
+    rates = sorted({rate / length for rate in RATES for length in (1, per)})
+    ahead, start = (_Panel(validation, settings), 0) if validation is not None else (panel, choose)
+    scores = _utilities(ahead, start, np.stack(fits, axis=1), rates, settings)
+    best, rate = np.unravel_index(int(scores.argmax()), scores.shape)
+    horizon, penalty = tried[best]
+    chosen = fits[best] if validation is not None else _regress(panel, [(horizon, penalty)], known)[0]
+    return Ridge(chosen, horizon, penalty, rates[rate])
+
+
+def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> list[Array]:
+    """`[F]` for each (horizon, penalty), from the first `known` changes alone."""
+    steps = sorted({h for h, _ in tried})
+    size = panel.market.num_features
+    sums = np.vstack([np.zeros((1, panel.market.num_assets)), np.cumsum(panel.relative[:known], axis=0)])
+    square, moment = {h: np.zeros((size, size)) for h in steps}, {h: np.zeros(size) for h in steps}
+    count = dict.fromkeys(steps, 0)
+    rows = {h: known - h + 1 for h in steps}
+    held = panel.held
+    for start, block in panel.features(max(rows.values())):
+        here = held[start : start + len(block)]
+        number = np.maximum(here.sum(1), 1)[:, None, None]
+        block -= (block * here[:, :, None]).sum(1, keepdims=True) / number
+        for h in steps:
+            inside = min(len(block), rows[h] - start)
+            if inside <= 0:
+                continue
+            chosen, at = here[:inside], slice(start, start + inside)
+            x = block[:inside][chosen]
+            y = (sums[start + h : start + h + inside] - sums[at])[chosen] / h
+            square[h] += x.T @ x
+            moment[h] += x.T @ y
+            count[h] += len(x)
+    return [_solve(square[h], moment[h], penalty, count[h]) for h, penalty in tried]
+
+
+def _solve(square: Array, moment: Array, penalty: float, count: int) -> Array:
+    spread = np.diag(square)
+    tells = spread > 1e-10 * max(count, 1)
+    if not tells.any():
+        raise BacktestError("no feature tells the members apart: all of them are constant over the training window")
+    inner = square[np.ix_(tells, tells)]
+    slope = np.linalg.solve(inner + penalty * np.diag(spread[tells]), moment[tells])
+    # All in units of the deviation of the training window's scores: x has mean 0 there, and is weighed alike.
+    deviation = float(np.sqrt(slope @ inner @ slope / count))
+    if not deviation > 0:
+        raise BacktestError("no feature has anything to do with what followed in the training window")
+    coefficients = np.zeros(len(spread))
+    coefficients[tells] = slope / deviation
+    return coefficients
+
+
+def _tilted(scores: Array, weights: Array) -> Array:
+    """`[..., N]`: the benchmark's `weights [N]` tilted by `scores [..., N]`."""
+    held = weights > 0
+    centred = scores - (scores * held).sum(-1, keepdims=True) / max(int(held.sum()), 1)
+    aim = weights * np.exp(np.clip(STRENGTH * centred, -TRUST, TRUST))
+    tilted: Array = aim / np.maximum(aim.sum(-1, keepdims=True), 1e-300)
+    return tilted
+
+
+def _utilities(panel: _Panel, start: int, coefficients: Array, rates: Sequence[float], settings: EnvSettings) -> Array:
+    """`[S, R]`: what each of `coefficients [F, S]` at each rate would have been worth from decision `start` on.
+
+    Accounts without whole shares or limits, side by side, at proportional costs.
+    """
+    stop = len(panel.change)
+    start = max(start, stop - MOST_DECISIONS)
+    if stop - start < 2:
+        raise BacktestError("the window to choose on holds fewer than two decisions")
+    cost = settings.fee_rate + settings.spread_rate
+    part = np.asarray(rates)[:, None]
+    shape = coefficients.shape[1], len(rates), panel.market.num_assets
+    holding, plain = np.zeros(shape), np.zeros(shape[2])
+    earned, usual = np.zeros((stop - start, *shape[:2])), np.zeros(stop - start)
+    for k in range(start, stop):
+        weights, change, fresh = panel.weights[k], panel.change[k], k == start
+        features = panel.market.features[panel.bars[k]].numpy().astype(np.float64)
+        aim = _tilted((features @ coefficients).T, weights)[:, None, :]
+        before, holding = holding, _stepped(holding, aim, part)
+        earned[k - start] = holding @ change - cost * np.abs(holding - before).sum(-1)
+        holding *= (1 + change) / (1 + earned[k - start])[..., None]
+        due = fresh or panel.session[k] != panel.session[k - 1]
+        held = plain
+        if due:
+            plain = weights
+        usual[k - start] = plain @ change - cost * np.abs(plain - held).sum()
+        plain = plain * (1 + change) / (1 + usual[k - start])
+    first = m.session_starts(panel.session[start:stop])
+    daily = np.expm1(np.add.reduceat(np.log1p(np.maximum(earned, -0.99)), first, axis=0))
+    active = daily - np.expm1(np.add.reduceat(np.log1p(usual), first))[:, None, None]
+    worth: Array = active.mean(axis=0) - RISK_AVERSION / 2 * active.var(axis=0)
+    return worth
+
+
+def ridge(
+    market: MarketTensors, settings: EnvSettings, fitted: Ridge, *, progress: Progress | None = None
+) -> BacktestResult:
+    """Trade a fitted yardstick over `market`, at the policy's decisions, costs and limits.
+
+    Raises BacktestError for a market with other features, and for a window of fewer than two bars.
+    """
+    if market.num_features != len(fitted.coefficients):
+        raise BacktestError(f"ridge was fitted to {len(fitted.coefficients)} features, here are {market.num_features}")
+    interval = {"decision_interval": settings.decision_interval}
+    account = open_account(market, baseline_settings(settings).model_copy(update=interval), "ridge")
+    own = account.market
+    kind = benchmark_kind(own, settings.benchmark)
+    weights = benchmark_weights(own, "equal_weight" if kind == "cash" else kind).numpy()
+    mark = account.view.mark.double().numpy()
+
+    carried = np.zeros(own.num_assets)
+    """Fractions of shares that were to be traded and could not: rounding must not decide where the account goes."""
+
+    def decide(account: BacktestAccount) -> Holdings:
+        bar, held, price = account.bar, account.held, mark[account.bar]
+        scores = own.features[bar].numpy().astype(np.float64) @ fitted.coefficients
+        share = held * price / account.equity
+        target = _stepped(share, _tilted(scores, weights[bar]), fitted.trade_rate)
+        change = np.where(price > 0, target * account.equity / np.where(price > 0, price, 1.0) - held, 0.0)
+        if not settings.fractional:
+            change += np.where(target > 0, carried, 0.0)
+            # 2^-20 makes good what rounding took.
+            whole = np.trunc(change + np.sign(change) * 2.0**-20)
+            carried[:] = change - whole
+            change = whole
+        return Holdings(held + change)
+
+    return trade(decide, account, name="ridge", progress=progress, note=fitted.note)
+
+
+def _stepped(shares: Array, aim: Array, rate: Array | float) -> Array:
+    """`[..., N]`: a part of the way from shares of equity to those aimed at; idle cash goes there at once, and what is
+    not aimed at is sold."""
+    idle = np.maximum(0.0, 1 - shares.sum(-1, keepdims=True))
+    stepped: Array = np.where(aim > 0, (1 - rate) * shares + (rate + (1 - rate) * idle) * aim, 0.0)
+    return stepped
