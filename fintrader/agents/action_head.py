@@ -24,6 +24,9 @@ class ActionHeadSettings(Settings):
     """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter in cash."""
     band: float = Field(default=0.0, ge=0)
     """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional costs."""
+    shrinkage: float = Field(default=1.0, ge=0, le=1)
+    """Part of the aim's distance to the benchmark that is taken (`tilt`): evidence below 1 shrinks towards the
+    benchmark."""
 
 
 class ActionHead:
