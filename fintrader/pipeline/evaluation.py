@@ -62,7 +62,7 @@ def evaluate_chosen(
         planted = _planted(market, env, results, progress)
         policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
-    context = _provenance(config, manifest, window, repeat) | _data_summary(path, [market])
+    context = _provenance(config, manifest, window, repeat) | shrinkage_of([folder]) | _data_summary(path, [market])
     if planted:
         context["planted"] = planted
     _write(config, manifest, window, results, [folder], context, free, config.tournament.metric, [market], rows)
@@ -108,7 +108,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     whole = {name: stitch(results, name=name) for name, results in parts.items() if len(results) == len(folders)}
     free = whole.pop("null_model", None)
     context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
-    context |= _data_summary(Path(str(manifest.values["market"])), tests)
+    context |= shrinkage_of(folders) | _data_summary(Path(str(manifest.values["market"])), tests)
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
     context |= {"folds": folds, "fold_windows": days}
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
@@ -258,6 +258,14 @@ def _provenance(
     if repeat is not None:
         context |= {"command": repeat.command, "run_command": manifest.values["command"]}
     return context
+
+
+def shrinkage_of(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """How far the ensembles of these searches were drawn to the benchmark, and by what evidence; empty where they were
+    not asked to be."""
+    stored = [read_json(folder.ensemble / "ensemble.json").get("shrinkage") for folder in folders]
+    known = [one for one in stored if one is not None]
+    return {"shrinkage": known[0] if len(folders) == 1 else known} if known else {}
 
 
 def _data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:

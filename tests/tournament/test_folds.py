@@ -16,6 +16,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv
 from fintrader.errors import ConfigError
 from fintrader.files import read_json
+from fintrader.pipeline.evaluation import shrinkage_of
 from fintrader.runs import RunFolder
 from fintrader.tournament.folds import make_blocks
 from fintrader.tournament.fusion import learners
@@ -142,6 +143,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -
     assert isinstance(policy, EnsemblePolicy)
     assert len(policy.members) == 3 * len(result.members)
     assert {one.head.settings.shrinkage for one in policy.members} == {stored["shrinkage"]["kappa"]}
+    assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
     specs: dict[str, PodSpec] = RunStore(run).specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods of the means over folds
