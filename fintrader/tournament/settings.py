@@ -119,8 +119,9 @@ class TournamentSettings(Settings):
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had learned when it
     scored best. Every such look counts as a trial."""
 
-    ensemble_size: int = Field(3, ge=1)
-    """Members of the final ensemble."""
+    ensemble_size: int = Field(4, ge=1)
+    """Members of the final ensemble, at most half of them from one founder: fewer where there are not enough others.
+    An even number leaves the best lineage most room; of three, each has a founder of its own."""
     ensemble_weights: Literal["equal", "score"] = "equal"
     """Weights of the members: equal, or softmax of their scores."""
     ensemble_mode: Literal["mean", "vote"] = "mean"
@@ -129,8 +130,7 @@ class TournamentSettings(Settings):
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt` heads), t being the
     t-statistic of their pooled validation returns in excess of it; 0 where that is not positive."""
     diversity: float = Field(0.5, ge=0)
-    """Members are picked by standardised score - diversity x mean correlation with those picked already; at most half
-    of them descend from one founder."""
+    """Members are picked by standardised score - diversity x mean correlation with those picked already."""
 
     retries: int = Field(2, ge=0)
     """Times a lost pod (killed, hung, out of memory, NaN) is started again before it counts as failed."""
