@@ -48,7 +48,10 @@ def part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def leaderboard(folder: Folder) -> pd.DataFrame:
-    """Rows of the leaderboard, best first. Raises NotThereError before there is one, DamagedFileError."""
+    """Rows of the leaderboard, best first, the benchmark portfolio among them.
+
+    Raises NotThereError before there is one, DamagedFileError.
+    """
     return _rows(folder, "leaderboard")
 
 
@@ -64,12 +67,12 @@ def race(folder: Folder) -> pd.DataFrame:
 
 def _rows(folder: Folder, what: str) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
-    readers: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "leaderboard": lambda: read_leaderboard(path, most=MAX_RANKS),
-        "pods": lambda: read_pods(path, most=MAX_PODS),
-        "race": lambda: read_pods(path, most=MAX_PODS, brief=True),
+    readers: dict[str, Callable[[], pd.DataFrame]] = {
+        "leaderboard": lambda: stored_runs.ranked(read_leaderboard(path, most=MAX_RANKS, benchmark=True)),
+        "pods": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS)),
+        "race": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS, brief=True)),
     }
-    return READ.get("rows", (path, what), board_version(folder), lambda _: pd.DataFrame(readers[what]()))
+    return READ.get("rows", (path, what), board_version(folder), lambda _: readers[what]())
 
 
 def board_version(folder: Folder) -> tuple[Signature, Signature | None]:

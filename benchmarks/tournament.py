@@ -187,7 +187,7 @@ def ray_job(job: dict[str, Any]) -> None:
 
         def step(self) -> dict[str, Any]:
             train(self.agent, self.env, Budget(env_steps=job["steps"]))
-            score = evaluate(self.agent.policy, self.split.validation, config.trading).score
+            score = evaluate([(self.agent.policy, self.split.validation)], config.trading).score
             return {"score": -1e9 if score is None else score}
 
         def save_checkpoint(self, folder: str) -> None:

@@ -167,7 +167,7 @@ def leaders(folder: Folder) -> None:
         return
     board = artifacts.leaderboard(folder)
     if len(board):
-        st.caption(f"Leaderboard: the best {len(board)} pods by their validation score")
+        st.caption(f"Leaderboard: the best {board['rank'].notna().sum()} pods by their validation score")
     board_table(board, "preview_board")
 
 

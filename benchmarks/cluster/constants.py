@@ -154,7 +154,7 @@ def evaluation(config: Any, context: PodContext, pod: str, count: int) -> tuple[
 
     validation = MarketTensors.load(context.market).split().validation
     policy = load_policy(context.run.pod(pod) / "policy.safetensors")
-    return timed(lambda: evaluate(policy, validation, config.env), count), validation.num_bars
+    return timed(lambda: evaluate([(policy, validation)], config.env), count), validation.num_bars
 
 
 def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tuple[Samples, int]:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import Transition, gae
+from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
@@ -75,7 +76,7 @@ class APGAgent(BaseAgent):
         """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
         if getattr(env, "differentiable", False):
             return env
-        if not isinstance(env, TradingEnv):
+        if not isinstance(env, TradingEnv | JoinedEnv):
             raise ConfigError(f"agent.algo apg cannot differentiate {type(env).__name__}; choose another algorithm")
         return super().training_env(env if env.settings.fractional else env.with_settings(fractional=True))
 

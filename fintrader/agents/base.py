@@ -16,6 +16,7 @@ from fintrader.agents.normalisation import RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import Perturbation
 from fintrader.config import Settings
+from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.observation import Layout
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError
@@ -128,17 +129,17 @@ class BaseAgent:
         A trading environment becomes one that shows the bar's number in place of the bar: all accounts at it share
         what networks make of it.
         """
-        if not isinstance(env, TradingEnv):
+        if not isinstance(env, TradingEnv | JoinedEnv):
             return env
         # A clock must be exact, and tell itself from a row of the market by its width.
-        shown = "factored" if env.market.num_bars <= MOST_BARS and env.layout.market_width > 1 else "flat"
+        shown = "factored" if len(env.market_rows) <= MOST_BARS and env.layout.market_width > 1 else "flat"
         changes = {"observation": shown, **env.settings.training_costs}
         if any(getattr(env.settings, name) != value for name, value in changes.items()):
             env = env.with_settings(**changes)
         self.see_market(env)
         return env
 
-    def see_market(self, env: TradingEnv) -> None:
+    def see_market(self, env: TradingEnv | JoinedEnv) -> None:
         """Take the rows that the clocks of this environment's observations point to."""
         self.table = env.market_rows
         if self.settings.normalise_observations and not self.normaliser.knows_market:

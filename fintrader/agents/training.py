@@ -111,8 +111,10 @@ def train(
     folder: Path | None = None,
     on_progress: Callable[[TrainProgress], None] | None = None,
     checkpoint_seconds: float = 10.0,
+    share: float = 1.0,
 ) -> TrainResult:
-    """Train `agent` in `env` (see `TrainingEnvironment`) until `budget` is used up.
+    """Train `agent` in `env` (see `TrainingEnvironment`) until `budget` is used up, or `share` of it: the same call
+    with a larger share then goes on as if it had never stopped.
 
     Raises TrainingError when a loss, an action or a weight is no longer finite (the state is then in
     `folder/failed.safetensors`), CheckpointError when `folder` holds the state of another training, ConfigError when
@@ -123,7 +125,7 @@ def train(
     """
     check_environment(agent, env)
     home = None if folder is None else Path(folder)
-    run = _Training(agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds)
+    run = _Training(agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds, share)
     run.begin()
     while not run.over:
         action = agent.act(run.obs)
@@ -169,6 +171,7 @@ class _Training:
     folder: Path | None
     on_progress: Callable[[TrainProgress], None] | None = None
     checkpoint_seconds: float = 10.0
+    share: float = 1.0
     clock: _Clock = field(default_factory=_Clock)
     env_steps: int = 0
     updates: int = 0
@@ -176,8 +179,8 @@ class _Training:
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     over: bool = False
-    """Whether the budget is used up. Only an update can end a training: between two, an agent holds half a rollout
-    that belongs to no result."""
+    """Whether that share of the budget is used up. Only an update can end a training: between two, an agent holds half
+    a rollout that belongs to no result."""
     saving: float = 0.0
     """Seconds that the last save took."""
     finite: Tensor | None = None
@@ -246,7 +249,7 @@ class _Training:
         """The share of the budget that is used up; step sizes move to where they stand then."""
         fraction = self.budget.fraction(self.env_steps, self.seconds)
         self.agent.anneal(fraction)
-        self.over = fraction >= 1.0
+        self.over = fraction >= self.share
         return fraction
 
     def _log(self) -> None:

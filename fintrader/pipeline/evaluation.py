@@ -68,7 +68,7 @@ def evaluate_chosen(
         results = measured_against(results, beside.portfolio)
         policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
-    context = _provenance(config, manifest, window, repeat) | _data_summary(path, [market])
+    context = _provenance(config, manifest, window, repeat) | shrinkage_of([folder]) | _data_summary(path, [market])
     context["left_out"] = dict(beside.left_out)
     if planted:
         context["planted"] = planted
@@ -118,7 +118,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     whole = measured_against(whole, whole[beside.portfolio.name])
     free = whole.pop("null_model", None)
     context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
-    context |= _data_summary(Path(str(manifest.values["market"])), tests)
+    context |= shrinkage_of(folders) | _data_summary(Path(str(manifest.values["market"])), tests)
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
     context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
@@ -278,6 +278,14 @@ def _provenance(
     if repeat is not None:
         context |= {"command": repeat.command, "run_command": manifest.values["command"]}
     return context
+
+
+def shrinkage_of(folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """How far the ensembles of these searches were drawn to the benchmark, and by what evidence; empty where they were
+    not asked to be."""
+    stored = [read_json(folder.ensemble / "ensemble.json").get("shrinkage") for folder in folders]
+    known = [one for one in stored if one is not None]
+    return {"shrinkage": known[0] if len(folders) == 1 else known} if known else {}
 
 
 def _data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:

@@ -33,17 +33,35 @@ _RACE = (
 _RESULT = (
     "p.pod, p.idx, p.origin, p.parent, p.parent_snapshot, p.generation, p.seen, p.seed, p.algo, p.agent, p.hyper, "
     "p.budget, p.data_hash, p.state, p.attempts, p.reason, p.device, e.epoch, e.applied, e.status, e.score, "
-    "e.window_scores, e.metrics, e.snapshot, e.policy, e.env_steps, e.lineage_env_steps, e.updates, e.seconds, "
-    "e.started, e.finished"
+    "e.window_scores, e.metrics, e.looks, e.snapshot, e.policy, e.env_steps, e.lineage_env_steps, e.updates, "
+    "e.seconds, e.started, e.finished"
 )
 
+_BENCHMARK = "SELECT benchmark_score FROM entries WHERE benchmark_score IS NOT NULL ORDER BY applied LIMIT 1"
+BENCHMARK = "benchmark"
+"""Stands in the place of a pod's name where the benchmark portfolio stands among pods."""
 
-def read_leaderboard(path: Path, *, most: int | None = None) -> list[dict[str, Any]]:
+
+def read_leaderboard(path: Path, *, most: int | None = None, benchmark: bool = False) -> list[dict[str, Any]]:
     """Rows of the leaderboard, best first, at most `most`; JSON columns parsed.
+
+    `benchmark`: with the benchmark portfolio in its place, which is no pod: it has a score and no rank, and is neither
+    a trial nor anybody's parent.
 
     Raises NotThereError when there is none, DamagedFileError when it cannot be read or is of another version.
     """
-    return _read(path, _LEADERBOARD, most)
+    rows = _read(path, _LEADERBOARD, most)
+    if not benchmark or not rows:
+        return rows
+    known = _read(path, _BENCHMARK, None)
+    return with_benchmark(rows, known[0]["benchmark_score"]) if known else rows
+
+
+def with_benchmark(rows: Sequence[dict[str, Any]], score: float) -> list[dict[str, Any]]:
+    """The rows of pods, best first, and the benchmark portfolio before the first that scores no higher."""
+    place = sum(row["score"] > score for row in rows)
+    own = dict.fromkeys(rows[0]) | {"pod": BENCHMARK, "origin": BENCHMARK, "score": score}
+    return [*rows[:place], own | {name: {} for name in ("hyper", "metrics") if name in own}, *rows[place:]]
 
 
 def read_pods(path: Path, *, most: int | None = None, brief: bool = False) -> list[dict[str, Any]]:

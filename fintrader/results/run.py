@@ -69,8 +69,11 @@ class Run:
 
     @property
     def leaderboard(self) -> pd.DataFrame:
-        """The best pods, best first: rank, pod, score, algo, hyper, parent, origin, env_steps ..."""
-        return pd.DataFrame(read_leaderboard(self._leaderboard()))
+        """The best pods, best first: rank, pod, score, algo, hyper, parent, origin, env_steps ...
+
+        Among them, without a rank, the benchmark portfolio.
+        """
+        return ranked(read_leaderboard(self._leaderboard(), benchmark=True))
 
     @property
     def pods(self) -> pd.DataFrame:
@@ -183,6 +186,13 @@ class Run:
         told = "".join(f"<p>{html.escape(line.strip())}</p>" for line in self._told())
         stored = self._readable()
         return told if stored is None else told + table_html(stored.metrics, stored.portfolio)
+
+
+def ranked(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows of a leaderboard, whole numbers whole although the benchmark portfolio has none."""
+    frame = pd.DataFrame(rows)
+    whole = [name for name in ("rank", "epoch", "generation", "env_steps", "lineage_env_steps") if name in frame]
+    return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
 # --- a line of the run list ------------------------------------------------------------------------------------

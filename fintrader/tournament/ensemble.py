@@ -1,13 +1,28 @@
-"""The ensemble: the best pods that do not all do the same, stored as one policy."""
+"""The ensemble: the best pods that do not all do the same and are not all of one descent, stored as one policy.
+
+With `ensemble_shrinkage: james_stein` the members keep only a part kappa of their distance to the benchmark portfolio:
+
+    kappa = max(0, 1 - 1 / t^2)   where t = mean(r) / std(r) * sqrt(S) > 0, else 0
+
+with r the S daily validation returns of the members in excess of the benchmark's, their weighted mean day by day: the
+positive-part James-Stein estimate of a mean, from its own evidence (https://doi.org/10.1214/aos/1176344075). The
+members were chosen on the same sessions, so that t is too large rather than too small.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fintrader import metrics as m
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
+from fintrader.agents.action_head import ActionHead
+from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.errors import CheckpointError
 from fintrader.files import write_json
 from fintrader.runs import RunFolder
@@ -15,20 +30,37 @@ from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 
 
-def choose(rows: Sequence[Entry], size: int, diversity: float) -> list[Entry]:
+def choose(
+    rows: Sequence[Entry], size: int, diversity: float, founder: Callable[[Entry], str] = lambda entry: entry.spec.pod
+) -> list[Entry]:
     """Up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean correlation with the chosen`.
 
-    `z` standardises the scores over `rows`; correlations are those of the daily validation returns. Deterministic:
-    ties go to the higher rank.
+    `z` standardises the scores over `rows`; correlations are those of the daily validation returns in excess of the
+    benchmark's. At most half of the chosen have the same `founder`; where there are not enough others, fewer are chosen
+    (but never none). Deterministic: ties go to the higher rank.
     """
+    for count in range(min(size, len(rows)), 0, -1):
+        chosen = _greedy(rows, count, diversity, founder)
+        if len(chosen) == count:
+            return chosen
+    return []
+
+
+def _greedy(rows: Sequence[Entry], size: int, diversity: float, founder: Callable[[Entry], str]) -> list[Entry]:
+    """`size` rows, or as many as there are when nobody founds more than half of `size` (or one)."""
     left = list(rows)
     chosen: list[Entry] = []
+    founded: Counter[str] = Counter()
     scores = np.array([row.score for row in left])
     spread = float(scores.std()) if len(left) else 0.0
     standard = {row.key: (row.score - float(scores.mean())) / spread if spread > 0 else 0.0 for row in left}
     while left and len(chosen) < size:
         merits = [standard[row.key] - diversity * _mean_correlation(row, chosen) for row in left]
         chosen.append(left.pop(int(np.argmax(merits))))
+        name = founder(chosen[-1])
+        founded[name] += 1
+        if founded[name] >= max(1, size // 2):
+            left = [row for row in left if founder(row) != name]
     return chosen
 
 
@@ -51,26 +83,79 @@ def build_ensemble(run: RunFolder, leaderboard: Leaderboard, settings: Tournamen
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
-    members = choose(ready, settings.ensemble_size, settings.diversity)
+    founders = {entry.key: leaderboard.founder(entry) for entry in ready}
+    members = choose(ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key])
     weights = weights_of(members, settings.ensemble_weights)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     mode = _mode(settings)
     names = [member.spec.pod for member in members]
-    meta = {"members": names, "weights": weights, "trials": leaderboard.trials}
+    shrinkage = _shrinkage(members, weights, settings)
+    meta = {"members": names, "weights": weights, "trials": leaderboard.trials, "shrinkage": shrinkage}
     market = policies[0].meta.get("market")
+    learners = [_learners(policy) for policy in policies]
+    flat = [one if shrinkage is None else _shrunk(one, shrinkage["kappa"]) for each in learners for one in each]
+    shares = [weight / len(each) for weight, each in zip(weights, learners, strict=True) for _ in each]
     save_policy(
         run.ensemble / "policy.safetensors",
-        EnsemblePolicy(policies, weights, mode),
+        EnsemblePolicy(flat, shares, mode),
         {**meta, **({"market": market} if market else {})},
     )
     description = {
         **meta,
         "mode": mode,
+        "founders": [founders[member.key] for member in members],
         "scores": [member.score for member in members],
         "correlations": correlations(members),
     }
     write_json(run.ensemble / "ensemble.json", description)
     return description
+
+
+def _learners(policy: PolicyModule) -> list[PolicyModule]:
+    """The policies that one is the mean of (those of its folds), or itself."""
+    return (
+        [one for one in policy.members if isinstance(one, PolicyModule)]
+        if isinstance(policy, EnsemblePolicy)
+        else [policy]
+    )
+
+
+def _shrunk(policy: PolicyModule, kappa: float) -> PolicyModule:
+    """The policy with that part of its distance to the benchmark."""
+    assert isinstance(policy, ActorPolicy)
+    settings = policy.head.settings
+    policy.head = ActionHead(policy.layout, settings.model_copy(update={"shrinkage": kappa * settings.shrinkage}))
+    return policy
+
+
+def _shrinkage(
+    members: Sequence[Entry], weights: Sequence[float], settings: TournamentSettings
+) -> dict[str, Any] | None:
+    """What the members' pooled evidence says, plain JSON; None without shrinkage.
+
+    Raises CheckpointError when results do not hold the returns in excess of the benchmark on the same sessions.
+    """
+    if settings.ensemble_shrinkage == "none":
+        return None
+    series = [np.asarray(member.result.active_returns, dtype=np.float64) for member in members]
+    if len({len(one) for one in series}) != 1 or not len(series[0]):
+        raise CheckpointError("the members were scored on different sessions, or without a benchmark; race them again")
+    pooled = np.average(series, axis=0, weights=weights)
+    kappa, t = james_stein(pooled)
+    return {"how": settings.ensemble_shrinkage, "kappa": kappa, "t": m.finite(t), "sessions": len(pooled)}
+
+
+def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
+    """kappa in [0, 1] and the t-statistic of the mean of daily active returns `[S]`; 0, NaN below two days.
+
+    Returns that do not vary are no estimate of anything: kappa is then 1 or 0, by their sign.
+    """
+    spread = m.deviation(active)
+    if math.isnan(spread):
+        return 0.0, math.nan
+    mean = float(active.mean())
+    t = mean / spread * math.sqrt(active.size) if spread > 0 else math.copysign(math.inf, mean) if mean else 0.0
+    return (max(0.0, 1.0 - 1.0 / t**2) if t > 0 else 0.0), t
 
 
 def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
@@ -80,7 +165,8 @@ def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
 
 
 def correlations(members: Sequence[Entry]) -> list[list[float | None]]:
-    """`[K, K]` correlation of the members' daily validation returns; None where one of them is constant."""
+    """`[K, K]` correlation of the members' daily validation returns in excess of the benchmark's; None where one of
+    them is constant."""
     return [[_correlation(a, b) for b in members] for a in members]
 
 
@@ -90,7 +176,7 @@ def _mean_correlation(row: Entry, chosen: Sequence[Entry]) -> float:
 
 
 def _correlation(a: Entry, b: Entry) -> float | None:
-    x, y = np.asarray(a.result.returns), np.asarray(b.result.returns)
+    x, y = (np.asarray(one.result.active_returns or one.result.returns) for one in (a, b))
     if x.size != y.size or x.size < 2 or x.std() == 0 or y.std() == 0:
         return None
     return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))

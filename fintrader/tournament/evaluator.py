@@ -1,20 +1,29 @@
-"""The evaluator: a policy's score on the validation window, and on nothing else.
+"""The evaluator: a policy's score on the validation window (or on blocks of it), and on nothing else.
 
 It is the backtest's own `simulate`, so what the tournament selects by and what the final report shows are one function.
-The window's daily returns are cut into equal parts; the score is
+The daily returns are cut into equal parts; the score is
 
     mean over parts of metric(part)  -  spread_penalty x standard deviation over parts
+
+The benchmark portfolio (`env.benchmark`) is traded over the same sessions at the same costs, once a process: what a
+policy did otherwise is its active return, and what the benchmark itself scores stands on the leaderboard.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.backtesting import simulate
+from fintrader.backtesting import BacktestResult, simulate
+from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.folds import stitch
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
@@ -22,24 +31,31 @@ from fintrader.progress import Progress
 from fintrader.tournament.settings import Metric
 
 Array = NDArray[np.float64]
+Part = tuple[Policy, MarketTensors]
+"""A policy and the sessions that it is scored on."""
 LEAST_DRAWDOWN = 1e-4
 """A part without a drawdown counts as one with a drawdown of a basis point (`calmar`)."""
+LEAST_TRACKING_ERROR = 1e-3
+"""Active returns that vary less than this a year (10 bps) count as if they varied so much (`information_ratio`): who
+hardly leaves the benchmark is not to be ranked by the noise of rounding."""
+_benchmarks: WeakKeyDictionary[MarketTensors, dict[str, BacktestResult]] = WeakKeyDictionary()
+"""By market and settings of the environment: every pod of a process needs the same ones."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the validation window says about a policy."""
+    """What the validation window says about a policy. Fields as in `PodResult`."""
 
     score: float | None
     window_scores: tuple[float | None, ...]
     metrics: dict[str, float | None]
     returns: tuple[float, ...]
-    """Daily returns."""
+    active_returns: tuple[float, ...]
+    benchmark_score: float | None
 
 
 def evaluate(
-    policy: Policy,
-    validation: MarketTensors,
+    parts: Sequence[Part],
     env: EnvSettings,
     *,
     metric: Metric = "sharpe",
@@ -47,15 +63,38 @@ def evaluate(
     spread_penalty: float = 0.0,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Trade the validation window once, one account in float64. Raises ConfigError when it is too short."""
-    result = simulate(policy, validation, env, name="validation", progress=progress)
-    returns = np.asarray(result.daily_returns, dtype=np.float64)
+    """Trade each part once, one account in float64, one after another in time; their days are scored together.
+
+    Raises ConfigError when they are too short, EnvError for a benchmark that the market cannot make.
+    """
+    result = _joined([simulate(policy, window, env, name="validation", progress=progress) for policy, window in parts])
+    reference = _joined([_benchmark(window, env, progress) for _, window in parts])
+    returns, benchmark = (np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference))
     check_windows(len(returns), metric, windows)
-    scores = tuple(score(part, metric) for part in np.array_split(returns, windows))
-    known = [value for value in scores if value is not None]
-    whole = len(known) == windows  # a part without a score leaves none for the whole
-    combined = float(np.mean(known) - spread_penalty * np.std(known)) if whole else None
-    return Evaluation(combined, scores, dict(result.metrics), tuple(returns.tolist()))
+
+    def scored(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
+        cut = zip(np.array_split(returns, windows), np.array_split(benchmark, windows), strict=True)
+        scores = tuple(score(own, metric, other) for own, other in cut)
+        known = [value for value in scores if value is not None]
+        whole = len(known) == windows  # a part without a score leaves none for the whole
+        return (float(np.mean(known) - spread_penalty * np.std(known)) if whole else None), scores
+
+    own, by_part = scored(returns)
+    active = tuple((returns - benchmark).tolist())
+    return Evaluation(own, by_part, dict(result.metrics), tuple(returns.tolist()), active, scored(benchmark)[0])
+
+
+def _joined(results: Sequence[BacktestResult]) -> BacktestResult:
+    """Blocks one after another; positions are sold between them, the benchmark's as well."""
+    return results[0] if len(results) == 1 else stitch(results)
+
+
+def _benchmark(market: MarketTensors, env: EnvSettings, progress: Progress | None) -> BacktestResult:
+    """The benchmark portfolio over this window, at costs."""
+    known, key = _benchmarks.setdefault(market, {}), env.model_dump_json()
+    if key not in known:
+        known[key] = benchmark_portfolio(market, env, progress=progress)
+    return known[key]
 
 
 def check_windows(sessions: int, metric: str, windows: int) -> None:
@@ -68,11 +107,17 @@ def check_windows(sessions: int, metric: str, windows: int) -> None:
         )
 
 
-def score(returns: Array, metric: str) -> float | None:
-    """One part's metric, from daily returns `[S]`. Doing nothing scores 0; None where it is undefined.
+def score(returns: Array, metric: str, benchmark: Array) -> float | None:
+    """One part's metric, from daily returns `[S]` and the benchmark's; None where it is undefined.
 
-    `utility` is `mean - variance / 2`, annualised: what an investor of risk aversion 1 would pay for the returns.
+    Doing nothing scores 0, and so does doing what the benchmark does where the metric is `information_ratio`:
+    `mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised. `utility` is `mean - variance / 2`,
+    annualised: what an investor of risk aversion 1 would pay for the returns.
     """
+    if metric == "information_ratio":
+        active = returns - benchmark
+        spread = m.deviation(active) * math.sqrt(m.TRADING_DAYS)
+        return float(active.mean()) * m.TRADING_DAYS / max(spread, LEAST_TRACKING_ERROR)
     if not returns.any():
         return 0.0
     if metric == "sharpe":
@@ -84,4 +129,4 @@ def score(returns: Array, metric: str) -> float | None:
         return None if growth is None or depth is None else growth / max(-depth, LEAST_DRAWDOWN)
     if metric == "utility":
         return float(m.TRADING_DAYS * (returns.mean() - 0.5 * returns.var(ddof=1)))
-    raise ConfigError(f"tournament.metric: unknown metric {metric!r}; choose sharpe, return, calmar or utility")
+    raise ConfigError(f"tournament.metric: unknown metric {metric!r}; choose one of {', '.join(get_args(Metric))}")

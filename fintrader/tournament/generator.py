@@ -143,6 +143,8 @@ class Generator:
             },
             rungs=settings.halving_rungs if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
+            looks=settings.looks,
+            folds=settings.validation_folds if settings.validation == "kfold" else 0,
             replicas=settings.learners,
             fusions=settings.fusions,
             env=self.env,

@@ -64,8 +64,23 @@ class Leaderboard:
 
     @property
     def trials(self) -> int:
-        """Pods that have a score: the number of tries the winner is chosen from."""
-        return sum(entry.result.score is not None for entry in self.applied)
+        """Looks at the validation window of the pods that have a score, one a pod unless it stops early: the number of
+        tries the winner is chosen from."""
+        return sum(entry.result.looks for entry in self.applied if entry.result.score is not None)
+
+    @property
+    def benchmark_score(self) -> float | None:
+        """What the benchmark portfolio scores on the sessions that pods are scored on; None before any said so."""
+        scores = (entry.result.benchmark_score for entry in self.applied)
+        return next((score for score in scores if score is not None), None)
+
+    def founder(self, entry: Entry) -> str:
+        """The pod without a parent that an entry descends from."""
+        parents = {one.spec.pod: one.spec.parent for one in self.applied}
+        pod, parent = entry.spec.pod, entry.spec.parent
+        while parent is not None:
+            pod, parent = parent, parents.get(parent)
+        return pod
 
     @property
     def parents(self) -> list[Entry]:
@@ -73,13 +88,14 @@ class Leaderboard:
         return [entry for entry in self.rows if entry.inheritable]
 
 
-VERSION = 1
+VERSION = 2
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL, parent TEXT,
   parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL, algo TEXT,
   agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
 """Of the table `pods`, what the spec says; its further columns change while the pod is at work."""
 RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NULL, status TEXT NOT NULL,
   reason TEXT NOT NULL, score REAL, window_scores TEXT NOT NULL, metrics TEXT NOT NULL,
+  looks INTEGER NOT NULL, benchmark_score REAL,
   snapshot TEXT, policy TEXT, env_steps INTEGER NOT NULL, updates INTEGER NOT NULL, seconds REAL NOT NULL,
   started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL"""
 """Of the table `entries`, the fields of a result that go in as they are."""

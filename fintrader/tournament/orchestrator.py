@@ -365,7 +365,7 @@ class Orchestrator:
     def _view(self) -> RenderableType:
         progress = self.launcher.progress()
         origins = {pod: self.specs[int(pod[1:])].origin for pod in progress}
-        return terminal.render(self.leaderboard.rows, self.settings.metric, progress, origins, self.log.records)
+        return terminal.render(self.leaderboard, self.settings.metric, progress, origins, self.log.records)
 
     def _note(self) -> str:
         rows = self.leaderboard.rows

@@ -1,22 +1,29 @@
-"""What a pod does: make the learner, inherit, train, evaluate. What a learner is stands in `fusion/learners.py`."""
+"""What a pod does: make the learner, inherit, train, evaluate. What a learner is stands in `fusion/learners.py` and
+`folds.py`."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
+import re
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from fintrader.agents import Budget, TrainProgress, TrainResult, save_policy
-from fintrader.agents.policy import ActorPolicy
-from fintrader.data.tensors import Split
-from fintrader.files import read_json, write_json
+from fintrader.agents.checkpoint import read_tensors, write_tensors
+from fintrader.agents.policy import ActorPolicy, PolicyModule
+from fintrader.data.tensors import MarketTensors, Split
 from fintrader.progress import Progress, Task
 from fintrader.seeding import seed_everything
 from fintrader.tournament.evaluator import Evaluation, evaluate
+from fintrader.tournament.folds import FoldLearners
 from fintrader.tournament.fusion.coordinator import ProcessFusion
 from fintrader.tournament.fusion.learners import (
     CPU,
@@ -32,6 +39,9 @@ from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 
 EVALUATE = "fintrader.tournament.pod_training:evaluate_trained"
+LOOKS_FORMAT = "fintrader-looks-1"
+_INHERITED = re.compile(r"^(fold-\d+\.)?(modules|optimisers)\.")
+"""What of a state a child inherits; the rest (a replay buffer, say) belongs to one training."""
 
 
 def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
@@ -46,48 +56,86 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
 
 
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
-    split = load_windows(context.market)
-    evaluations: dict[float, Evaluation] = {}
+    split, looks = load_windows(context.market), Looks(context.folder / "looks.safetensors")
     stopped = False
 
     def report(progress: TrainProgress) -> None:
         context.report(progress.fraction, progress.env_steps, f"{progress.steps_per_second:,.0f} steps/s")
 
-    for share in (*spec.rungs, 1.0):
+    for share in sorted({*spec.rungs, *spec.looks, 1.0}):
         learned = learner.advance(Budget.model_validate(spec.budget), share, report)
-        if share == 1.0 and context.evaluate_elsewhere:
-            return _trained(spec, context, learner, learned, evaluations)
-        stored = context.folder / f"rung-{share}.json"
-        known = _stored_rung(stored) if share < 1.0 else None
-        if known is None:
-            policy = learner.agent.policy
-            if any(parameter.device != CPU for parameter in policy.parameters()):
-                policy = copy.deepcopy(policy).to(CPU)
-            known = _evaluate(policy, split, spec, context, share, learned.env_steps)
-            if share < 1.0:
-                write_json(stored, vars(known))
-        evaluations[share] = known
+        if share == 1.0 and context.evaluate_elsewhere and not spec.looks:
+            return _trained(spec, context, learner.state(), learned, looks.evaluations, share)
+        if share not in looks.evaluations:
+            found = _evaluate(learner, split, spec, context, share, learned.env_steps)
+            looks.add(share, found, learner.state() if spec.looks else {}, last=share == 1.0)
+        score = looks.evaluations[share].score
         thresholds = [rule.score for rule in spec.stops if rule.share == share < 1.0]
-        stopped = any(known.score is None or known.score < threshold for threshold in thresholds)
+        stopped = any(score is None or score < threshold for threshold in thresholds)
         if stopped:
             break
     context.report(share, learned.env_steps, "storing")
-    trained = _trained(spec, context, learner, learned, evaluations)
-    result = _scored(spec, context, trained, evaluations[share], learner.agent.policy, split)
+    chosen, state = (looks.best, looks.state) if spec.looks else (share, learner.state())
+    if chosen != share:
+        learner.take(state)
+    trained = _trained(spec, context, state, learned, looks.evaluations, chosen)
+    result = _scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
     return result.model_copy(update={"status": "stopped"}) if stopped else result
 
 
+class Looks:
+    """What a pod scored on its way, and what it had learned when it scored best: one file, replaced whole.
+
+    After a kill the pod has learned on by then and would score differently; so what was looked at stands.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError when the file is damaged."""
+        self.path = path
+        self.state: dict[str, Tensor] = {}
+        """Networks, optimisers and normalisers of the best."""
+        self.evaluations: dict[float, Evaluation] = {}
+        """By share of the budget."""
+        if path.exists():
+            self.state, header = read_tensors(path, LOOKS_FORMAT)
+            for share, stored in header["evaluations"].items():
+                series = {name: tuple(stored[name]) for name in ("window_scores", "returns", "active_returns")}
+                self.evaluations[float(share)] = Evaluation(**{**stored, **series})
+
+    @property
+    def best(self) -> float:
+        """The share at which it scored best, the first of equals."""
+        ranked = {share: -math.inf if one.score is None else one.score for share, one in self.evaluations.items()}
+        return max(sorted(ranked), key=lambda share: ranked[share])
+
+    def add(self, share: float, found: Evaluation, state: Mapping[str, Tensor], *, last: bool) -> None:
+        """One look more, with the learner's state where the best one is wanted; stored unless it is the `last`."""
+        self.evaluations[share] = found
+        if self.best == share:
+            self.state = {name: tensor for name, tensor in state.items() if _INHERITED.search(name)}
+        if not last:
+            known = {str(at): asdict(one) for at, one in self.evaluations.items()}
+            write_tensors(self.path, self.state, {"format": LOOKS_FORMAT, "evaluations": known})
+
+
 def _trained(
-    spec: PodSpec, context: PodContext, learner: Learner, learned: TrainResult, evaluations: dict[float, Evaluation]
+    spec: PodSpec,
+    context: PodContext,
+    state: Mapping[str, Tensor],
+    learned: TrainResult,
+    evaluations: Mapping[float, Evaluation],
+    chosen: float,
 ) -> TrainedPod:
     """What was learned, with the snapshot that a child inherits stored."""
-    snapshot = save({name: tensor.cpu().contiguous() for name, tensor in sorted(learner.state().items())})
+    snapshot = save({name: tensor.cpu().contiguous() for name, tensor in sorted(state.items())})
     return TrainedPod(
         pod=spec.pod,
         status="done",
         evaluate=EVALUATE,
         snapshot=open_store(context.run, context.mirror).put(snapshot),
-        rung_scores={str(rung): evaluations[rung].score for rung in spec.rungs if rung in evaluations},
+        rung_scores={str(share): one.score for share, one in sorted(evaluations.items()) if share < 1.0},
+        looks=len(evaluations) if spec.looks else 1,
+        chosen_at=chosen,
         env_steps=learned.env_steps,
         updates=learned.updates,
         seconds=learned.seconds,
@@ -100,22 +148,35 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
     The score and the stored policy are those that the pod itself would have come to.
     """
     split = load_windows(context.market)
-    agent, _ = maker(spec, context)(0, 0, CPU)
-    agent.inherit(read_snapshot(context, str(trained.snapshot)))
-    final = _evaluate(agent.policy, split, spec, context, 1.0, trained.env_steps)
-    return _scored(spec, context, trained, final, agent.policy, split)
+    learner: Learner
+    if spec.folds:
+        learner = FoldLearners(spec, context, CPU)
+    else:
+        learner = Single(context.folder, CPU, maker(spec, context))
+    learner.take(read_snapshot(context, str(trained.snapshot)))
+    final = _evaluate(learner, split, spec, context, 1.0, trained.env_steps)
+    return _scored(spec, context, trained, final, learner.policy, split)
 
 
 def _evaluate(
-    policy: ActorPolicy, split: Split, spec: PodSpec, context: PodContext, share: float, env_steps: int
+    learner: Learner, split: Split, spec: PodSpec, context: PodContext, share: float, env_steps: int
 ) -> Evaluation:
-    """Score a policy, with a sign of life every second or so."""
+    """Score what was learned so far, with a sign of life every second or so."""
+    parts: list[tuple[ActorPolicy, MarketTensors]]
+    parts = learner.parts() if isinstance(learner, FoldLearners) else [(learner.policy, split.validation)]
     alive = _EvaluationProgress(context, share, env_steps)
-    return evaluate(policy, split.validation, env_settings_of(spec), progress=alive, **spec.evaluation)
+    here = [(_on_cpu(policy), window) for policy, window in parts]
+    return evaluate(here, env_settings_of(spec), progress=alive, **spec.evaluation)
+
+
+def _on_cpu(policy: ActorPolicy) -> ActorPolicy:
+    """The policy, or a copy where it lies elsewhere."""
+    elsewhere = any(parameter.device != CPU for parameter in policy.parameters())
+    return copy.deepcopy(policy).to(CPU) if elsewhere else policy
 
 
 def _scored(
-    spec: PodSpec, context: PodContext, trained: TrainedPod, final: Evaluation, policy: ActorPolicy, split: Split
+    spec: PodSpec, context: PodContext, trained: TrainedPod, final: Evaluation, policy: PolicyModule, split: Split
 ) -> PodResult:
     """The result with its score, and the policy stored."""
     seen_until = int(split.validation.minutes[-1])  # for whoever goes on from here: it was chosen by these bars
@@ -124,16 +185,8 @@ def _scored(
     return trained.scored(**vars(final))
 
 
-def _stored_rung(path: Path) -> Evaluation | None:
-    """What a rung came to before the pod was killed: by now it has learned on, and would score differently."""
-    if not path.exists():
-        return None
-    stored = read_json(path)
-    return Evaluation(stored["score"], tuple(stored["window_scores"]), stored["metrics"], tuple(stored["returns"]))
-
-
-Learner = Single | ThreadFusion
-"""One agent, or several that are fused."""
+Learner = Single | ThreadFusion | FoldLearners
+"""One agent, several that are fused, or one for each fold."""
 
 
 def _learner(spec: PodSpec, context: PodContext) -> Learner:
@@ -141,6 +194,8 @@ def _learner(spec: PodSpec, context: PodContext) -> Learner:
     by_process = "/" in context.device
     devices = [torch.device(name) for name in context.device.split("/" if by_process else "+")]
     parent = parent_state(spec, context)
+    if spec.folds:
+        return FoldLearners(spec, context, devices[0], parent=parent)
     make = maker(spec, context)
     if spec.replicas > 1 and by_process:
         return ProcessFusion(spec, context, devices, make, parent=parent)

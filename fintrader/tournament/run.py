@@ -19,6 +19,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fintrader.config import Settings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.progress import SILENT, Progress
@@ -27,6 +29,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
+from fintrader.tournament.folds import make_blocks
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance, copied
 from fintrader.tournament.launchers import Launcher, LauncherFactory
@@ -42,7 +45,7 @@ from fintrader.tournament.store import RunStore
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
-    | {"ensemble_size", "ensemble_weights", "ensemble_mode", "diversity"}
+    | {"ensemble_size", "ensemble_weights", "ensemble_mode", "ensemble_shrinkage", "diversity"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]
@@ -54,7 +57,7 @@ class TournamentResult:
 
     folder: RunFolder
     trials: int
-    """Pods that were scored: the number of tries the winner was chosen from."""
+    """Looks at the validation window: the number of tries the winner was chosen from."""
     best: str
     """Identifier of the pod that leads."""
     best_policy: Path
@@ -107,6 +110,7 @@ def run_tournament(
         data_hash=market_hash(market) if data_hash is None else data_hash,
     )
     with _readable_disk_errors(folder), leases.acquire(folder, mirror) as lease:
+        _check_folds(settings, Path(market), env)
         store = open_store(folder, mirror)
         store.pull()
         if inherit is not None and (begun_with := inherit(store)) is not None:
@@ -166,6 +170,12 @@ def market_hash(market: Path) -> str:
     except (SafetensorError, OSError):
         stored = None
     return stored or file_sha256(Path(market))
+
+
+def _check_folds(settings: TournamentSettings, market: Path, env: Settings | None) -> None:
+    """Raises ConfigError before anything is trained when the market does not hold the folds asked for."""
+    if settings.validation == "kfold" and isinstance(env, EnvSettings):
+        make_blocks(MarketTensors.load(market), settings.validation_folds, env)
 
 
 def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress) -> TournamentResult:

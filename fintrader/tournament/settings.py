@@ -10,7 +10,10 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from fintrader.agents import Budget
 from fintrader.config import Settings
 
-Metric = Literal["sharpe", "return", "calmar", "utility"]
+Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio"]
+
+LOOKS = 10
+"""Looks of `early_stopping: best_validation` at the validation window, the last one included."""
 
 
 def spanned(device: str) -> int:
@@ -96,7 +99,14 @@ class TournamentSettings(Settings):
     """Dotted field of the agent's settings -> its range. Algorithms without the field pass it over."""
 
     metric: Metric = "sharpe"
-    """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a year."""
+    """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a year, and
+    `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs, which itself scores 0."""
+    validation: Literal["holdout", "kfold"] = "holdout"
+    """`holdout`: the validation window. `kfold`: training and validation window are cut into blocks of sessions, and a
+    pod is a learner for each block, trained on the others: all sessions are scored, each by who has not seen it."""
+    validation_folds: int = Field(5, ge=2)
+    """Only with `validation: kfold`: blocks, hence learners of a pod, which share its budget evenly. The windows'
+    embargo lies around each block."""
     validation_windows: int = Field(1, ge=1)
     """Equal parts of the validation window that are scored separately."""
     spread_penalty: float = Field(0.0, ge=0)
@@ -105,14 +115,21 @@ class TournamentSettings(Settings):
     """Stop a pod early when peers of its age score above this quantile of them (0.5: below the median). None: never."""
     halving_rungs: tuple[float, ...] = (0.25, 0.5)
     """Shares of the budget at which pods are compared (only with `halving`)."""
+    early_stopping: Literal["none", "best_validation"] = "none"
+    """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had learned when it
+    scored best. Every such look counts as a trial."""
 
-    ensemble_size: int = Field(3, ge=1)
-    """Members of the final ensemble."""
+    ensemble_size: int = Field(4, ge=1)
+    """Members of the final ensemble, at most half of them from one founder: fewer where there are not enough others.
+    An even number leaves the best lineage most room; of three, each has a founder of its own."""
     ensemble_weights: Literal["equal", "score"] = "equal"
     """Weights of the members: equal, or softmax of their scores."""
     ensemble_mode: Literal["mean", "vote"] = "mean"
     """How the members' actions become one."""
-    diversity: float = Field(0.0, ge=0)
+    ensemble_shrinkage: Literal["none", "james_stein"] = "none"
+    """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt` heads), t being the
+    t-statistic of their pooled validation returns in excess of it; 0 where that is not positive."""
+    diversity: float = Field(0.5, ge=0)
     """Members are picked by standardised score - diversity x mean correlation with those picked already."""
 
     retries: int = Field(2, ge=0)
@@ -144,6 +161,11 @@ class TournamentSettings(Settings):
         return self.pool_size if self.order == "submission" else None
 
     @property
+    def looks(self) -> tuple[float, ...]:
+        """Shares of the budget after which a pod's score is looked at because the best checkpoint is wanted."""
+        return tuple(k / LOOKS for k in range(1, LOOKS)) if self.early_stopping == "best_validation" else ()
+
+    @property
     def learners(self) -> int:
         """Learners of one pod."""
         return self.replicas or max(map(spanned, self.devices))
@@ -166,6 +188,15 @@ class TournamentSettings(Settings):
             raise ValueError(
                 f"a pod that spans {spans[-1]} devices needs a learner for each; set replicas to {spans[-1]} or more "
                 "(or leave it out), or join fewer devices"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _folds_learn_alone(self) -> TournamentSettings:
+        if self.validation == "kfold" and self.learners > 1:
+            raise ValueError(
+                f"validation: kfold makes a learner for each block, which cannot be fused of {self.learners} replicas; "
+                "set replicas to 1 and one device a pod, or validation to holdout"
             )
         return self
 

@@ -98,6 +98,10 @@ class PodSpec(_Record):
     """Successive halving; empty unless asked for."""
     rungs: tuple[float, ...] = ()
     """Shares of the budget at which the pod is scored on its way."""
+    looks: tuple[float, ...] = ()
+    """Further such shares, where the best of all that were scored is what the pod publishes; empty: the last is."""
+    folds: int = 0
+    """Learners of K-fold validation, each scored on a block it has not seen; 0: one learner, the validation window."""
     replicas: int = 1
     """Learners that are fused (learner fusion); one is plain training."""
     fusions: int = 8
@@ -131,10 +135,18 @@ class PodResult(_Record):
     window_scores: tuple[float | None, ...] = ()
     rung_scores: dict[str, float | None] = Field(default_factory=dict)
     """Score on the way, by share of the budget."""
+    looks: int = 1
+    """Times that the validation window was looked at to choose what the pod publishes."""
+    chosen_at: float = 1.0
+    """Share of the budget after which what it publishes was learned."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """All of the validation window's metrics."""
     returns: tuple[float, ...] = ()
-    """Daily returns on the validation window."""
+    """Daily returns on the validation window, or out of fold."""
+    active_returns: tuple[float, ...] = ()
+    """The same less those of the benchmark portfolio (`env.benchmark`), at costs."""
+    benchmark_score: float | None = None
+    """What the benchmark portfolio scores on the same sessions."""
     snapshot: str | None = None
     policy: str | None = None
     """SHA-256 of the pod's `policy.safetensors`."""

@@ -32,7 +32,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     """
     require_tournament(run)
     pods = read_pods(run.leaderboard)
-    rows = read_leaderboard(run.leaderboard)
+    rows = read_leaderboard(run.leaderboard, benchmark=True)
     events = read_jsonl(run.events)
     states = Counter(pod["state"] for pod in pods)
     losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
@@ -48,7 +48,7 @@ def status(run: RunFolder) -> dict[str, Any]:
         "requested_results": _sitting(events)[0].get("pods"),
         "eta_seconds": _eta(events, now) if active else None,
         "states": dict(states),
-        "trials": sum(1 for pod in pods if pod["score"] is not None),
+        "trials": sum(pod["looks"] for pod in pods if pod["score"] is not None),
         "env_steps": sum(pod["env_steps"] or 0 for pod in pods),
         "losses": dict(losses),
         "requested_pods": requested_pods(run),

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fintrader.results.leaderboard import BENCHMARK
 from fintrader.tournament.launchers import PodProgress
-from fintrader.tournament.leaderboard import Entry
+from fintrader.tournament.leaderboard import Leaderboard
 
 ROWS, EVENTS = 8, 4
 _SHOWN = frozenset(
@@ -20,30 +21,36 @@ _SHOWN = frozenset(
 
 
 def render(
-    rows: Sequence[Entry],
+    leaderboard: Leaderboard,
     metric: str,
     progress: Mapping[str, PodProgress],
     origins: Mapping[str, str],
     records: Sequence[dict[str, Any]],
 ) -> RenderableType:
-    """What the terminal shows: the leaderboard's rows, the pods at work and their origins, the latest events."""
+    """What the terminal shows: the leaderboard, the pods at work and their origins, the latest events."""
     return Group(
-        leaderboard_table(rows, metric),
+        leaderboard_table(leaderboard, metric),
         pods_table(progress, origins),
         *[Text(line, style="dim") for line in recent(records)],
     )
 
 
-def leaderboard_table(rows: Sequence[Entry], metric: str) -> Table:
-    """The first rows of the leaderboard."""
+def leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
+    """The first rows of the leaderboard, and the benchmark portfolio among or below them."""
     table = Table(title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "pod", "score", "algorithm", "parent", "generation", "hyper-parameters"):
         table.add_column(name, justify="right" if name in ("rank", "score", "generation") else "left", no_wrap=True)
-    for rank, row in enumerate(rows[:ROWS], 1):
+    benchmark, passed = leaderboard.benchmark_score, False
+    for rank, row in enumerate(leaderboard.rows[:ROWS], 1):
+        if benchmark is not None and not passed and row.score <= benchmark:
+            table.add_row("", BENCHMARK, f"{benchmark:.3f}")
+            passed = True
         hyper = ", ".join(f"{name.split('.')[-1]} {_short(value)}" for name, value in row.spec.hyper.items())
         algo = str(row.spec.agent.get("algo", ""))
         parent = row.spec.parent or "-"
         table.add_row(str(rank), row.spec.pod, f"{row.score:.3f}", algo, parent, str(row.spec.generation), hyper)
+    if benchmark is not None and not passed:
+        table.add_row("", BENCHMARK, f"{benchmark:.3f}")
     return table
 
 

@@ -71,7 +71,10 @@ def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page: Open, tem
     assert shown["Best score"] == ratio(max(scores), 3)
     assert shown["Elapsed"] == duration(span)
     assert shown["Env-steps"] == f"{sum(row[1] for row in rows) / span / 1000:.3g} k/s"
-    assert test.dataframe[0].value["score"].tolist() == sorted(scores, reverse=True)
+    board = test.dataframe[0].value
+    assert board[board["pod"] != "benchmark"]["score"].tolist() == sorted(scores, reverse=True)
+    assert board["score"].is_monotonic_decreasing
+    assert board[board["pod"] == "benchmark"][["rank", "score"]].isna().values.tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])

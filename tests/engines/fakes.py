@@ -164,7 +164,11 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
             lost = {"event": "lost", **pod, "attempt": 1, "reason": "nan", "detail": outcome["detail"]}
             log.append({**lost, "time": begin + 10.0})
         else:
-            outcome |= {"window_scores": (0.5,), "metrics": {"sharpe": 0.5, "cumulative_return": 0.01}}
+            outcome |= {
+                "benchmark_score": 0.4,
+                "window_scores": (0.5,),
+                "metrics": {"sharpe": 0.5, "cumulative_return": 0.01},
+            }
             outcome["snapshot"] = store.put(spec.pod.encode())
         result = store.write_result(_result(spec, score, begin, **outcome))
         applied = {"epoch": 0, "applied": len(entries), "position": 1, "evicted": None}

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load
 
 from fintrader.agents import A2C, PPO, SAC, Budget, NetworkSettings, load_policy
@@ -13,15 +17,22 @@ from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
 from fintrader.agents.training import FORMAT
 from fintrader.backtesting import simulate
+from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.cli import main
 from fintrader.envs import TradingEnv
 from fintrader.files import read_json
 from fintrader.results.leaderboard import read_leaderboard
+from fintrader.results.run import Run as open_run
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
+from fintrader.tournament.evaluator import score
 from fintrader.tournament.fusion import learners
+from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.run import TournamentResult
+from fintrader.tournament.status import status
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.terminal import leaderboard_table
+from fintrader.tournament.updater import submit
 from tests.engines.killing import Killed, dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, first_spec, market_file, real_race, train_pod
 from tests.engines.thread_launcher import ThreadLauncher
@@ -49,6 +60,35 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
     assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(finished.members)
     assert finished.trials == 4
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
+
+
+def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None:
+    """It is what env.benchmark says, at costs; nobody's parent, no member, no trial, and no pod."""
+    market = make_market(240, 3, session_bars=10).split().validation
+    results = RunStore(finished.folder).results().values()
+    portfolio = benchmark_portfolio(market, ENV).daily_returns
+    for result in results:
+        assert result.benchmark_score == score(portfolio, "sharpe", portfolio)
+        assert result.active_returns == pytest.approx(np.array(result.returns) - portfolio)
+    pods = read_leaderboard(finished.folder.leaderboard)
+    rows = open_run(finished.folder.root).leaderboard
+    own = rows[rows["pod"] == "benchmark"].iloc[0]
+    assert own["score"] == score(portfolio, "sharpe", portfolio)
+    assert own["rank"] is pd.NA
+    assert rows["score"].is_monotonic_decreasing
+    assert [row["pod"] for row in pods] == [pod for pod in rows["pod"] if pod != "benchmark"]
+    assert list(rows["rank"].dropna()) == list(range(1, len(pods) + 1))
+    report = status(finished.folder)
+    assert report["trials"] == len(pods) == 4
+    assert [row["pod"] for row in report["leaderboard"]] == list(rows["pod"])
+    board = Leaderboard(4)
+    specs = RunStore(finished.folder).specs()
+    for result in results:
+        submit(board, Entry(specs[result.pod], result))
+    shown = Console(width=160, record=True, file=io.StringIO())
+    shown.print(leaderboard_table(board, "sharpe"))
+    lines = [line.split() for line in shown.export_text().splitlines()[2:]]
+    assert [line[0] if line[0] == "benchmark" else line[1] for line in lines] == list(rows["pod"])
 
 
 def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> None:
@@ -96,6 +136,42 @@ def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
     assert whole.rung_scores["0.5"] != whole.score
     assert again.rung_scores == whole.rung_scores
     assert (again.score, again.snapshot) == (whole.score, whole.snapshot)
+
+
+def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation window is looked at ten times; a kill and a look after it change nothing."""
+    spec = first_spec(budget=Budget(env_steps=640), early_stopping="best_validation")
+    seen, evaluate = {}, bodies.evaluate
+
+    def spy(parts: Any, *rest: Any, **named: Any) -> Any:
+        found = evaluate(parts, *rest, **named)
+        seen[found.score] = {name: tensor.clone() for name, tensor in parts[0][0].state_dict().items()}
+        return found
+
+    monkeypatch.setattr(bodies, "evaluate", spy)
+    whole, context = train_pod(tmp_path / "whole", spec)
+    assert len(seen) == whole.looks == 10
+    assert whole.score == max(seen)
+    assert whole.chosen_at < 1.0  # else this would show nothing
+    assert whole.rung_scores[str(whole.chosen_at)] == whole.score
+    assert whole.env_steps == 640
+    stored = load_policy(context.folder / "policy.safetensors")
+    assert all(torch.equal(tensor, seen[whole.score][name]) for name, tensor in stored.state_dict().items())
+    state = load(RunStore(context.run).get(str(whole.snapshot)))
+    assert all(torch.equal(tensor, state[f"modules.policy.{name}"]) for name, tensor in stored.state_dict().items())
+    assert any(name.startswith("optimisers.") for name in state)
+    backtest = simulate(stored, make_market(240, 3, session_bars=10).split().validation, ENV)
+    assert backtest.metrics["sharpe"] == whole.score
+    monkeypatch.setattr(bodies, "evaluate", dies_at(8, evaluate))
+    with pytest.raises(KeyboardInterrupt):
+        train_pod(tmp_path / "killed", spec)
+    again, _ = train_pod(tmp_path / "killed", spec)
+    assert again.model_dump(exclude={"seconds"}) == whole.model_dump(exclude={"seconds"})
+    board = Leaderboard(4)
+    submit(board, Entry(spec, again))
+    assert board.trials == 10
 
 
 NETWORK = NetworkSettings(hidden=(8,))

@@ -17,8 +17,8 @@ from fintrader.agents.ppo import PPO
 from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.ensemble import choose, correlations, weights_of
-from fintrader.tournament.evaluator import check_windows, score
+from fintrader.tournament.ensemble import choose, correlations, james_stein, weights_of
+from fintrader.tournament.evaluator import LEAST_TRACKING_ERROR, check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.pod import run_pod
@@ -218,16 +218,24 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
 
 
 def test_scores_are_the_metrics_of_the_backtest() -> None:
-    returns = np.array([0.01, -0.02, 0.03, 0.0, 0.01])
-    assert score(returns, "sharpe") == metrics.sharpe(returns)
-    assert score(returns, "return") == metrics.cumulative_return(returns)
-    assert score(returns, "calmar") == pytest.approx(metrics.calmar(returns))
-    assert score(returns, "utility") == pytest.approx(252 * (returns.mean() - returns.var(ddof=1) / 2))
-    assert [score(np.zeros(3), metric) for metric in ("sharpe", "return", "calmar", "utility")] == [0.0] * 4
-    gains = score(np.array([0.01, 0.01]), "calmar")
+    returns, index = np.array([0.01, -0.02, 0.03, 0.0, 0.01]), np.array([0.0, -0.03, 0.03, 0.01, 0.0])
+    assert score(returns, "sharpe", index) == metrics.sharpe(returns)
+    assert score(returns, "return", index) == metrics.cumulative_return(returns)
+    assert score(returns, "calmar", index) == pytest.approx(metrics.calmar(returns))
+    assert score(returns, "utility", index) == pytest.approx(252 * (returns.mean() - returns.var(ddof=1) / 2))
+    assert score(returns, "information_ratio", index) == pytest.approx(metrics.information_ratio(returns, index))
+    assert [score(np.zeros(3), metric, index[:3]) for metric in ("sharpe", "return", "calmar", "utility")] == [0.0] * 4
+    gains = score(np.array([0.01, 0.01]), "calmar", index[:2])
     assert math.isfinite(gains)
-    with pytest.raises(ConfigError, match="unknown metric"):
-        score(returns, "luck")
+    with pytest.raises(ConfigError, match="unknown metric 'luck'; choose one of sharpe, return"):
+        score(returns, "luck", index)
+
+
+def test_doing_what_the_benchmark_does_scores_nothing_and_hardly_leaving_it_hardly_anything() -> None:
+    index = np.array([0.01, -0.02, 0.03, 0.0])
+    assert score(index, "information_ratio", index) == 0.0
+    # a millionth a day, every day: without a floor this would be divided by nothing
+    assert score(index + 1e-6, "information_ratio", index) == pytest.approx(252e-6 / LEAST_TRACKING_ERROR)
 
 
 def test_windows_that_do_not_fit_are_refused() -> None:
@@ -246,6 +254,36 @@ def test_members_are_the_best_or_the_best_that_differ() -> None:
     np.testing.assert_allclose(correlations(rows[::2]), [[1.0, -1.0], [-1.0, 1.0]])
 
 
+def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
+    board = Leaderboard(8)
+    for index, (value, parent) in enumerate([(9, None), (8, 0), (7, 1), (1, None), (0, 3), (-1, None)]):
+        one = entry(index, float(value))
+        spec = one.spec.model_copy(update={"parent": None if parent is None else f"p{parent:04d}"})
+        submit(board, Entry(spec, one.result))
+    assert [board.founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + ["p0005"]
+
+    def chosen(size: int, rows: list[Entry]) -> list[int]:
+        return [row.spec.index for row in choose(rows, size, 0.0, board.founder)]
+
+    assert chosen(4, board.rows) == [0, 1, 3, 4]
+    assert chosen(3, board.rows) == [0, 3, 5]
+    assert chosen(3, board.rows[:5]) == [0, 3]  # fewer rather than more of one founder
+    assert chosen(3, board.rows[:3]) == [0]  # but never none
+
+
+def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for() -> None:
+    random = np.random.default_rng(0)
+    days = random.normal(size=100)
+    days = (days - days.mean()) / days.std(ddof=1)
+    kappa, t = james_stein(days + 0.2)
+    assert (kappa, t) == (pytest.approx(0.75), pytest.approx(2.0))
+    assert james_stein(days + 0.05)[0] == 0.0  # t = 0.5
+    assert james_stein(days - 1.0)[0] == 0.0
+    assert james_stein(np.zeros(5)) == (0.0, 0.0)
+    assert james_stein(np.full(5, 1e-4))[0] == 1.0
+    assert james_stein(np.ones(1))[0] == 0.0
+
+
 def test_weights_sum_to_one_and_follow_the_score() -> None:
     members = [entry(0, 3.0), entry(1, 1.0), entry(2, 1.0)]
     assert weights_of(members, "equal") == [pytest.approx(1 / 3)] * 3
@@ -261,6 +299,7 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
         ({"survivors": 8, "population": 8}, "survivors"),
         ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
         ({"halving_rungs": (0.5, 0.2)}, "rungs"),
+        ({"validation": "kfold", "replicas": 2}, "cannot be fused of 2 replicas; set replicas to 1"),
         ({"devices": ()}, "at least one device"),
         ({"devices": ("cuda:0/1",), "replicas": 1}, "spans 2 devices needs a learner for each; set replicas to 2"),
         ({"devices": ("cuda:0/1", "cuda:2")}, "join 1 and 2 devices"),

@@ -36,6 +36,7 @@ from fintrader.agents import (
 )
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.parallel import average
+from fintrader.agents.policy import ActorPolicy
 from fintrader.config import validate
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs import EnvSettings, TradingEnv
@@ -57,11 +58,7 @@ Report = Callable[[TrainProgress], None]
 
 def maker(spec: PodSpec, context: PodContext) -> Make:
     """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a foreign spec."""
-    try:
-        settings: Any = TypeAdapter(AgentSettings).validate_python(spec.agent)
-    except ValidationError as error:
-        raise TournamentError(f"{spec.pod}: its agent's settings are of another version ({error})") from None
-    env_settings = env_settings_of(spec)
+    settings, env_settings = agent_settings_of(spec), env_settings_of(spec)
     split = load_windows(context.market)
 
     def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
@@ -71,6 +68,14 @@ def maker(spec: PodSpec, context: PodContext) -> Make:
         return make_agent(settings, env.layout, device=device, seed=seed), env
 
     return make
+
+
+def agent_settings_of(spec: PodSpec) -> Any:
+    """The agent's settings. Raises TournamentError for a spec of another version."""
+    try:
+        return TypeAdapter(AgentSettings).validate_python(spec.agent)
+    except ValidationError as error:
+        raise TournamentError(f"{spec.pod}: its agent's settings are of another version ({error})") from None
 
 
 def env_settings_of(spec: PodSpec) -> EnvSettings:
@@ -100,7 +105,25 @@ def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
 # --- one learner -----------------------------------------------------------------------------------------------
 
 
-class Single:
+class _Carrier:
+    """What has one agent that carries the pod's networks."""
+
+    agent: Agent
+
+    @property
+    def policy(self) -> ActorPolicy:
+        """What was learned."""
+        return self.agent.policy
+
+    def take(self, state: State) -> None:
+        """Have that policy instead, not to learn on from it. Raises CheckpointError when it does not fit."""
+        self.agent.inherit(state)
+
+    def close(self) -> None:
+        """It has no processes, and threads end with their round."""
+
+
+class Single(_Carrier):
     """One agent on one device."""
 
     def __init__(self, folder: Path, device: torch.device, make: Make, *, parent: State | None = None) -> None:
@@ -111,22 +134,11 @@ class Single:
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until `share` of the whole `budget` is used up."""
-        if budget.env_steps is not None:
-            part = Budget(env_steps=max(1, round(budget.env_steps * share)))
-        else:
-            part = Budget(seconds=float(budget.seconds or 0.0) * share)
-
-        def on_progress(progress: TrainProgress) -> None:
-            report(replace(progress, fraction=progress.fraction * share))
-
-        return train(self.agent, self.env, part, folder=self.folder, on_progress=on_progress)
+        return train(self.agent, self.env, budget, folder=self.folder, on_progress=report, share=share)
 
     def state(self) -> dict[str, Tensor]:
         """What a child inherits."""
         return read_agent_state(self.folder)
-
-    def close(self) -> None:
-        """It has no processes."""
 
 
 # --- several ---------------------------------------------------------------------------------------------------
@@ -164,7 +176,7 @@ def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[Train
         return None
 
 
-class ThreadFusion:
+class ThreadFusion(_Carrier):
     """`replicas` learners fused `rounds` times. Killed anywhere, it continues with the round it was in."""
 
     def __init__(
@@ -241,6 +253,3 @@ class ThreadFusion:
         """The fused state: what a child inherits."""
         assert self.fused is not None
         return dict(self.fused)
-
-    def close(self) -> None:
-        """Threads end with their round."""

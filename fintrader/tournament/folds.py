@@ -1,0 +1,166 @@
+"""Purged K-fold validation: blocks of sessions, each scored by a learner that has seen neither it nor its neighbours.
+
+Training and validation window together are cut into K blocks. Learner k trains on all sessions but those of block k and
+an embargo on both sides of it (López de Prado, "Advances in Financial Machine Learning", 2018, 7.4), and is scored on
+that block. A pod's policy is the mean of its K learners, and its children's learner k goes on from its learner k: down
+a whole lineage, nobody's block is ever trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fintrader import metrics as m
+from fintrader.agents import Agent, Budget, EnsemblePolicy, TrainProgress, TrainResult, make_agent, read_agent_state
+from fintrader.agents.checkpoint import below, prefixed
+from fintrader.agents.policy import ActorPolicy
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.joined import JoinedEnv, shares_of
+from fintrader.errors import ConfigError
+from fintrader.seeding import derive
+from fintrader.tournament.fusion.learners import Report, Single, State, agent_settings_of, env_settings_of
+from fintrader.tournament.spec import PodContext, PodSpec
+
+
+class Block(NamedTuple):
+    """What one learner trains on, and what it is scored on."""
+
+    pieces: tuple[MarketTensors, ...]
+    """One or two: what lies before the block and after it."""
+    held_out: MarketTensors
+
+
+def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Block]:
+    """K blocks of whole sessions, as equal as can be; the embargo is that between training and validation window.
+
+    A piece that holds no whole episode is left out. Raises ConfigError when a block has fewer than two sessions or
+    nothing is left to train on, EnvError when there are fewer accounts than pieces, MarketError without windows.
+    """
+    windows = market.split() and market.windows
+    assert windows is not None
+    (first, end), (begin, last), _ = windows
+    embargo = len(torch.unique(market.session[end:begin]))
+    whole = market.window(first, last)
+    starts = m.session_starts(whole.session.cpu().numpy())
+    sessions = len(starts)
+    if sessions < 2 * folds:
+        raise ConfigError(
+            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave one fewer than two; lower it to "
+            f"{max(2, sessions // 2)} or less, or lengthen data.windows"
+        )
+    edges = np.append(starts, whole.num_bars)
+    least = 1 + (env.episode_bars or 1)
+    blocks = []
+    for part in np.array_split(np.arange(sessions), folds):
+        start, stop = int(part[0]), int(part[-1]) + 1
+        around = (0, start - embargo), (stop + embargo, sessions)
+        bars = [(int(edges[a]), int(edges[b])) for a, b in around if a < b]
+        pieces = tuple(whole.window(a, b) for a, b in bars if b - a >= least)
+        if not pieces:
+            raise ConfigError(
+                f"tournament.validation_folds: beside a fold of {len(part)} sessions no piece of {least} bars is left "
+                f"to train on (an episode, env.episode_bars, and the bar it begins at); raise the number of folds, "
+                "shorten the episode, or lengthen data.windows"
+            )
+        shares_of(env, [piece.num_bars for piece in pieces])
+        blocks.append(Block(pieces, whole.window(int(edges[start]), int(edges[stop]))))
+    return blocks
+
+
+@lru_cache(maxsize=1)
+def _load_blocks(path: Path, folds: int, env: str) -> list[Block]:
+    """The blocks, kept between the pods of one process: the benchmark is traded over each only once."""
+    return make_blocks(MarketTensors.load(path), folds, EnvSettings.model_validate_json(env))
+
+
+class FoldLearners:
+    """The K learners of a pod, one after another; what each has come to lies in a folder of its own.
+
+    Only one is in memory at a time. Killed anywhere, each goes on where it was.
+    """
+
+    def __init__(
+        self, spec: PodSpec, context: PodContext, device: torch.device, *, parent: State | None = None
+    ) -> None:
+        self.spec, self.folder, self.device, self.parent = spec, context.folder, device, parent
+        self.env = env_settings_of(spec)
+        self.blocks = _load_blocks(context.market, spec.folds, self.env.model_dump_json())
+        self.policies: list[ActorPolicy] = []
+
+    def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
+        """Learn until each has used up `share` of its part of the `budget`."""
+        count = len(self.blocks)
+        steps, seconds = budget.env_steps, budget.seconds
+        part = Budget(env_steps=max(1, steps // count)) if steps else Budget(seconds=(seconds or 0.0) / count)
+        totals: list[TrainResult] = []
+        policies = []
+        for number in range(count):
+
+            def on_progress(progress: TrainProgress, number: int = number) -> None:
+                fraction = (number * share + progress.fraction) / count
+                before = sum(one.env_steps for one in totals)
+                report(replace(progress, fraction=fraction, env_steps=before + progress.env_steps))
+
+            learner = self._learner(number)
+            totals.append(learner.advance(part, share, on_progress))
+            policies.append(learner.policy)
+        self.policies = policies
+        return TrainResult(
+            env_steps=sum(one.env_steps for one in totals),
+            updates=sum(one.updates for one in totals),
+            seconds=sum(one.seconds for one in totals),
+            metrics=totals[-1].metrics,
+        )
+
+    def _learner(self, number: int) -> Single:
+        own = None if self.parent is None else below(f"fold-{number}", self.parent)
+        return Single(self.folder / f"fold-{number}", self.device, self._make(number), parent=own)
+
+    def _make(self, number: int) -> Any:
+        def make(_: int, __: int, device: torch.device) -> tuple[Agent, Any]:
+            seed, pieces = derive(self.spec.seed, "fold", number), self.blocks[number].pieces
+            env: Any
+            if len(pieces) == 1:
+                env = TradingEnv(pieces[0], self.env, device=device, seed=derive(seed, "env"))
+            else:
+                env = JoinedEnv(pieces, self.env, device=device, seed=derive(seed, "env"))
+            return make_agent(agent_settings_of(self.spec), env.layout, device=device, seed=seed), env
+
+        return make
+
+    @property
+    def policy(self) -> EnsemblePolicy:
+        """The mean of the learners."""
+        return EnsemblePolicy(self.policies)
+
+    def parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
+        """Each learner's policy, and the block that it is scored on."""
+        return [(policy, block.held_out) for policy, block in zip(self.policies, self.blocks, strict=True)]
+
+    def state(self) -> dict[str, Tensor]:
+        """What a child inherits: `fold-<k>.` before the names of learner k."""
+        found: dict[str, Tensor] = {}
+        for number in range(len(self.blocks)):
+            found |= prefixed(f"fold-{number}", read_agent_state(self.folder / f"fold-{number}"))
+        return found
+
+    def take(self, state: Mapping[str, Tensor]) -> None:
+        """Have the policies of such a state. Raises CheckpointError when it does not fit."""
+        policies: Sequence[ActorPolicy] = []
+        for number in range(len(self.blocks)):
+            learner = self._learner(number)
+            learner.take(below(f"fold-{number}", state))
+            policies = [*policies, learner.policy]
+        self.policies = list(policies)
+
+    def close(self) -> None:
+        """They have no processes."""

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+
+from fintrader.agents import Budget, load_policy
+from fintrader.agents.policy import EnsemblePolicy
+from fintrader.backtesting import simulate
+from fintrader.data.tensors import MarketTensors, Windows
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.joined import JoinedEnv
+from fintrader.errors import ConfigError
+from fintrader.files import read_json
+from fintrader.pipeline.evaluation import shrinkage_of
+from fintrader.runs import RunFolder
+from fintrader.tournament.folds import make_blocks
+from fintrader.tournament.fusion import learners
+from fintrader.tournament.pod_training import evaluate_trained, train_and_evaluate
+from fintrader.tournament.spec import PodSpec, TrainedPod
+from fintrader.tournament.store import RunStore
+from tests.engines.killing import Killed
+from tests.engines.races import ENV, SETTINGS, first_spec, market_file, real_race, train_pod
+from tests.engines.thread_launcher import ThreadLauncher
+from tests.factories import make_market
+
+KFOLD = {"validation": "kfold", "validation_folds": 3, "budget": Budget(env_steps=3 * 128)}
+
+
+def sessions(market: MarketTensors) -> set[int]:
+    return set(market.session.tolist())
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_no_learner_sees_its_block_or_the_embargo_around_it(folds: int) -> None:
+    first, last, embargo, test = 20, 300, 2, (330, 400)
+    windows = Windows((first, 200), (200 + 10 * embargo, last), test)
+    market = replace(make_market(400, 3, session_bars=10), windows=windows)
+    blocks = make_blocks(market, folds, EnvSettings(num_envs=4))
+    held = [sessions(block.held_out) for block in blocks]
+    everything = sessions(market.window(first, last))
+    assert set().union(*held) == everything
+    assert sum(map(len, held)) == len(everything)
+    assert everything.isdisjoint(sessions(market.window(*test)))
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    for block, own in zip(blocks, held, strict=True):
+        near = {day + step for day in own for step in range(-embargo, embargo + 1)}
+        trained = set().union(*(sessions(piece) for piece in block.pieces))
+        assert trained == everything - near
+        assert all(len(sessions(piece)) == max(sessions(piece)) - min(sessions(piece)) + 1 for piece in block.pieces)
+
+
+def test_folds_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    market = make_market(240, 3, session_bars=10)
+    with pytest.raises(ConfigError, match=r"9 folds of 16 sessions leave one fewer than two; lower it to 8"):
+        make_blocks(market, 9, ENV)
+    with pytest.raises(ConfigError, match=r"no piece of 181 bars is left.*shorten the episode"):
+        make_blocks(market, 3, ENV.model_copy(update={"episode_bars": 180}))
+    with pytest.raises(ConfigError, match="validation_folds"):  # at the door, not by every pod
+        real_race(
+            RunFolder(tmp_path / "run"), SETTINGS.model_copy(update={"validation": "kfold", "validation_folds": 9})
+        )
+
+
+def test_a_pod_is_scored_out_of_fold_and_is_the_mean_of_its_learners(tmp_path: Path) -> None:
+    result, context = train_pod(tmp_path, first_spec(**KFOLD))
+    assert result.env_steps == 3 * 128
+    policy = load_policy(context.folder / "policy.safetensors")
+    assert isinstance(policy, EnsemblePolicy)
+    blocks = make_blocks(MarketTensors.load(context.market), 3, ENV)
+    alone = [
+        simulate(one, block.held_out, ENV).daily_returns for one, block in zip(policy.members, blocks, strict=True)
+    ]
+    returns = np.concatenate(alone)
+    assert len(result.returns) == len(result.active_returns) == len(returns) == 16
+    assert result.returns == pytest.approx(returns, abs=0.005)  # positions are sold at the end of a block
+    assert result.returns[: len(alone[0]) - 1] == pytest.approx(alone[0][:-1])
+    assert not any(
+        torch.equal(a, b)
+        for a, b in zip(policy.members[0].actor.parameters(), policy.members[1].actor.parameters(), strict=True)
+        if a.ndim == 2
+    )
+
+
+def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = first_spec(**KFOLD)
+    result, context = train_pod(tmp_path, spec)
+    state = load(RunStore(context.run).get(str(result.snapshot)))
+    train, began = learners.train, []
+
+    def spy(agent: object, env: TradingEnv | JoinedEnv, *rest: object, **named: object) -> object:
+        bars = len(env.market_rows)
+        began.append((bars, {name: tensor.clone() for name, tensor in agent.state_dict().items()}))  # type: ignore[attr-defined]
+        return train(agent, env, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(learners, "train", spy)
+    child = spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": result.snapshot})
+    train_pod(tmp_path, child)
+    blocks = make_blocks(MarketTensors.load(context.market), 3, ENV)
+    assert [bars for bars, _ in began] == [sum(piece.num_bars for piece in block.pieces) for block in blocks]
+    for number, (_, first) in enumerate(began):
+        inherited = [name for name in first if name.startswith(("modules.", "optimisers."))]
+        assert any(name.startswith("modules.policy.actor") for name in inherited)
+        assert all(torch.equal(first[name], state[f"fold-{number}.{name}"]) for name in inherited)
+
+
+def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_path: Path) -> None:
+    spec = first_spec(**KFOLD, early_stopping="best_validation")
+    whole, _ = train_pod(tmp_path / "whole", spec)
+    assert set(whole.rung_scores) == {str(k / 10) for k in range(1, 10)}
+
+    def kill(share: float, env_steps: int, note: str) -> None:
+        if share >= 0.63:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_pod(tmp_path / "killed", spec, report=kill)
+    again, _ = train_pod(tmp_path / "killed", spec)
+    assert again.model_dump(exclude={"seconds"}) == whole.model_dump(exclude={"seconds"})
+    plain = first_spec(**KFOLD)
+    here, _ = train_pod(tmp_path / "here", plain)
+    trained, context = train_pod(tmp_path / "there", plain, evaluate_elsewhere=True)
+    assert isinstance(trained, TrainedPod)
+    there = evaluate_trained(plain, context, trained)
+    assert there.model_dump(exclude={"seconds"}) == here.model_dump(exclude={"seconds"})
+
+
+def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    market = market_file(tmp_path)
+    wanted = SETTINGS.model_copy(update={**KFOLD, "metric": "information_ratio", "ensemble_shrinkage": "james_stein"})
+    threads = ThreadLauncher(run, market, train_and_evaluate, workers=1)
+    result = real_race(run, wanted, launcher=threads)
+    assert result.trials == 4
+    stored = read_json(run.ensemble / "ensemble.json")
+    policy = load_policy(result.ensemble_policy)
+    assert isinstance(policy, EnsemblePolicy)
+    assert len(policy.members) == 3 * len(result.members)
+    assert {one.head.settings.shrinkage for one in policy.members} == {stored["shrinkage"]["kappa"]}
+    assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
+    specs: dict[str, PodSpec] = RunStore(run).specs()
+    assert {spec.folds for spec in specs.values()} == {3}
+    # the mean over pods of the means over folds
+    obs = torch.randn(5, policy.layout.width).clamp(-1, 1)
+    pods = [load_policy(run.pod(name) / "policy.safetensors") for name in result.members]
+    torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))  # no `tilt` head to shrink
