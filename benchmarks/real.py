@@ -48,7 +48,7 @@ NEAR = 1e-3
 def planted(ic: float) -> dict[str, Any]:
     """A signal of the next twenty sessions, whose edge no fold's test may share with its training."""
     source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
-    return {"data": {"source": source}, "walkforward": {"embargo_sessions": 20}}
+    return {"source": source, "walkforward": {"embargo_sessions": 20}}
 
 
 MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 10}
@@ -70,10 +70,12 @@ def configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
     """The shipped configuration of a set, over the bars in `bars`."""
     config, file, changes = SETS[name]
     values = read_yaml(ROOT / "configs" / f"{config}.yaml")
-    where: dict[str, Any] = {"data": {"source": {"path": str(bars / f"{file}.parquet")}}}
+    changes = dict(changes)
+    values["data"]["source"] |= {"path": str(bars / f"{file}.parquet"), **changes.pop("source", {})}
+    where: dict[str, Any] = {}
     if file != US14:
         values["data"]["universe"].pop("index")
-        where["data"]["universe"] = {"membership": str(bars / MEMBERS)}
+        where = {"data": {"universe": {"membership": str(bars / MEMBERS)}}}
     own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
     return RunConfig.model_validate(overlay(overlay(overlay(values, where), changes), own))
 
