@@ -90,7 +90,8 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
         cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
-        cells += [number(text) for text in active_cells(stored.metrics[main])]
+        *active, band = active_cells(stored.metrics[main])
+        cells += [*map(number, active), html.escape(band)]
         cells += [count(stored.context.get("trials")), probability(ratios.get("deflated"))]
         rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
         cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]

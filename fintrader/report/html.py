@@ -132,7 +132,8 @@ def _active_table(stored: StoredBacktest, main: str) -> str:
         return ""
     rows = []
     for name in stored.strategies:
-        cells = [number(text) for text in active_cells(stored.metrics[name])]
+        *cells, band = active_cells(stored.metrics[name])
+        cells = [*map(number, cells), html.escape(band)]
         rows.append(("main" if name == main else "", [html.escape(figures.title_of(name)), *cells]))
     caption = (
         f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')} (env.benchmark), which pays the "

@@ -117,7 +117,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
     table = test.dataframe[-1].value.set_index("Metric")
     one, two = metrics_of(template, "demo")["ensemble"], metrics_of(template, "second")["best"]
     keys = {tables.title_of(key): key for key in one}
-    assert len(table) == 13
+    assert len(table) == 15
     for title, row in table.iterrows():
         key = keys[str(title)]
         assert row[lines[0]] == statistic(key, one.get(key)), key

@@ -18,7 +18,7 @@ from fintrader.pipeline import load_config, run, walk_forward
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
-STRATEGIES = {"ensemble", "best", "buy_and_hold", "equal_weight", "benchmark"}
+STRATEGIES = {"ensemble", "best", "ridge", "vol_targeted", "buy_and_hold", "equal_weight", "benchmark"}
 
 
 @pytest.fixture

@@ -194,4 +194,4 @@ def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> N
     for name in ("policy.safetensors", "validation.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
     judged = read_json(one / "validation.json")["metrics"]
-    assert set(judged) == {"policy", "buy_and_hold", "equal_weight", "benchmark"}
+    assert set(judged) == {"policy", "ridge", "buy_and_hold", "equal_weight", "benchmark"}

@@ -26,6 +26,7 @@ from fintrader.backtesting import (
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.writer import tabulate
+from fintrader.backtesting.yardsticks import yardsticks
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.report.compare import labels, render_comparison, write_comparison
@@ -33,6 +34,7 @@ from fintrader.report.html import render_report
 from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
 from fintrader.results.figures import trading
+from fintrader.results.formatting import interval, percent, standing
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -195,3 +197,30 @@ def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
     with pytest.raises(BacktestError, match="5 sessions are too few"):
         write_tear_sheet(tmp_path / "tear.png", short)
     assert write_tear_sheet(tmp_path / "tear.pdf", stored).read_bytes().startswith(b"%PDF")
+
+
+def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfolio() -> None:
+    market = make_market(20 * 40, 4, session_bars=20)
+    settings = EnvSettings(cost_bps=2, benchmark="equal_weight")
+    own = {"best": simulate(noisy_policy(4, 1), market, settings, name="best")}
+    own = {"ensemble": simulate(noisy_policy(4), market, settings, name="ensemble"), **own}
+    windows = market.split()
+    beside = yardsticks(market, settings, train=windows.train, validation=windows.validation)
+    results = beside.beside(own)
+    for name in ("ridge", "equal_weight"):
+        stored = tabulate({"ensemble": own["ensemble"], name: results[name]})
+        assert render_report(stored).count("Net of costs") == 0  # nobody said what it is measured against
+    stored = tabulate(results, {"left_out": {}})
+    said = standing(dict(sorted(stored.metrics.items())), stored.context)
+    returned = {name: result.metrics["cumulative_return"] for name, result in results.items()}
+    for rival, words in (("ridge", "ridge"), ("equal_weight", "its benchmark portfolio, equal weight")):
+        side = "below" if returned["ensemble"] < returned[rival] else "above"
+        assert f"{side} {words} ({percent(returned[rival], signed=True)})" in said
+    assert said.startswith(f"Net of costs, Ensemble ({percent(returned['ensemble'], signed=True)})")
+    band = interval(*(results["ensemble"].metrics[f"information_ratio_{end}"] for end in ("low", "high")))
+    page = render_report(stored)
+    assert said in page
+    assert band in said
+    assert page.count(band) >= 2
+    free = tabulate({"ensemble": results["ensemble"]}, {"left_out": {"ridge": "the market has no features"}})
+    assert "Without ridge: the market has no features." in render_report(free)
