@@ -36,8 +36,9 @@ def choose(
     """Up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean correlation with the chosen`.
 
     `z` standardises the scores over `rows`; correlations are those of the daily validation returns in excess of the
-    benchmark's. At most half of the chosen have the same `founder`; where there are not enough others, fewer are chosen
-    (but never none). Deterministic: ties go to the higher rank.
+    benchmark's. At most half of the chosen have the same `founder`, and whoever is let in instead of one too many must
+    not score below the mean of `rows`; where there are not enough of those, fewer are chosen (but never none).
+    Deterministic: ties go to the higher rank.
     """
     for count in range(min(size, len(rows)), 0, -1):
         chosen = _greedy(rows, count, diversity, founder)
@@ -59,8 +60,9 @@ def _greedy(rows: Sequence[Entry], size: int, diversity: float, founder: Callabl
         chosen.append(left.pop(int(np.argmax(merits))))
         name = founder(chosen[-1])
         founded[name] += 1
-        if founded[name] >= max(1, size // 2):
-            left = [row for row in left if founder(row) != name]
+        others = [row for row in left if founder(row) != name]
+        if founded[name] >= max(1, size // 2) and len(others) < len(left):
+            left = [row for row in others if standard[row.key] >= 0]
     return chosen
 
 

@@ -8,7 +8,7 @@ a whole lineage, nobody's block is ever trained on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -155,12 +155,12 @@ class FoldLearners:
 
     def take(self, state: Mapping[str, Tensor]) -> None:
         """Have the policies of such a state. Raises CheckpointError when it does not fit."""
-        policies: Sequence[ActorPolicy] = []
+        policies = []
         for number in range(len(self.blocks)):
             learner = self._learner(number)
             learner.take(below(f"fold-{number}", state))
-            policies = [*policies, learner.policy]
-        self.policies = list(policies)
+            policies.append(learner.policy)
+        self.policies = policies
 
     def close(self) -> None:
         """They have no processes."""

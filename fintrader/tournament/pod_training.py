@@ -8,7 +8,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from fintrader.tournament.fusion.coordinator import ProcessFusion
 from fintrader.tournament.fusion.learners import (
     CPU,
     Single,
+    State,
     ThreadFusion,
     env_settings_of,
     load_windows,
@@ -68,7 +69,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
             return _trained(spec, context, learner.state(), learned, looks.evaluations, share)
         if share not in looks.evaluations:
             found = _evaluate(learner, split, spec, context, share, learned.env_steps)
-            looks.add(share, found, learner.state() if spec.looks else {}, last=share == 1.0)
+            looks.add(share, found, learner.state if spec.looks else dict, last=share == 1.0)
         score = looks.evaluations[share].score
         thresholds = [rule.score for rule in spec.stops if rule.share == share < 1.0]
         stopped = any(score is None or score < threshold for threshold in thresholds)
@@ -108,11 +109,11 @@ class Looks:
         ranked = {share: -math.inf if one.score is None else one.score for share, one in self.evaluations.items()}
         return max(sorted(ranked), key=lambda share: ranked[share])
 
-    def add(self, share: float, found: Evaluation, state: Mapping[str, Tensor], *, last: bool) -> None:
-        """One look more, with the learner's state where the best one is wanted; stored unless it is the `last`."""
+    def add(self, share: float, found: Evaluation, state: Callable[[], State], *, last: bool) -> None:
+        """One look more; the learner's state is asked for if it is the best. Stored unless it is the `last`."""
         self.evaluations[share] = found
         if self.best == share:
-            self.state = {name: tensor for name, tensor in state.items() if _INHERITED.search(name)}
+            self.state = {name: tensor for name, tensor in state().items() if _INHERITED.search(name)}
         if not last:
             known = {str(at): asdict(one) for at, one in self.evaluations.items()}
             write_tensors(self.path, self.state, {"format": LOOKS_FORMAT, "evaluations": known})
@@ -121,7 +122,7 @@ class Looks:
 def _trained(
     spec: PodSpec,
     context: PodContext,
-    state: Mapping[str, Tensor],
+    state: State,
     learned: TrainResult,
     evaluations: Mapping[float, Evaluation],
     chosen: float,

@@ -19,7 +19,8 @@ def test_a_run_shows_what_it_is(template: Path) -> None:
     run = Run(template / "runs" / "demo")
     assert run.config == {"name": "demo", "seed": 0}
     assert run.manifest["trials"] == 7
-    assert run.leaderboard["rank"].tolist() == list(range(1, 8))
+    assert run.leaderboard["rank"].dropna().tolist() == list(range(1, 8))
+    assert run.leaderboard[run.leaderboard["rank"].isna()]["pod"].tolist() == ["benchmark"]
     assert len(run.pods) == 8
     assert run.events[0]["event"] == "started"
     assert list(run.backtests) == ["test"]
@@ -70,5 +71,5 @@ def test_folds_are_runs_with_leaderboards_of_their_own(demo: Path) -> None:
     run = Run(demo)
     with pytest.raises(NotThereError, match=r"\.folds"):
         assert run.leaderboard is None
-    assert len(run.folds[0].leaderboard) == 7
+    assert len(run.folds[0].leaderboard) == 8  # seven pods and the benchmark
     assert "demo/folds/00" in repr(run.folds[0])

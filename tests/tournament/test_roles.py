@@ -256,7 +256,7 @@ def test_members_are_the_best_or_the_best_that_differ() -> None:
 
 def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
     board = Leaderboard(8)
-    for index, (value, parent) in enumerate([(9, None), (8, 0), (7, 1), (1, None), (0, 3), (-1, None)]):
+    for index, (value, parent) in enumerate([(9, None), (8, 0), (7, 1), (6, None), (5, 3), (-9, None)]):
         one = entry(index, float(value))
         spec = one.spec.model_copy(update={"parent": None if parent is None else f"p{parent:04d}"})
         submit(board, Entry(spec, one.result))
@@ -266,8 +266,8 @@ def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
         return [row.spec.index for row in choose(rows, size, 0.0, board.founder)]
 
     assert chosen(4, board.rows) == [0, 1, 3, 4]
-    assert chosen(3, board.rows) == [0, 3, 5]
-    assert chosen(3, board.rows[:5]) == [0, 3]  # fewer rather than more of one founder
+    assert chosen(3, board.rows) == [0, 3]  # fewer rather than more of one founder, or one below the mean
+    assert chosen(3, [board.rows[0], board.rows[3], board.rows[5]]) == [0, 3, 5]  # nobody was kept out for it
     assert chosen(3, board.rows[:3]) == [0]  # but never none
 
 
