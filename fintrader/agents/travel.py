@@ -113,8 +113,8 @@ def moved_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Statistics `[G]` of the columns of `layout`, so that rows of the market `here` are seen as those of `trained`.
 
-    A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the market that did not vary in training says
-    nothing: the weights that read it were never learned.
+    A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the market that did not
+    vary in training says nothing: the weights that read it were never learned.
     """
     groups, parts = statistic_groups(layout), layout.slices
     factor, offset = torch.ones_like(mean), torch.zeros_like(mean)
