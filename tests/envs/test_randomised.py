@@ -147,7 +147,7 @@ def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life() -> None
             action = torch.zeros(4, 4)
             action[:, 2] = 1.0
             for t in range(1, MARKET.num_bars - 1):
-                *_, info = variant.step(action)
+                variant.step(action)
                 held = variant.account.shares[:, 2]
                 if t >= alive[-1]:
                     assert (held == 0).all(), t
@@ -241,7 +241,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
     with pytest.raises(EnvError, match=r"block_sessions is 30, but only 9 sessions.*set it to at most 9"):
         randomised(asked={"variants": 2, "block_sessions": 30})
     one_day = replace(MARKET, session=torch.zeros_like(MARKET.session))
-    with pytest.raises(EnvError, match="only 0 sessions.*train on more sessions"):
+    with pytest.raises(EnvError, match=r"only 0 sessions.*train on more sessions"):
         randomised(one_day, asked={"variants": 2, "block_sessions": 1})
     with pytest.raises(ConfigError, match="the first must not exceed the second"):
         RandomiseSettings(costs=(2.0, 1.0))
