@@ -75,7 +75,7 @@ class APGAgent(BaseAgent):
     def training_env(self, env: Any) -> Any:
         """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
         if getattr(env, "differentiable", False):
-            return env
+            return super().training_env(env)
         if not isinstance(env, TradingEnv | JoinedEnv):
             raise ConfigError(f"agent.algo apg cannot differentiate {type(env).__name__}; choose another algorithm")
         return super().training_env(env if env.settings.fractional else env.with_settings(fractional=True))

@@ -18,8 +18,9 @@ from fintrader.agents.regularisation import Perturbation
 from fintrader.config import Settings
 from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.observation import Layout
+from fintrader.envs.randomised import RandomisedEnv
 from fintrader.envs.trading import TradingEnv
-from fintrader.errors import CheckpointError
+from fintrader.errors import CheckpointError, ConfigError
 from fintrader.seeding import derive, generator
 
 Metrics: TypeAlias = dict[str, float]
@@ -127,8 +128,10 @@ class BaseAgent:
         """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there.
 
         A trading environment becomes one that shows the bar's number in place of the bar: all accounts at it share
-        what networks make of it.
+        what networks make of it. It has the costs of training, and the variants of `env.randomise`.
         """
+        if isinstance(env, RandomisedEnv):
+            self.see_market(env)
         if not isinstance(env, TradingEnv | JoinedEnv):
             return env
         # A clock must be exact, and tell itself from a row of the market by its width.
@@ -137,9 +140,16 @@ class BaseAgent:
         if any(getattr(env.settings, name) != value for name, value in changes.items()):
             env = env.with_settings(**changes)
         self.see_market(env)
-        return env
+        if not env.settings.randomise.active:
+            return env
+        if isinstance(env, JoinedEnv):
+            raise ConfigError(
+                "env.randomise draws the sessions of one window, and tournament.validation kfold trains on pieces of "
+                "one; leave out one of the two"
+            )
+        return RandomisedEnv(env, seed=self.seed)
 
-    def see_market(self, env: TradingEnv | JoinedEnv) -> None:
+    def see_market(self, env: TradingEnv | JoinedEnv | RandomisedEnv) -> None:
         """Take the rows that the clocks of this environment's observations point to."""
         self.table = env.market_rows
         if self.settings.normalise_observations and not self.normaliser.knows_market:

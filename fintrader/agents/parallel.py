@@ -244,6 +244,7 @@ class PipelinedAgent:
         if self._updates is not None:
             updates, self._updates = self._updates, None
             updates.result()
+            self.agent.perturbation.redraw()  # here, where neither thread reads it
             self._refresh()
 
     def _refresh(self) -> None:

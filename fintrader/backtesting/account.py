@@ -15,7 +15,7 @@ from torch import Tensor
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
-from fintrader.envs.benchmark import benchmark_kind
+from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import market_view
 from fintrader.envs.kernels import account as kernel
 from fintrader.envs.kernels.buffers import Prices, Rules
@@ -54,9 +54,7 @@ class BacktestAccount:
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market, self.settings = market, settings
-        self.layout = ObservationLayout.of(
-            market, settings.lookback, benchmark=benchmark_kind(market, settings.benchmark) != "cash"
-        )
+        self.layout = ObservationLayout.of(market, settings.lookback, benchmark=shows_benchmark(market, settings))
         self.view = view
         self.trade_log = log = TradeLog(market, settings, view)
         self._rows = view.rows

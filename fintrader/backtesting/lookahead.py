@@ -23,7 +23,7 @@ from fintrader.data.settings import DataSettings, open_feed
 from fintrader.data.sources.base import Feed
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
-from fintrader.envs.benchmark import benchmark_kind
+from fintrader.envs.benchmark import shows_benchmark
 from fintrader.errors import BacktestError
 from fintrader.progress import SILENT, Progress
 from fintrader.seeding import generator, numpy_generator
@@ -207,8 +207,7 @@ def column_name(layout: ObservationLayout, market: MarketTensors, column: int) -
 
 def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
     """A fixed random function of every column: if anything it sees changes, so do its trades."""
-    shown = benchmark_kind(market, env.benchmark) != "cash"
-    layout = ObservationLayout.of(market, env.lookback, benchmark=shown)
+    layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
     draw = generator(seed, "lookahead-policy")
     weight = torch.randn(layout.width, layout.num_assets, generator=draw) / layout.width**0.5
 

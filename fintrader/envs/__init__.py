@@ -9,7 +9,18 @@ from __future__ import annotations
 from fintrader.envs.factored import FactoredLinear, project_market
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.randomised import RandomisedEnv
+from fintrader.envs.settings import EnvSettings, RandomiseSettings
 from fintrader.envs.trading import Policy, TradingEnv
 
-__all__ = ["Account", "EnvSettings", "FactoredLinear", "ObservationLayout", "Policy", "TradingEnv", "project_market"]
+__all__ = [
+    "Account",
+    "EnvSettings",
+    "FactoredLinear",
+    "ObservationLayout",
+    "Policy",
+    "RandomiseSettings",
+    "RandomisedEnv",
+    "TradingEnv",
+    "project_market",
+]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 
 BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
@@ -26,6 +27,11 @@ def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]
     source = market.meta.get("source")
     real = bool(source) and (not isinstance(source, dict) or source.get("kind") != "synthetic")
     return "equal_weight" if real else "cash"
+
+
+def shows_benchmark(market: MarketTensors, settings: EnvSettings) -> bool:
+    """Whether observations of this market tell who is a member, and what the benchmark holds."""
+    return benchmark_kind(market, settings.benchmark) != "cash"
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

@@ -35,7 +35,8 @@ from fintrader.errors import EnvError
 from fintrader.seeding import derive
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
-_LARGEST = torch.finfo(torch.float32).max
+LARGEST = torch.finfo(torch.float32).max
+"""In place of infinity, which times 0 is no number."""
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -156,8 +157,8 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
         fill=fill.to(torch.float32).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
         most=_most(volume, settings),
-        thinness=torch.where(volume > 0, volume.rsqrt(), torch.full_like(volume, _LARGEST)).contiguous(),
-        spread=_spread(market, settings),
+        thinness=torch.where(volume > 0, volume.rsqrt(), torch.full_like(volume, LARGEST)).contiguous(),
+        spread=half_spreads(market, settings),
         rows=market_rows((market.features, market.tradable, *shown, market.context), obs_dtype, settings.lookback),
         benchmark=benchmark_level(market, weights).log(),
         last_bar=last_bar,
@@ -182,7 +183,8 @@ def _most(volume: Tensor, settings: EnvSettings) -> Tensor:
     return round_to_zero(volume.to(torch.float64) * settings.participation, settings).to(torch.float32).contiguous()
 
 
-def _spread(market: MarketTensors, settings: EnvSettings) -> Tensor:
+def half_spreads(market: MarketTensors, settings: EnvSettings) -> Tensor:
+    """`[N]` float64, as a share of the notional. Raises EnvError for the spread of a symbol that is not traded."""
     unknown = sorted(set(settings.half_spread_bps_of) - set(market.symbols))
     if unknown:
         raise EnvError(f"env.half_spread_bps_of: the market has no {', '.join(unknown)}; remove what it does not trade")

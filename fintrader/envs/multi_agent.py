@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import account_keys, advance, begin, market_view, observe, select
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
@@ -68,7 +69,8 @@ class MultiTraderEnv:
         self.market = market if device is None else market.to(device)
         self.device = self.market.device
         self._on_host = self.device.type == "cpu"
-        self.layout = ObservationLayout.of(market, self.settings.lookback)
+        shown = shows_benchmark(market, self.settings)
+        self.layout = ObservationLayout.of(market, self.settings.lookback, benchmark=shown)
         self._view = market_view(self.market, self.settings)
         self._reward = make_reward(self.settings)
         self._key = self._keys(seed)

@@ -239,6 +239,20 @@ class ObservationLayout:
             ) from None
 
 
+def observation_space(layout: ObservationLayout, dtype: torch.dtype, clocks: int) -> gymnasium.Space[Any]:
+    """One account's: flat, or factored where there are `clocks`, the numbers of so many bars."""
+
+    def box(width: int) -> gymnasium.spaces.Box[Any]:
+        if dtype == torch.bfloat16:
+            return Bfloat16Box((width,))
+        return gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
+
+    if not clocks:
+        return box(layout.width)
+    clock = gymnasium.spaces.Box(0, clocks - 1, (), np.int64)
+    return gymnasium.spaces.Dict({"private": box(layout.private_width), "clock": clock})
+
+
 def market_rows(parts: Sequence[Tensor], dtype: torch.dtype, lookback: int = 1) -> Tensor:
     """`[T, L*W]`: the market's part of every observation, laid out once, from features, tradable, (member, benchmark,)
     context, `[T, ...]` each.

@@ -25,6 +25,32 @@ ACTIVE_REWARDS = REWARDS[-3:]
 """Rewards of what an account did otherwise than its benchmark."""
 
 
+class RandomiseSettings(Settings):
+    """Markets that differ a little from account to account while an agent trains (`envs/randomised.py`), so that it
+    learns what holds in all of them (https://arxiv.org/abs/1703.06907)."""
+
+    variants: Annotated[int, Field(ge=1)] = 4
+    """V: markets that the accounts are shared out among; a divisor of their number."""
+    costs: tuple[Positive, Positive] = (1.0, 1.0)
+    """Least and most that fees, spread and impact of a variant are multiplied by; the logarithm is uniform between."""
+    delay_bars: Annotated[int, Field(ge=0)] = 0
+    """Most bars by which what a variant shows of the market is late, while orders fill now: 0 to so many."""
+    block_sessions: Annotated[int, Field(ge=1)] | None = None
+    """Each variant plays sessions of the window drawn with replacement, so many at a time in their own order (a block
+    bootstrap); none: the window as it was."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.costs[0] > self.costs[1]:
+            raise ValueError("costs are the least and the most: the first must not exceed the second")
+        return self
+
+    @property
+    def active(self) -> bool:
+        """Whether any variant may differ from the market as it was."""
+        return self.costs != (1.0, 1.0) or self.delay_bars > 0 or self.block_sessions is not None
+
+
 class EnvSettings(Settings):
     """How accounts trade, what they pay, what they see and what they are rewarded for."""
 
@@ -95,6 +121,8 @@ class EnvSettings(Settings):
     training_cost_multiplier: Positive = 1.0
     """Costs (fees, spread, impact) are this many times as high while an agent trains, and as they are when it is
     judged: above 1 it learns to be choosier than it has to be."""
+    randomise: RandomiseSettings = RandomiseSettings()
+    """What differs between accounts while an agent trains; whoever judges it trades the market as it was."""
 
     # --- benchmark -------------------------------------------------------------------------------------
     benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"
@@ -149,19 +177,20 @@ class EnvSettings(Settings):
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
         dearest = self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0)
-        if dearest * max(1.0, self.training_cost_multiplier) >= 10_000.0:
+        if dearest * max(1.0, self.training_cost_multiplier * max(1.0, self.randomise.costs[1])) >= 10_000.0:
             raise ValueError("cost_bps and half_spread_bps together (in training, too) must stay below 10,000")
         return self
+
+    def costs_times(self, times: float) -> dict[str, Any]:
+        """Fees, spread and impact, `times` as high."""
+        costs = {name: times * getattr(self, name) for name in ("cost_bps", "half_spread_bps", "impact_bps")}
+        return {**costs, "half_spread_bps_of": {name: times * rate for name, rate in self.half_spread_bps_of.items()}}
 
     @property
     def training_costs(self) -> dict[str, Any]:
         """The settings that say what an agent pays while it learns."""
         times = self.training_cost_multiplier
-        if times == 1.0:
-            return {}
-        costs = {name: times * getattr(self, name) for name in ("cost_bps", "half_spread_bps", "impact_bps")}
-        of = {name: times * rate for name, rate in self.half_spread_bps_of.items()}
-        return {**costs, "half_spread_bps_of": of, "training_cost_multiplier": 1.0}
+        return {} if times == 1.0 else {**self.costs_times(times), "training_cost_multiplier": 1.0}
 
     @property
     def fee_rate(self) -> float:

@@ -7,6 +7,7 @@ t + 1 at its open (by default) and the account is marked at the close of t + 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,14 +19,24 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.benchmark import benchmark_kind
-from fintrader.envs.dynamics import account_keys, advance, begin, listed, market_view, observe, observe_private, select
+from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs.dynamics import (
+    MarketView,
+    account_keys,
+    advance,
+    begin,
+    listed,
+    market_view,
+    observe,
+    observe_private,
+    select,
+)
 from fintrader.envs.kernels.buffers import Generation
 from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
 from fintrader.envs.kernels.gradient.step import GradientStep
 from fintrader.envs.kernels.step import FusedStep, why_not_fused
 from fintrader.envs.ledger import Account
-from fintrader.envs.observation import Bfloat16Box, ObservationLayout
+from fintrader.envs.observation import ObservationLayout, observation_space
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import (
@@ -132,10 +143,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
-        judged = benchmark_kind(market, settings.benchmark) != "cash"
-        self.layout = ObservationLayout.of(market, settings.lookback, benchmark=judged)
+        self.layout = ObservationLayout.of(market, settings.lookback, benchmark=shows_benchmark(market, settings))
         self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
-        self._view = market_view(self.market, settings, self._obs_dtype)
+        self._view = self.view
         self._reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
         # Two generations of accounts, an action, and an observation beside the one that the caller still holds.
@@ -143,7 +153,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         require_memory(needed, self.device, f"{self.num_envs:,} accounts", "lower env.num_envs", EnvError)
 
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (market.num_assets,), np.float32)
-        self.single_observation_space = self._single_observation_space()
+        clocks = 0 if settings.observation == "flat" else self.market.num_bars
+        self.single_observation_space = observation_space(self.layout, self._obs_dtype, clocks)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
 
@@ -187,6 +198,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def equity(self) -> Tensor:
         """`[B]` float64, USD: cash + shares at the last close."""
         return self.account.equity
+
+    @cached_property
+    def view(self) -> MarketView:
+        """The market as the ledger reads it; not to be written."""
+        return market_view(self.market, self.settings, self._obs_dtype)
 
     @property
     def market_rows(self) -> Tensor:
@@ -339,18 +355,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.settings.observation == "factored":
             return self._pack(observe_private(self._view, account, self._obs_dtype), account.bar)
         return observe(self._view, account, self._obs_dtype)
-
-    def _single_observation_space(self) -> gymnasium.Space[Any]:
-        def box(width: int) -> gymnasium.spaces.Box[Any]:
-            if self.settings.observation_dtype == "bfloat16":
-                return Bfloat16Box((width,))
-            return gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
-
-        if self.settings.observation == "flat":
-            return box(self.layout.width)
-        private = box(self.layout.private_width)
-        clock = gymnasium.spaces.Box(0, self.market.num_bars - 1, (), np.int64)
-        return gymnasium.spaces.Dict({"private": private, "clock": clock})
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
         """A list seeds every account by itself; a number every group of accounts."""

@@ -20,7 +20,7 @@ from fintrader.backtesting.simulate import Bindable, simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.backtesting.yardsticks import Yardsticks, yardsticks
 from fintrader.data.tensors import MarketTensors, Split
-from fintrader.envs.benchmark import benchmark_kind
+from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout, num_actions
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
@@ -61,9 +61,7 @@ def backtest(
         )
     if not is_result(name):
         raise BacktestError(f"name={name!r} is what a baseline is called; choose another name for the policy")
-    layout = ObservationLayout.of(
-        market, settings.lookback, benchmark=benchmark_kind(market, settings.benchmark) != "cash"
-    )
+    layout = ObservationLayout.of(market, settings.lookback, benchmark=shows_benchmark(market, settings))
     _check_width(policy, layout, name)
     traded = policy if isinstance(policy, Bindable) else _asked(policy, layout, name)
     own = simulate(traded, market, settings, name=name)

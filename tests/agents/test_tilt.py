@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fintrader.agents import APG, PPO, SAC, NetworkSettings, make_agent
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
+from fintrader.agents.base import BaseAgent
+from fintrader.agents.policy import EnsemblePolicy, PolicyModule, export_onnx
+from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.simulate import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
+from fintrader.errors import ConfigError
+from tests.factories import make_market
+from tests.oracles.tilt_oracle import tilted
+
+LAYOUT = ObservationLayout(5, 3, 2, benchmark=1)
+SETTINGS = EnvSettings(benchmark="equal_weight", decision_interval=20)
+MARKET = make_market(1200, 6, session_bars=20, volatility=0.004, events=True)
+DAILY = make_market(600, 6, session_bars=1, volatility=0.015, events=True)
+WINDOWS = [
+    pytest.param(MARKET, 20, (0, 400), id="minutes with a late listing"),
+    pytest.param(MARKET, 20, (400, 800), id="minutes with a change of members"),
+    pytest.param(make_market(800, 6, session_bars=20, gaps=False, volatility=0.004), 20, (0, 800), id="minutes"),
+    pytest.param(DAILY, 1, (0, 470), id="days"),
+    pytest.param(DAILY, 1, (310, 430), id="fewer days"),
+]
+
+
+def weights(cases: int, assets: int, seed: int, *, cash: bool) -> Tensor:
+    """Portfolios `[cases, N]`, with names that have no weight; with `cash`, part of them is not invested."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.exponential(size=(cases, assets)) * (rng.random((cases, assets)) > 0.3)
+    drawn[drawn.sum(1) == 0, 0] = 1.0
+    drawn /= drawn.sum(1, keepdims=True)
+    return torch.tensor(drawn * (rng.random((cases, 1)) if cash else 1.0))
+
+
+@pytest.mark.parametrize("algo", [PPO, APG, SAC])
+@pytest.mark.parametrize(("market", "interval", "window"), WINDOWS)
+def test_untrained_it_is_its_benchmark(
+    algo: Any, market: MarketTensors, interval: int, window: tuple[int, int]
+) -> None:
+    settings = SETTINGS.model_copy(update={"decision_interval": interval})
+    agent = make_agent(algo(), TradingEnv(market, settings, num_envs=1).layout, seed=1)
+    assert isinstance(agent, BaseAgent)
+    assert agent.head.kind == "tilt", "auto, where there is a benchmark"
+    played = market.window(*window)
+    assert (played.last_bar == played.num_bars - 1).all()
+    result, expected = simulate(agent.policy, played, settings), benchmark_portfolio(played, settings)
+    assert np.abs(result.equity / expected.equity - 1).max() < 5e-4
+    assert abs(expected.equity[-1] / expected.equity[0] - 1) > 5e-3, "nothing happened"
+    invested = 1 - (result.cash / result.equity)[2:]  # not everything trades in the first bar
+    assert invested.mean() > 0.999
+    assert invested.min() > 0.99
+
+
+@pytest.mark.parametrize("values", [
+    {}, {"trust": 0.3, "max_active_tilt": 0.1}, {"trade_rate": 0.7, "shrinkage": 0.4}, {"fully_invested": False},
+], ids=["default", "tight", "shrunk", "cash"])  # fmt: skip
+def test_the_formula(values: dict[str, Any]) -> None:
+    settings = ActionHeadSettings(kind="tilt", **values)
+    head, cases = ActionHead(LAYOUT, settings), 200
+    benchmark, held = weights(cases, 5, 1, cash=False), weights(cases, 5, 2, cash=True)
+    latent = torch.randn(cases, head.latents, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    latent *= torch.logspace(-3, 0.5, cases, dtype=torch.float64).unsqueeze(1)  # from almost nothing to a lot
+    actions = head.tilt(benchmark, held, latent)
+    given = {
+        "trust": settings.trust, "most": settings.max_active_tilt, "start_rate": settings.trade_rate,
+        "shrinkage": settings.shrinkage, "fully_invested": settings.fully_invested,
+    }  # fmt: skip
+    for row in range(cases):
+        expected = tilted(benchmark[row].tolist(), held[row].tolist(), latent[row].tolist(), **given)  # type: ignore[arg-type]
+        assert actions[row].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_is_idle_is_invested_and_what_left_the_benchmark_is_sold() -> None:
+    head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt"))
+    benchmark = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0.0]], dtype=torch.float64)
+    held = torch.tensor([[0.2, 0.1, 0.1, 0.4, 0.0]], dtype=torch.float64)
+    latent = torch.randn(1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    action = head.tilt(benchmark, held, latent)
+    assert action[0, 3:].tolist() == [0, 0]
+    assert float(action.sum()) == pytest.approx(1.0)
+    # Who holds nothing goes to the aim at once, whatever the rate says.
+    slow = latent.clone()
+    slow[0, 5] = -20.0
+    assert torch.allclose(head.tilt(benchmark, torch.zeros_like(held), slow), head.tilt(benchmark, 0 * held, latent))
+
+
+def test_no_more_than_allowed_lies_elsewhere() -> None:
+    latent = 3 * torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    benchmark = weights(50, 5, 1, cash=False)
+    cash = torch.zeros_like(benchmark)
+
+    def elsewhere(**values: Any) -> Tensor:
+        head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", **values))
+        return 0.5 * (head.tilt(benchmark, cash, latent) - benchmark).abs().sum(1)
+
+    free = elsewhere()
+    bound = free > 0.05
+    assert 10 < bound.sum() < 50
+    assert torch.allclose(elsewhere(max_active_tilt=0.05), free.clamp(max=0.05))
+    assert elsewhere(shrinkage=0.0).max() < 1e-12
+    assert torch.allclose(elsewhere(shrinkage=0.5), 0.5 * free)
+
+
+def test_permuting_symbols_permutes_the_action() -> None:
+    head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", max_active_tilt=0.2))
+    benchmark, held = weights(20, 5, 1, cash=False), weights(20, 5, 2, cash=True)
+    latent = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    order = [3, 0, 4, 1, 2]
+    moved = head.tilt(benchmark[:, order], held[:, order], latent[:, [*order, 5]])
+    assert torch.allclose(moved, head.tilt(benchmark, held, latent)[:, order], atol=1e-14)
+
+
+def acting(seed: int, settings: Any) -> tuple[PolicyModule, Tensor, Tensor]:
+    """A policy that bets a lot, and private parts `[R, A + N]` and rows of the market `[R, W]` that it may meet."""
+    env = TradingEnv(MARKET, SETTINGS, num_envs=30)
+    agent = make_agent(settings, env.layout, seed=seed)
+    assert isinstance(agent, BaseAgent)
+    torch.manual_seed(seed)
+    for parameter in agent.actor.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    env.reset(seed=seed)
+    obs, *_ = env.step(torch.rand(30, 6))
+    agent.normaliser.update(obs)
+    return agent.policy.eval().requires_grad_(False), obs[:, :10], obs[:, 10:]
+
+
+NETWORKS = [{}, {"account": True, "holdings": True}]
+HEADS: list[dict[str, Any]] = [{}, {"max_active_tilt": 0.1}, {"fully_invested": False}]
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=["blind", "seeing"])
+def test_bound_to_a_market_it_acts_as_it_does_itself(network: dict[str, Any]) -> None:
+    members = []
+    for seed, head in enumerate(HEADS):
+        settings = PPO(network=NetworkSettings(**network), head=ActionHeadSettings(**head))
+        policy, private, rows = acting(seed, settings)
+        members.append(policy)
+    members.append(acting(9, PPO(head=ActionHeadSettings(kind="aim")))[0])
+    for policy in [*members, EnsemblePolicy(members, [1.0, 2.0, 3.0, 4.0], "weighted").eval()]:
+        expected = policy(torch.cat([private, rows], dim=1)).numpy()
+        assert expected.std() > 0.01
+        bound = policy.bind(rows.numpy())
+        assert bound is not None
+        found = np.stack([bound(bar, private[bar].numpy()).copy() for bar in range(len(rows))])
+        assert found == pytest.approx(expected, abs=2e-5)
+
+
+def test_it_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    policy, private, rows = acting(1, PPO())
+    assert export_onnx(policy, tmp_path / "p.onnx") < 1e-5
+    session = runtime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+    obs = torch.cat([private, rows], dim=1)
+    (action,) = session.run(["action"], {"obs": obs.numpy()})
+    np.testing.assert_allclose(action, policy(obs).numpy(), atol=1e-5)
+
+
+def test_without_a_benchmark_or_features_it_is_refused() -> None:
+    asked = ActionHeadSettings(kind="tilt")
+    with pytest.raises(ConfigError, match=r"needs a benchmark to tilt away from: set env.benchmark to equal_weight"):
+        ActionHead(ObservationLayout(5, 3, 2), asked)
+    with pytest.raises(ConfigError, match=r"needs features to tilt by: name some in data.features.names"):
+        ActionHead(ObservationLayout(5, 0, 2, benchmark=1), asked)
+    assert ActionHead(ObservationLayout(5, 0, 2, benchmark=1), ActionHeadSettings()).kind == "aim"
+    assert ActionHead(ObservationLayout(5, 3, 2), ActionHeadSettings()).kind == "aim"
