@@ -29,6 +29,7 @@ TINY: dict[str, Any] = {
         "order": "submission",  # the same bytes whatever finishes first
         "budget": {"env_steps": 1024},
         "leaderboard_size": 3,
+        "ensemble_size": 3,
     },
     "backtest": {"null_model": False, "sensitivity": False},
 }
