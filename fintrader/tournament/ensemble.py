@@ -23,7 +23,7 @@ from fintrader import metrics as m
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
 from fintrader.agents.action_head import ActionHead
 from fintrader.agents.policy import ActorPolicy, PolicyModule
-from fintrader.errors import CheckpointError
+from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import write_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.leaderboard import Entry, Leaderboard
@@ -123,8 +123,12 @@ def _learners(policy: PolicyModule) -> list[PolicyModule]:
 
 
 def _shrunk(policy: PolicyModule, kappa: float) -> PolicyModule:
-    """The policy with that part of its distance to the benchmark."""
-    assert isinstance(policy, ActorPolicy)
+    """The policy with that part of its distance to the benchmark. Raises ConfigError for one that does not tilt."""
+    if not isinstance(policy, ActorPolicy) or policy.head.kind != "tilt":
+        raise ConfigError(
+            "tournament.ensemble_shrinkage shrinks tilts towards the benchmark: set agent.head.kind to tilt (and "
+            "env.benchmark to equal_weight), or the shrinkage to none"
+        )
     settings = policy.head.settings
     policy.head = ActionHead(policy.layout, settings.model_copy(update={"shrinkage": kappa * settings.shrinkage}))
     return policy
