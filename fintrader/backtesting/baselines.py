@@ -143,9 +143,11 @@ def equal_weight(
 ) -> BacktestResult:
     """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of costs."""
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
-    share, due = partial(equal_weights, market), rebalance_bars(market, every_sessions)
+    weights, due = benchmark_weights(market, "equal_weight"), rebalance_bars(market, every_sessions)
     note = f"1/n, rebalanced {often}, net of costs"
-    return simulate_weights(share, due, market, settings, name="equal_weight", note=note, progress=progress)
+    return simulate_weights(
+        lambda bar: weights[bar], due, market, settings, name="equal_weight", note=note, progress=progress
+    )
 
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy
+from fintrader.agents.action_head import ActionHead
 from fintrader.agents.policy import EnsemblePolicy
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors, Windows
@@ -136,7 +137,14 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -
     market = market_file(tmp_path)
     wanted = SETTINGS.model_copy(update={**KFOLD, "metric": "information_ratio", "ensemble_shrinkage": "james_stein"})
     threads = ThreadLauncher(run, market, train_and_evaluate, workers=1)
-    result = real_race(run, wanted, launcher=threads)
+    with pytest.raises(ConfigError, match=r"set agent\.head\.kind to tilt"):
+        real_race(
+            RunFolder(tmp_path / "aim"),
+            wanted,
+            launcher=ThreadLauncher(RunFolder(tmp_path / "aim"), market, train_and_evaluate, workers=1),
+        )
+    tilting = ENV.model_copy(update={"benchmark": "equal_weight"})
+    result = real_race(run, wanted, launcher=threads, env=tilting)
     assert result.trials == 4
     stored = read_json(run.ensemble / "ensemble.json")
     policy = load_policy(result.ensemble_policy)
@@ -146,7 +154,12 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -
     assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
     specs: dict[str, PodSpec] = RunStore(run).specs()
     assert {spec.folds for spec in specs.values()} == {3}
-    # the mean over pods of the means over folds
-    obs = torch.randn(5, policy.layout.width).clamp(-1, 1)
+    # the mean over pods of the means over folds, each shrunk
+    obs = torch.randn(5, policy.layout.width).clamp(0, 1)
     pods = [load_policy(run.pod(name) / "policy.safetensors") for name in result.members]
-    torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))  # no `tilt` head to shrink
+    for pod in pods:
+        assert isinstance(pod, EnsemblePolicy)
+        for one in pod.members:
+            shrunk = one.head.settings.model_copy(update={"shrinkage": stored["shrinkage"]["kappa"]})
+            one.head = ActionHead(policy.layout, shrunk)
+    torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))
