@@ -2,17 +2,17 @@
 
     python benchmarks/real.py --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
 
-FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`, `walkforward_us14.yaml`) and the
-index's membership. Every set is `fintrader walkforward` as shipped: five pods (seeds) a fold, chosen and shrunk on the
-validation window, tested once on what follows.
+FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`, `walkforward_us14.yaml`,
+`nasdaq100_2016.yaml`) and the index's membership. Every set is walked forward as shipped: pods of a learner for each
+block of sessions that it does not see, judged there, shrunk by what that says, tested once on what follows.
 
-daily, us14, n100      real bars
+daily, us14, n100      real bars; daily also with features of other days (`null_model`): what a search makes of nothing
 planted_15, planted_05 the daily bars with a feature of known information coefficient (`data.source.kind: planted_in`)
-information_free       the daily bars with features of other days (`backtest.null_model`): what chance makes
 
 A figure is of the daily returns beyond those of the benchmark portfolio, net of costs on both sides: a year's, its
 information ratio, the interval of 95 % by a paired block bootstrap, and how many folds it was not below. *Within* is
-the share of folds that ended within 10 basis points of the benchmark. The last line is one JSON object.
+the share of folds that ended within 10 basis points of the benchmark. `ensemble` is shrunk towards the benchmark by its
+evidence, `best` is a pod as it is. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def planted(ic: float) -> dict[str, Any]:
 
 MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 10}
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "daily": ("walkforward_daily", DAILY, {}),
+    "daily": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}}),
     "us14": ("walkforward_us14", US14, {}),
     "n100": (
         "nasdaq100_2016",
@@ -62,7 +62,6 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "planted_15": ("walkforward_daily", DAILY, planted(0.15)),
     "planted_05": ("walkforward_daily", DAILY, planted(0.05)),
-    "information_free": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}}),
 }
 
 
@@ -120,7 +119,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--bars", type=Path, required=True)
     arguments.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS])
-    arguments.add_argument("--seeds", type=int, default=1, help="walk-forwards a set, of five pods a fold each")
+    arguments.add_argument("--seeds", type=int, default=1, help="walk-forwards a set, each of pods of its own")
     arguments.add_argument("--runs", type=Path, default=ROOT / "runs" / "real", help="kept, and gone on with")
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
@@ -130,10 +129,9 @@ def main() -> None:
         for seed in range(options.seeds):
             began = time.monotonic()
             stored = read_backtest(walk_forward(configuration(name, options.bars, options.runs, seed)) / "backtest")
-            chosen = ("null_model",) if name == "information_free" else ("ensemble", "best", "ridge", "vol_targeted")
             found = {
                 strategy: figures(active(stored, strategy, "equal_weight"), stored, strategy)
-                for strategy in chosen
+                for strategy in ("ensemble", "best", "null_model", "ridge", "vol_targeted", "buy_and_hold")
                 if strategy in stored.strategies
             }
             row = {**found, "equal_weight": stored.metrics["equal_weight"], "seconds": time.monotonic() - began}

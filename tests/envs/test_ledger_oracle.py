@@ -178,11 +178,12 @@ def test_every_option_is_drawn() -> None:
             drawn[name].add(str(value))
 
     draw()
-    # One kind exists, the number of accounts is an argument of every test, and only agents pay more while they learn.
+    # One kind exists, the number of accounts is an argument of every test, and the others are for agents that learn.
     assert {name for name, values in drawn.items() if len(values) < 2} == {
         "kind",
         "num_envs",
         "training_cost_multiplier",
+        "randomise",
     }
 
 
