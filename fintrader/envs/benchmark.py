@@ -37,9 +37,9 @@ def shows_benchmark(market: MarketTensors, settings: EnvSettings) -> bool:
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     """`[T, N]` float64: weights at the close of each bar, of sum 1; all 0 for cash and where nothing has a price yet.
 
-    equal_weight: the members that have a price and bars to come. cap_weight: the same in proportion to their
-    capitalisation. buy_and_hold: equal dollars in every member with a price in the first session, at its first one,
-    then left alone.
+    equal_weight: the members that have a price and bars to come, brought to equal weights at a session's first bar and
+    drifting with their prices to its last. cap_weight: the same members in proportion to their capitalisation.
+    buy_and_hold: equal dollars in every member with a price in the first session, at its first one, then left alone.
 
     Raises EnvError for a market without members, and for capitalisations that are not known.
     """
@@ -60,8 +60,22 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     elif kind == "cap_weight":
         worth = _capitalisation(market, chosen)
     else:
-        worth = chosen.to(torch.float64)
+        worth = _drifting(market, chosen)
     return worth / worth.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _drifting(market: MarketTensors, chosen: Tensor) -> Tensor:
+    """`[T, N]`: worth of a dollar put into each of the `chosen` `[T, N]` at its first bar of the session.
+
+    Who holds these weights need not trade during the day, however often he decides.
+    """
+    price, bars = market.adjusted_close, torch.arange(market.num_bars, device=market.device).unsqueeze(1)
+    begins = torch.ones_like(chosen[:, :1])
+    begins[1:, 0] = market.session.diff() != 0
+    before = torch.cat([torch.zeros_like(chosen[:1]), chosen[:-1]])
+    entered = chosen & (begins | ~before)
+    paid = price.gather(0, torch.where(entered, bars, 0).cummax(0).values)
+    return torch.where(chosen, price / paid, torch.zeros_like(price))
 
 
 def _held(market: MarketTensors, priced: Tensor) -> Tensor:

