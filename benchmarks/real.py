@@ -81,7 +81,7 @@ def configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
 
 def active(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
     """Daily returns beyond the benchmark's, a fold each."""
-    returns = stored.daily_returns
+    returns = stored.daily_returns()
     days = (returns[strategy] - returns[against]).to_numpy()
     dates = returns.index.strftime("%Y-%m-%d")
     windows = stored.context["fold_windows"]
