@@ -51,7 +51,7 @@ def planted(ic: float) -> dict[str, Any]:
     return {"source": source, "walkforward": {"embargo_sessions": 20}}
 
 
-MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 10}
+MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 17}
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "daily": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}}),
     "us14": ("walkforward_us14", US14, {}),
