@@ -53,7 +53,7 @@ def planted(ic: float) -> dict[str, Any]:
 
 MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 17}
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "daily": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}}),
+    "daily": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}, "walkforward": {"test_sessions": 90}}),
     "us14": ("walkforward_us14", US14, {}),
     "n100": (
         "nasdaq100_2016",
