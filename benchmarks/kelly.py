@@ -128,7 +128,7 @@ def evaluate(policy: Any, *, steps: int = 16, num_envs: int = 4) -> tuple[float,
     return float(expected_growth(rows[:: max(len(rows) // 16, 1)]).mean() / best), rows.mean(dim=0)
 
 
-COMMON: dict[str, Any] = {"head": {"rate": 1.0, "scale": 2.0}, "gamma": 0.0, "anneal": True}
+COMMON: dict[str, Any] = {"head": {"scale": 2.0}, "gamma": 0.0, "anneal": True}
 ON: dict[str, Any] = {
     **COMMON,
     "noise": 0.3,
