@@ -398,7 +398,7 @@ def check_environment(agent: Agent, env: Any) -> None:
         raise ConfigError(f"the environment resets by {mode}; make it with autoreset_mode=AutoresetMode.SAME_STEP")
     if getattr(settings, "action", None) == "trade" and agent.head.targets_weights:
         raise ConfigError(
-            "agent.head.kind `aim` makes target weights, but env.action is `trade`; "
+            f"agent.head.kind `{agent.head.kind}` makes target weights, but env.action is `trade`; "
             "set env.action to target or agent.head.kind to direct"
         )
     layout = getattr(env, "layout", None)

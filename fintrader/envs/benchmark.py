@@ -29,6 +29,17 @@ def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]
     return "equal_weight" if real else "cash"
 
 
+def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
+    """The weights of a benchmark that something is to be judged against. Raises EnvError, too, for one that never holds
+    anything: a market without members."""
+    weights = benchmark_weights(market, kind)
+    if kind != "cash" and not bool((weights > 0).any()):
+        raise EnvError(
+            f"env.benchmark {kind} needs members with prices, and this window has none; set env.benchmark to cash"
+        )
+    return weights
+
+
 def shows_benchmark(market: MarketTensors, settings: EnvSettings) -> bool:
     """Whether observations of this market tell who is a member, and what the benchmark holds."""
     return benchmark_kind(market, settings.benchmark) != "cash"
@@ -41,7 +52,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     drifting with their prices to its last. cap_weight: the same members in proportion to their capitalisation.
     buy_and_hold: equal dollars in every member with a price in the first session, at its first one, then left alone.
 
-    Raises EnvError for a market without members, and for capitalisations that are not known.
+    Raises EnvError for capitalisations that are not known.
     """
     close = market.close.to(torch.float64)
     if kind == "cash":
@@ -51,10 +62,6 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     last = market.last_bar
     to_come = (bars < last) | (last == market.num_bars - 1)
     chosen = market.member & priced & to_come
-    if not bool(chosen.any()):
-        raise EnvError(
-            f"env.benchmark {kind} needs members with prices, and this window has none; set env.benchmark to cash"
-        )
     if kind == "buy_and_hold":
         worth = _held(market, priced) * to_come
     elif kind == "cap_weight":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.envs.benchmark import benchmark_kind, benchmark_level, benchmark_weights
+from fintrader.envs.benchmark import benchmark_kind, benchmark_level, held_weights
 from fintrader.envs.ledger import (
     Account,
     Bar,
@@ -149,7 +149,7 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
     volume = torch.where(market.tradable, market.volume, torch.zeros_like(market.volume))
     event_row, splits, dividends = _event_rows(market)
     kind = benchmark_kind(market, settings.benchmark)
-    weights = benchmark_weights(market, kind)
+    weights = held_weights(market, kind)
     shown = () if kind == "cash" else (market.member, weights)
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).to(torch.float64)
     return MarketView(
