@@ -19,7 +19,7 @@ from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import market_view
 from fintrader.envs.kernels import account as kernel
 from fintrader.envs.kernels.buffers import Prices, Rules
-from fintrader.results.catalogue import OrderCounts
+from fintrader.results.history import OrderCounts
 
 Array = NDArray[np.float64]
 Action: TypeAlias = "Tensor | NDArray[np.float32]"

@@ -24,7 +24,7 @@ from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.errors import BacktestError
 from fintrader.results.backtest_files import TRADE_COLUMNS
-from fintrader.results.catalogue import OrderCounts
+from fintrader.results.history import OrderCounts
 
 Array = NDArray[np.float64]
 

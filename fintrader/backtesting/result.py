@@ -14,8 +14,9 @@ from fintrader import metrics as m
 from fintrader.backtesting.bootstrap import intervals
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError
-from fintrader.results.catalogue import History, measure, rounding_apart, weights
+from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
+from fintrader.results.history import History, rounding_apart, weights
 
 Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}

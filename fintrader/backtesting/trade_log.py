@@ -16,7 +16,7 @@ from fintrader.envs import EnvSettings
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.ledger import Bar, closing_cost, in_usd
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
-from fintrader.results.catalogue import OrderCounts
+from fintrader.results.history import OrderCounts
 
 Array = NDArray[np.float64]
 MINUTE_NS = 60_000_000_000

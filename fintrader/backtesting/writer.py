@@ -31,7 +31,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
 from fintrader.files import write_bytes, write_json
 from fintrader.results.backtest_files import PRICE_COLUMNS, StoredBacktest, empty_trades
-from fintrader.results.catalogue import gross_exposure
+from fintrader.results.history import gross_exposure
 
 
 def tabulate(

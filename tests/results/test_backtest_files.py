@@ -20,8 +20,9 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, RunError
 from fintrader.report import html as report
 from fintrader.results.backtest_files import TRADE_COLUMNS
-from fintrader.results.catalogue import CATALOGUE, round_trips
+from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import ChangedFileError, DamagedFileError, NotThereError
+from fintrader.results.history import round_trips
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 

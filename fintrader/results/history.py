@@ -1,0 +1,186 @@
+"""What the numbers of a backtest are computed from: one strategy's curve, positions, trades and orders."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+
+Array = NDArray[np.float64]
+
+
+class OrderCounts(NamedTuple):
+    """What became of a strategy's orders; one that is given again counts again."""
+
+    given: int = 0
+    capped: int = 0
+    """Asked for more than their share of the bar's volume."""
+    unfilled: int = 0
+    """Of which nothing filled: no trade in the bar, no volume, or no money."""
+    cancelled_usd: float = 0.0
+    """What did not fill of all of them, at the close of the bar they met."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class History:
+    """What the numbers are computed from: one strategy over T bars and N assets."""
+
+    minutes: NDArray[np.int64]
+    """`[T]`: start of each bar, nanoseconds since 1970 UTC."""
+    session: NDArray[np.int64]
+    """`[T]`: number of the trading session."""
+    equity: Array
+    """`[T]` USD at each bar's close; `equity[0]` is the starting capital, nothing has been traded by then."""
+    benchmark: Array
+    """`[T]`: level of the index."""
+    shares: Array
+    """`[T, N]` held at each bar's close, before the orders decided at that close."""
+    mark: Array
+    """`[T, N]` USD: the price each position is marked at; 0 before a symbol's first bar."""
+    costs_usd: Array
+    """`[T]` fees, spread, impact and interest, at the bar whose equity they first reduce."""
+    turnover_usd: Array
+    """`[T]` notional bought and sold, at the same bars."""
+    income_usd: Array
+    """`[T]` dividends, and cash for what splits left of a share, at the bar that begins with them."""
+    trades: pd.DataFrame
+    """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not;
+    `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
+    change that a split made, at no price)."""
+    orders: OrderCounts = field(default_factory=OrderCounts)
+    has_positions: bool = True
+    """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
+    portfolio: Array | None = None
+    """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same costs) at the same
+    bars; None where it is not known. The index above is another thing: a level that nobody paid to hold."""
+
+    @property
+    def information_ratio_interval(self) -> tuple[float | None, float | None]:
+        """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and knows none."""
+        return None, None
+
+
+class Sample:
+    """What the metrics read, computed once for a history."""
+
+    def __init__(self, history: History) -> None:
+        self.of = history
+        self.daily = m.daily_returns(history.equity, history.session)
+        self.index = rounding_apart(self.daily, m.daily_returns(history.benchmark, history.session))
+        self.portfolio: Array | None = None
+        if history.portfolio is not None:
+            self.portfolio = rounding_apart(self.daily, m.daily_returns(history.portfolio, history.session))
+        self.sessions = len(self.daily)
+
+    @cached_property
+    def monthly(self) -> Array:
+        """Return of each calendar month (UTC) the window touches."""
+        ends = m.session_ends(self.of.session)
+        months = self.of.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
+        return m.daily_returns(self.of.equity[ends], np.asarray(months), start=self.of.equity[0])
+
+    @cached_property
+    def minute(self) -> Array:
+        """Return of each bar."""
+        return m.returns_of(self.of.equity)
+
+    @property
+    def bars_per_year(self) -> float:
+        return len(self.minute) / self.sessions * m.TRADING_DAYS
+
+    @cached_property
+    def exposure(self) -> Array:
+        """`[T]`: gross value of the positions over equity."""
+        return gross_exposure(self.of.shares, self.of.mark, self.of.equity)
+
+    @cached_property
+    def closing_weights(self) -> Array:
+        """`[S, N]`: weights at each session's close."""
+        ends = m.session_ends(self.of.session)
+        return weights(self.of.shares[ends], self.of.mark[ends], self.of.equity[ends])
+
+    @cached_property
+    def traded_usd(self) -> float:
+        return float(self.of.turnover_usd.sum())
+
+    @cached_property
+    def cost(self) -> float:
+        return float(self.of.costs_usd.sum())
+
+    @cached_property
+    def profit_before_costs(self) -> float:
+        equity = self.of.equity
+        return float(equity[-1] - equity[0] + self.of.costs_usd.sum())
+
+    @cached_property
+    def round_trips(self) -> pd.DataFrame:
+        """Profit and holding time of every closed lot (first in, first out): `profit_usd`, `minutes`."""
+        return round_trips(self.of.trades)
+
+
+def weights(shares: Array, mark: Array, equity: Array) -> Array:
+    """`[T, N]`: value of each position over equity `[T]` (0 once the equity is gone)."""
+    value = shares * mark
+    share: Array = np.divide(value, equity[:, None], out=np.zeros_like(value), where=equity[:, None] > 0)
+    return share
+
+
+def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
+    """`[T]`: gross value of the positions over equity (0 once the equity is gone)."""
+    gross = np.abs(shares * mark).sum(axis=1)
+    share: Array = np.divide(gross, equity, out=np.zeros_like(gross), where=equity > 0)
+    return share
+
+
+def rounding_apart(ours: Array, theirs: Array) -> Array:
+    """`theirs [S]`, or `ours` where only rounding tells them apart (a curve scaled to the capital, say), which is no
+    active return."""
+    return ours if np.allclose(ours, theirs, rtol=0.0, atol=1e-13) else theirs
+
+
+class _Lot(NamedTuple):
+    shares: float
+    price: float
+    cost: float
+    time: int
+
+
+def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
+    """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its share of costs.
+
+    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held.
+    """
+    open_lots: dict[str, list[_Lot]] = {}
+    closed: list[tuple[str, float, float, float]] = []
+    times = trades["fill_time"].astype("int64").to_numpy()
+    columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind"))
+    for time, symbol, shares, price, cost, kind in zip(times, *columns, strict=True):
+        lots = open_lots.setdefault(symbol, [])
+        if kind == "split":
+            ratio = 1.0 + shares / sum(lot.shares for lot in lots)
+            kept = lots if ratio > 0.0 else []  # of a few shares a reverse split may leave none, paid for in cash
+            lots[:] = [_Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time) for lot in kept]
+            continue
+        left, each = float(shares), cost / abs(shares)
+        while lots and left * lots[0].shares < 0:
+            lot = lots[0]
+            part = min(abs(left), abs(lot.shares))
+            side = math.copysign(1.0, lot.shares)
+            profit = side * part * (price - lot.price) - part * (each + lot.cost)
+            closed.append((symbol, side * part, profit, (time - lot.time) / 60e9))
+            left += side * part
+            rest = lot.shares - side * part
+            if abs(rest) > 1e-12 * abs(lot.shares):
+                lots[0] = lot._replace(shares=rest)
+            else:
+                lots.pop(0)
+        if abs(left) > 1e-12 * abs(shares):
+            lots.append(_Lot(left, price, each, time))
+    return pd.DataFrame(closed, columns=["symbol", "shares", "profit_usd", "minutes"])
