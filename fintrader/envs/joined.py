@@ -1,4 +1,5 @@
-"""`JoinedEnv`: accounts in several pieces of one market as one training environment, none of which ever leaves its own.
+"""Several environments as one (`SeveralEnvs`), and pieces of one market, whose accounts never leave their own
+(`JoinedEnv`).
 
 A learner that must not see a block in the middle of a market trains on what lies on both sides of it. Every piece has
 accounts of its own, in proportion to its length, so that no episode runs across the hole.
@@ -11,17 +12,99 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
-from fintrader.errors import EnvError
+from fintrader.errors import CheckpointError, EnvError
 from fintrader.seeding import derive
 
 
-class JoinedEnv:
-    """What `train` needs of an environment (`TrainingEnvironment`), made of a `TradingEnv` for each piece.
+class SeveralEnvs:
+    """Environments side by side as one: what `train` needs of one (`TrainingEnvironment`), gradients included.
+
+    Subclasses set `envs`, `settings`, `layout` and `market_rows` `[T, L*W]`, and say which of these rows an account
+    sees. Observations are `[B, D]`, or factored as the settings say; the accounts of the first environment come first.
+    """
+
+    envs: Sequence[TradingEnv]
+    settings: EnvSettings
+    layout: ObservationLayout
+    market_rows: Tensor
+
+    @property
+    def num_envs(self) -> int:
+        """B: the accounts of all."""
+        return sum(env.num_envs for env in self.envs)
+
+    @property
+    def device(self) -> torch.device:
+        return self.envs[0].device
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        return self.envs[0].autoreset_mode
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.envs[0].metadata
+
+    def shown_row(self, number: int, clock: Tensor) -> Tensor:
+        """The rows that accounts of environment `number` see at its bars `clock` `[B]`."""
+        raise TypeError(f"{type(self).__name__} does not say what its accounts see")
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes everywhere; a seed starts the accounts' random streams anew."""
+        seeds = [None if seed is None else derive(seed, "several", number) for number in range(len(self.envs))]
+        return self._join([env.reset(seed=own)[0] for env, own in zip(self.envs, seeds, strict=True)]), {}
+
+    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """As `TradingEnv.step`. Raises EnvError for what is no action `[B, N]`."""
+        shape = (self.num_envs, self.layout.num_assets)
+        if not isinstance(actions, Tensor) or tuple(actions.shape) != shape:
+            raise EnvError(f"actions must be a tensor of shape {shape}, got {getattr(actions, 'shape', type(actions))}")
+        parts = torch.split(actions, [env.num_envs for env in self.envs])
+        steps = [env.step(part) for env, part in zip(self.envs, parts, strict=True)]
+        shown, *numbers, infos = zip(*steps, strict=True)
+        reward, terminated, truncated = (torch.cat(part) for part in numbers)
+        info: dict[str, Any] = {}
+        if "final_obs" in infos[0]:
+            ended = torch.cat([one["_final_obs"] for one in infos])
+            last = self._join([one["final_obs"] for one in infos])
+            info = {"final_obs": last, "_final_obs": ended, "final_info": {}, "_final_info": ended}
+        return self._join(list(shown)), reward, terminated, truncated, info
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything a bit-exact continuation needs (not the markets, not the settings)."""
+        states = enumerate(env.state_dict() for env in self.envs)
+        return {f"{number}.{name}": value for number, state in states for name, value in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict`. Raises CheckpointError when it does not fit."""
+        own: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(self.envs))}
+        for name, value in state.items():
+            number, _, rest = name.partition(".")
+            if number not in own:
+                raise CheckpointError(f"this is no state of {len(own)} environments side by side: {name} is unknown")
+            own[number][rest] = value
+        for env, part in zip(self.envs, own.values(), strict=True):
+            env.load_state_dict(part)
+
+    def _join(self, shown: Sequence[Any]) -> Any:
+        if not isinstance(shown[0], Mapping):
+            return torch.cat(list(shown))
+        private = torch.cat([one["private"] for one in shown])
+        clock = torch.cat([self.shown_row(number, one["clock"]) for number, one in enumerate(shown)])
+        if self.settings.observation == "factored":
+            return {"private": private, "clock": clock}
+        return self.layout.assemble(private, self.market_rows[clock])
+
+
+class JoinedEnv(SeveralEnvs):
+    """Made of a `TradingEnv` for each piece.
 
     `observation: factored` shows a bar's number among the bars of all pieces, one after another, as `market_rows` has
     them.
@@ -40,7 +123,7 @@ class JoinedEnv:
         groups = settings.start_groups
         each = 1 if groups == "auto" else settings.num_envs // groups
         self._seed = seed
-        self.settings, self.num_envs = settings, sum(accounts)
+        self.settings = settings
         self.envs = [
             TradingEnv(
                 piece,
@@ -51,8 +134,7 @@ class JoinedEnv:
             )
             for number, (piece, count) in enumerate(zip(pieces, accounts, strict=True))
         ]
-        first = self.envs[0]
-        self.layout, self.autoreset_mode, self.device = first.layout, first.autoreset_mode, first.device
+        self.layout = self.envs[0].layout
         self._offsets = [sum(env.market.num_bars for env in self.envs[:number]) for number in range(len(self.envs))]
 
     def with_settings(self, **changes: Any) -> JoinedEnv:
@@ -61,42 +143,12 @@ class JoinedEnv:
         return JoinedEnv([env.market for env in self.envs], settings, device=self.device, seed=self._seed)
 
     @cached_property
-    def market_rows(self) -> Tensor:
+    def market_rows(self) -> Tensor:  # type: ignore[override]
         """`[T, L*W]`: what accounts see of the market, the pieces' bars one after another."""
         return torch.cat([env.market_rows for env in self.envs])
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes; obs `[B, D]`, the accounts of the first piece first."""
-        shown = []
-        for number, env in enumerate(self.envs):
-            shown.append(env.reset(seed=None if seed is None else derive(seed, "piece", number))[0])
-        return self._join(shown), {}
-
-    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """As `TradingEnv.step`, with `final_obs` in info. Raises what it raises."""
-        parts = torch.split(actions, [env.num_envs for env in self.envs])
-        steps = [env.step(part) for env, part in zip(self.envs, parts, strict=True)]
-        shown, rewards, terminated, truncated, infos = zip(*steps, strict=True)
-        done = torch.cat([info["_final_obs"] for info in infos])
-        info = {"final_obs": self._join([info["final_obs"] for info in infos]), "_final_obs": done}
-        return self._join(shown), torch.cat(rewards), torch.cat(terminated), torch.cat(truncated), info
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything a bit-exact continuation needs."""
-        states = [env.state_dict() for env in self.envs]
-        return {f"{number}.{name}": tensor for number, state in enumerate(states) for name, tensor in state.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`. Raises CheckpointError when it does not fit."""
-        for number, env in enumerate(self.envs):
-            own = {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{number}.")}
-            env.load_state_dict(own)
-
-    def _join(self, shown: Sequence[Any]) -> Any:
-        if self.settings.observation == "flat":
-            return torch.cat(list(shown))
-        clocks = [one["clock"] + offset for one, offset in zip(shown, self._offsets, strict=True)]
-        return {"private": torch.cat([one["private"] for one in shown]), "clock": torch.cat(clocks)}
+    def shown_row(self, number: int, clock: Tensor) -> Tensor:
+        return clock + self._offsets[number]
 
 
 def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:

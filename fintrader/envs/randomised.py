@@ -17,7 +17,6 @@ at its last price when sessions of its life are played again; after the last of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -25,11 +24,12 @@ import torch
 from torch import Tensor
 
 from fintrader.envs.dynamics import LARGEST, MarketView, half_spreads
+from fintrader.envs.joined import SeveralEnvs
 from fintrader.envs.ledger import round_to_zero
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
-from fintrader.errors import CheckpointError, EnvError
-from fintrader.seeding import derive, generator
+from fintrader.errors import EnvError
+from fintrader.seeding import generator
 
 
 def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
@@ -134,7 +134,7 @@ class _Variant(TradingEnv):
         return (bar - self.delay).clamp(min=0)
 
 
-class RandomisedEnv:
+class RandomisedEnv(SeveralEnvs):
     """B accounts, B / V in each of V variants of `env`'s market: to an agent one environment of that market.
 
     Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It has what `train`
@@ -154,54 +154,8 @@ class RandomisedEnv:
                 f"{env.settings.randomise.variants}"
             )
         self.settings, self.market, self.layout = env.settings, env.market, env.layout
-        self.num_envs, self.device, self.autoreset_mode = env.num_envs, env.device, env.autoreset_mode
-        self.metadata, self.market_rows, self.differentiable = env.metadata, env.market_rows, env.settings.fractional
-        self.variants = [_Variant(env, count, k, seed) for k in range(env.settings.randomise.variants)]
+        self.market_rows, self.differentiable = env.market_rows, env.settings.fractional
+        self.envs = self.variants = [_Variant(env, count, k, seed) for k in range(env.settings.randomise.variants)]
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes everywhere; obs `[B, D]`. A seed starts the accounts' random streams anew; variants stay."""
-        seeds = [None if seed is None else derive(seed, "variant", k) for k in range(len(self.variants))]
-        shown = [env.reset(seed=own)[0] for env, own in zip(self.variants, seeds, strict=True)]
-        return self._joined(shown), {}
-
-    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """As `TradingEnv.step`. Raises EnvError for what is no action `[B, N]`."""
-        shape = (self.num_envs, self.layout.num_assets)
-        if not isinstance(actions, Tensor) or tuple(actions.shape) != shape:
-            raise EnvError(f"actions must be a tensor of shape {shape}, got {getattr(actions, 'shape', type(actions))}")
-        parts = torch.split(actions, self.num_envs // len(self.variants))
-        shown, *numbers, info = zip(
-            *(env.step(part) for env, part in zip(self.variants, parts, strict=True)), strict=True
-        )
-        reward, terminated, truncated = (torch.cat(part) for part in numbers)
-        found: dict[str, Any] = {}
-        if "final_obs" in info[0]:
-            ended = torch.cat([one["_final_obs"] for one in info])
-            last = self._joined([one["final_obs"] for one in info])
-            found = {"final_obs": last, "_final_obs": ended, "final_info": {}, "_final_info": ended}
-        return self._joined(list(shown)), reward, terminated, truncated, found
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything a bit-exact continuation needs beside market, settings and seed."""
-        states = enumerate(env.state_dict() for env in self.variants)
-        return {f"variant{k}.{name}": value for k, state in states for name, value in state.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`. Raises CheckpointError when it does not fit."""
-        own: list[dict[str, Tensor]] = [{} for _ in self.variants]
-        for name, value in state.items():
-            variant, _, rest = name.partition(".")
-            number = variant.removeprefix("variant")
-            if not number.isdecimal() or int(number) >= len(own):
-                raise CheckpointError(f"this is no state of {len(own)} variants: {name} is unknown")
-            own[int(number)][rest] = value
-        for env, part in zip(self.variants, own, strict=True):
-            env.load_state_dict(part)
-
-    def _joined(self, shown: list[dict[str, Tensor]]) -> Any:
-        """Factored observations of the variants as one, flat or factored as the settings say."""
-        private = torch.cat([obs["private"] for obs in shown])
-        clock = torch.cat([env.shown_bar(obs["clock"]) for env, obs in zip(self.variants, shown, strict=True)])
-        if self.settings.observation == "factored":
-            return {"private": private, "clock": clock}
-        return self.layout.assemble(private, self.market_rows[clock])
+    def shown_row(self, number: int, clock: Tensor) -> Tensor:
+        return self.variants[number].shown_bar(clock)

@@ -227,7 +227,7 @@ def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(set
     go(tmp_path / "parts", 2 * 4 * 8)
     parts, _ = go(tmp_path / "parts", 4 * 4 * 8)
     assert whole.keys() == parts.keys()
-    assert any(name.startswith("env.variant1.") for name in whole)
+    assert any(name.startswith("env.1.") for name in whole)
     for name, tensor in whole.items():
         assert torch.equal(tensor, parts[name]), name
     judged = TradingEnv.evaluation(MARKET, given)
@@ -251,5 +251,5 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
         randomised().step(torch.zeros(2, 4))
     env = randomised()
     env.reset(seed=1)
-    with pytest.raises(CheckpointError, match="no state of 2 variants: variant2"):
-        env.load_state_dict({**env.state_dict(), "variant2.key": torch.zeros(4, dtype=torch.int64)})
+    with pytest.raises(CheckpointError, match=r"no state of 2 environments side by side: 2\."):
+        env.load_state_dict({**env.state_dict(), "2.key": torch.zeros(4, dtype=torch.int64)})
