@@ -122,13 +122,19 @@ def _learners(policy: PolicyModule) -> list[PolicyModule]:
     )
 
 
-def _shrunk(policy: PolicyModule, kappa: float) -> PolicyModule:
-    """The policy with that part of its distance to the benchmark. Raises ConfigError for one that does not tilt."""
-    if not isinstance(policy, ActorPolicy) or policy.head.kind != "tilt":
+def check_tilts(head: ActionHead) -> None:
+    """Raises ConfigError for a head whose distance to a benchmark cannot be shrunk."""
+    if head.kind != "tilt":
         raise ConfigError(
             "tournament.ensemble_shrinkage shrinks tilts towards the benchmark: set agent.head.kind to tilt (and "
             "env.benchmark to equal_weight), or the shrinkage to none"
         )
+
+
+def _shrunk(policy: PolicyModule, kappa: float) -> PolicyModule:
+    """The policy with that part of its distance to the benchmark."""
+    assert isinstance(policy, ActorPolicy)
+    check_tilts(policy.head)
     settings = policy.head.settings
     policy.head = ActionHead(policy.layout, settings.model_copy(update={"shrinkage": kappa * settings.shrinkage}))
     return policy

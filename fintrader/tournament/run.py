@@ -18,9 +18,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.config import Settings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import shows_benchmark
+from fintrader.envs.observation import ObservationLayout
 from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.progress import SILENT, Progress
@@ -28,7 +31,7 @@ from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
 from fintrader.tournament import lease as leases
-from fintrader.tournament.ensemble import build_ensemble
+from fintrader.tournament.ensemble import build_ensemble, check_tilts
 from fintrader.tournament.folds import make_blocks
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance, copied
@@ -110,7 +113,7 @@ def run_tournament(
         data_hash=market_hash(market) if data_hash is None else data_hash,
     )
     with _readable_disk_errors(folder), leases.acquire(folder, mirror) as lease:
-        _check_folds(settings, Path(market), env)
+        _check_market(settings, Path(market), env, agents)
         store = open_store(folder, mirror)
         store.pull()
         if inherit is not None and (begun_with := inherit(store)) is not None:
@@ -172,10 +175,19 @@ def market_hash(market: Path) -> str:
     return stored or file_sha256(Path(market))
 
 
-def _check_folds(settings: TournamentSettings, market: Path, env: Settings | None) -> None:
-    """Raises ConfigError before anything is trained when the market does not hold the folds asked for."""
-    if settings.validation == "kfold" and isinstance(env, EnvSettings):
-        make_blocks(MarketTensors.load(market), settings.validation_folds, env)
+def _check_market(settings: TournamentSettings, path: Path, env: Settings | None, agents: Sequence[Settings]) -> None:
+    """Raises ConfigError before anything is trained when the market does not hold the folds asked for, and for agents
+    that do not tilt where tilts are to be shrunk."""
+    kfold, shrinks = settings.validation == "kfold", settings.ensemble_shrinkage != "none"
+    if not isinstance(env, EnvSettings) or not (kfold or shrinks):
+        return
+    market = MarketTensors.load(path)
+    if kfold:
+        make_blocks(market, settings.validation_folds, env)
+    layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
+    for agent in agents:
+        if shrinks and isinstance(head := getattr(agent, "head", None), ActionHeadSettings):
+            check_tilts(ActionHead(layout, head))
 
 
 def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress) -> TournamentResult:

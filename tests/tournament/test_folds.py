@@ -143,6 +143,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -
             wanted,
             launcher=ThreadLauncher(RunFolder(tmp_path / "aim"), market, train_and_evaluate, workers=1),
         )
+    assert not list((tmp_path / "aim").glob("pods/*")), "refused before anything is trained"
     tilting = ENV.model_copy(update={"benchmark": "equal_weight"})
     result = real_race(run, wanted, launcher=threads, env=tilting)
     assert result.trials == 4
