@@ -91,7 +91,7 @@ def read_settings(
         values, where = read_yaml(Path(what)), str(what)
         values = values.get("data", values)
     elif isinstance(what, Mapping):
-        values, where = dict(what), "settings"
+        values, where = dict(what.get("data", what)), "settings"  # as in a file, alone or in a whole configuration
     else:
         settings = getattr(what, "data", what)  # of a whole run's configuration
         if not isinstance(settings, DataSettings):
