@@ -14,7 +14,6 @@ from fintrader.results.formatting import (
     DASH,
     chance,
     count,
-    interval,
     number,
     percent,
     probability,
@@ -30,13 +29,20 @@ from fintrader_app.shell import guarded, human, label, page, pick_run, plain, wi
 from fintrader_app.tables import table
 
 NOTES = {
-    "trials": "Strategies that were tried to get this one",
+    "look": "How many different results of this window had been looked at, this one included",
+    "p_value": "Probability of as much alpha without skill, on the held-out window",
+    "level": "What this look may spend of the 5 % that all looks at the window have together",
+    "ratio": "Alpha over the deviation of what the benchmark does not explain, annualised",
+    "visible": "Least information ratio that a window of this length shows at its level four times in five",
+    "shift": "Share of shifts in time with which the same holdings earned as much: small where timing mattered",
+    "e_value": "Valid whenever one looks: 20 is evidence at 5 %",
     "expected_best": "Sharpe ratio that the best of so many trials without any skill is expected to show",
-    "deflated": "Probability that the true Sharpe ratio exceeds what luck alone would show "
-    "(Bailey and López de Prado 2014); 0.95 is convincing",
+    "deflated": "Probability that the true Sharpe ratio exceeds what luck alone would show there "
+    "(Bailey and López de Prado 2014)",
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
-KNOWN_RATIOS = ("sharpe", "low", "high", "expected_best", "expected_best_effective")
+KNOWN_RATIOS = ("sharpe", "expected_best", "expected_best_effective")
+KNOWN_ALPHA = ("alpha", "low", "high", "ratio", "visible")
 KINDS = {
     "fill": "Where orders fill",
     "delay_bars": "Orders delayed, bars",
@@ -54,16 +60,23 @@ def render(runs: RunsFolder) -> None:
         numbers(report)
         left, right = st.columns(2)
         with left, guarded():
-            intervals(report)
+            alpha(report)
         with right, guarded():
-            luck(report)
+            betting(report, stored)
         with guarded():
             rivals(report)
         left, right = st.columns(2)
         with left, guarded():
-            overfitting(report)
+            intervals(report)
         with right, guarded():
             random_portfolios(report, stored)
+        st.header("What the search says of itself", anchor=False)
+        st.caption("On the window it chose by: a diagnosis of the search, which no verdict rests on.")
+        left, right = st.columns(2)
+        with left, guarded():
+            luck(report)
+        with right, guarded():
+            overfitting(report)
         with guarded():
             null_model(report, stored)
     with guarded():
@@ -76,7 +89,7 @@ def render(runs: RunsFolder) -> None:
 
 
 def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
-    """The one sentence."""
+    """The three sentences."""
     sentence = report.get("verdict")
     if not isinstance(sentence, str):
         st.warning(
@@ -95,23 +108,42 @@ def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
 
 def numbers(report: dict[str, Any]) -> None:
     """The figures behind the sentence."""
-    sharpe = part(report, "sharpe")
-    track = count(sharpe.get("minimum_track_record_sessions"))
-    overfit = part(report, "overfitting").get("probability")
+    evidence = part(report, "evidence")
+    found = part(evidence, "alpha")
     cells = [
-        ("Trials", count(report.get("trials")), NOTES["trials"]),
-        ("Sharpe", ratio(sharpe.get("sharpe")), "Of the test window, annualised"),
-        (
-            f"{percent(sharpe.get('level'), 0)} interval",
-            interval(sharpe.get("low"), sharpe.get("high")),
-            "Of the Sharpe ratio, by its sampling error (Mertens 2002)",
-        ),
-        ("Best by luck", ratio(sharpe.get("expected_best")), NOTES["expected_best"]),
-        ("Deflated Sharpe", probability(sharpe.get("deflated")), NOTES["deflated"]),
-        ("Overfitting", probability(overfit), NOTES["overfitting"]),
-        ("Sessions", count(report.get("sessions")), f"Of the test window; minimum track record: {track} sessions"),
+        ("Look", count(evidence.get("look")), NOTES["look"]),
+        ("p-value", chance(found.get("p_value")), NOTES["p_value"]),
+        ("Level", ratio(evidence.get("level"), 4), NOTES["level"]),
+        ("Information ratio", ratio(found.get("ratio")), NOTES["ratio"]),
+        ("Seen here", f"from {ratio(found.get('visible'))}", NOTES["visible"]),
+        ("Timing, p", chance(part(evidence, "shift").get("p_value")), NOTES["shift"]),
+        ("E-value", ratio(part(evidence, "e_value").get("last")), NOTES["e_value"]),
+        ("Sessions", count(report.get("sessions")), "Of the held-out window"),
     ]
     tables.numbers(cells)
+
+
+def alpha(report: dict[str, Any]) -> None:
+    """The information ratio beside what the window can see."""
+    evidence = part(report, "evidence")
+    values = {key: number(part(evidence, "alpha").get(key)) for key in KNOWN_ALPHA}
+    if None in values.values():
+        st.info("Too short, or too close to the benchmark, to be tested.", icon=":material/hourglass_empty:")
+        return
+    st.subheader("Beyond the benchmark, beta hedged", anchor=False)
+    charts.show(figures.alpha_figure({"alpha": values, "against": str(evidence.get("against"))}), "honesty_alpha")
+    st.caption(f"{plain(str(part(evidence, 'alpha').get('method')))}.")
+
+
+def betting(report: dict[str, Any], stored: StoredBacktest) -> None:
+    """The e-process."""
+    values = [number(value) for value in part(part(report, "evidence"), "e_value").get("by_session") or []]
+    known = [value for value in values if value is not None]
+    if len(known) != len(stored.ends):
+        return
+    st.subheader("Evidence as it comes in", anchor=False)
+    charts.show(figures.betting_figure(known, stored.minutes[stored.ends]), "honesty_betting")
+    st.caption("A bettor on alpha, from 1: the value counts whenever one looks, however often.")
 
 
 def intervals(report: dict[str, Any]) -> None:
@@ -131,12 +163,15 @@ def intervals(report: dict[str, Any]) -> None:
 
 
 def luck(report: dict[str, Any]) -> None:
-    """The Sharpe ratio with its interval beside what luck would show."""
-    sharpe = part(report, "sharpe")
+    """The chosen trial's Sharpe ratio where it was chosen beside what luck would show there."""
+    found = part(report, "selection")
+    sharpe = part(found, "sharpe")
+    if isinstance(found.get("sentence"), str):
+        st.markdown(plain(found["sentence"], 600))
     values = {key: number(sharpe.get(key)) for key in KNOWN_RATIOS}
-    if values["sharpe"] is None or values["low"] is None or values["high"] is None:
+    if None in values.values():
         return
-    st.subheader("Sharpe ratio, 95 % interval, and what luck shows", anchor=False)
+    st.subheader("The chosen trial, and what luck shows", anchor=False)
     charts.show(figures.sharpe_figure(values), "honesty_luck")
     source = sharpe.get("trial_variance_source")
     if isinstance(source, str):
@@ -146,19 +181,18 @@ def luck(report: dict[str, Any]) -> None:
 
 def rivals(report: dict[str, Any]) -> None:
     """Against what needed no search."""
-    excess, tests = part(report, "excess"), part(report, "superiority")
+    excess = part(report, "excess")
     rows = []
-    for name in dict.fromkeys([*excess, *tests]):
-        one, two = part(excess, name), part(tests, name)
+    for name in excess:
+        one = part(excess, name)
         titles = {"excess": "Excess a year", "low": "Low", "high": "High"}
         row = {"Against": human(name), **{title: percent(one.get(key), signed=True) for key, title in titles.items()}}
-        row |= {"p, paired bootstrap": chance(one.get("p_value"))}
-        rows.append(row | {"p, reality check": chance(two.get("reality_check")), "p, SPA": chance(two.get("spa"))})
+        rows.append(row | {"p, paired bootstrap": chance(one.get("p_value"))})
     if not rows:
         return
     st.subheader("Against what needed no search", anchor=False)
     table(rows, "honesty_rivals", right=list(rows[0])[1:])
-    st.caption("Excess: paired block bootstrap of daily returns. Reality check: White (2000); SPA: Hansen (2005).")
+    st.caption("Paired block bootstrap of daily returns.")
 
 
 def is_histogram(counts: Any, edges: Any) -> bool:
@@ -170,7 +204,7 @@ def is_histogram(counts: Any, edges: Any) -> bool:
 
 def overfitting(report: dict[str, Any]) -> None:
     """Where the in-sample winners ended out of sample."""
-    found = part(report, "overfitting")
+    found = part(part(report, "selection"), "overfitting")
     st.subheader("Probability of backtest overfitting", anchor=False)
     if not found:
         st.info(
@@ -214,7 +248,7 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
 
 def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
     """What the same search finds where there is nothing to find."""
-    found = part(report, "null_model")
+    found = part(part(report, "selection"), "null_model")
     st.subheader("The same search on features without information", anchor=False)
     metrics = part(found, "metrics")
     if not metrics:

@@ -1,36 +1,44 @@
-"""How far a result can be believed, given everything that was tried to get it: one dictionary and one sentence.
+"""How far a result can be believed: what the search says of itself, what the held-out window says, and three sentences.
 
-The test window was looked at once, but the strategy shown is the survivor of a search. Its Sharpe ratio is
-therefore held against SR₀, the best that the same number of trials without skill would have shown, and its return
-against what needed no search at all.
+The two are never mixed. `selection` is about the window the search chose by, and corrects for how many it chose from.
+`evidence` is about the held-out window alone, against the benchmark portfolio; the verdict is its, by one test whose
+errors are known (docs/evidence.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fintrader import metrics as m
+from fintrader.backtesting import evidence as ev
 from fintrader.backtesting import significance as sig
-from fintrader.backtesting.bootstrap import intervals, paired_excess, superiority
+from fintrader.backtesting.bootstrap import intervals, paired_excess
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.selection import TrialReturns, diagnose, null_model_did_as_well
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, finite
-from fintrader.results.formatting import chance, count, is_baseline, is_result, main_strategy, probability
+from fintrader.results.formatting import chance, count, is_baseline, main_strategy, percent, ratio
+from fintrader.results.history import rounding_apart
 
 Array = NDArray[np.float64]
 YEAR = math.sqrt(TRADING_DAYS)
-TrialReturns: TypeAlias = "Array | Sequence[Array]"
-"""`[S, M]` of one selection window, or a list of them."""
-ENOUGH = 0.95
-FEW_SESSIONS = 8
+HELD_OUT = "test"
+NO_VERDICT = {
+    "train": "No verdict: the agents were trained on this window.",
+    "validation": "No verdict: the agents were chosen by this window.",
+}
+IMPLAUSIBLE = 10.0
+"""An annual information ratio above which an error is the likelier explanation."""
+INDEX = "index"
 
 
 def assess(
@@ -38,156 +46,148 @@ def assess(
     *,
     trials: int | None = None,
     trial_returns: TrialReturns | None = None,
+    trial_active: TrialReturns | None = None,
     market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
     null_model: Mapping[str, Any] | None = None,
+    window: str = HELD_OUT,
+    look: int = 1,
+    caveats: Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, Any]:
     """Everything about luck that can be said of `results`, as plain JSON; what is not known is None.
 
-    `trials`: how many strategies were tried to get this one. `trial_returns`: `[S, M]`, their daily returns on the
-    window they were selected on. `market`, `settings`: the window, for random portfolios. Of a walk-forward both are
-    lists with one entry for each fold, because each fold selects among trials of its own. `null_model`: what the same
-    search found on information-free features, as the caller ran it: `metrics` of its winner on the window,
-    `best_selection_score`, `real_best_selection_score` (the true search's) and `selection_metric`.
+    `trials`: how many strategies were tried to get this one. `trial_returns`, `trial_active`: `[S, M]`, their daily
+    returns, and those less the benchmark portfolio's, on the window they were selected by. `market`, `settings`: the
+    window, for random portfolios and for shifts in time. Of a walk-forward these are lists with one entry for each
+    fold, because each fold selects among trials of its own. `null_model`: what the same search found on
+    information-free features, as the caller ran it: `metrics` of its winner on the window,
+    `best_selection_score`, `real_best_selection_score` (the true search's) and `selection_metric`. `window`: `test`, or
+    the name of one that was trained on or chosen by, which gets no verdict. `look`: the how-many-eth look at the window
+    this is. `caveats`: what makes the result better than it could have been traded; with any, no verdict is good.
     """
-    names = list(results)
-    name = main_strategy(names)
+    name = main_strategy(list(results))
     result = results[name]
     daily = result.daily_returns
-    selections = _selections(trial_returns)
     bands, block = intervals(daily, seed=seed)
+    windows = [market] if isinstance(market, MarketTensors) else market
     report: dict[str, Any] = {
         "strategy": name,
+        "window": window,
         "sessions": len(daily),
-        "trials": trials,
-        "intervals": {key: asdict(band) for key, band in bands.items()},
-        "block_sessions": block,
         "ruined": result.ruined,
         "traded": bool(len(result.trades)),
-        "sharpe": _sharpe(daily, trials, selections),
-        "overfitting": _overfitting(selections),
+        "intervals": {key: asdict(band) for key, band in bands.items()},
+        "block_sessions": block,
+        "sharpe": _sharpe(daily),
+        "selection": diagnose(trials, trial_returns, trial_active, null_model, seed),
+        "evidence": _evidence(results, name, windows, look, seed),
         "excess": _excess(results, name, seed),
-        "superiority": _superiority(results, seed),
-        "random_portfolios": _random(result, market, settings, seed),
-        "null_model": None if null_model is None else dict(null_model),
+        "random_portfolios": _random(result, windows, settings, seed),
     }
-    report["verdict"] = sentence(report)
+    report["caveats"] = [*caveats, *([] if settings is None else _optimistic(settings)), *_implausible(report, windows)]
     report["likely_skill"] = _likely(report)
+    report["sentences"] = sentences(report)
+    report["verdict"] = " ".join(report["sentences"])
     return report
 
 
-def _selections(trial_returns: TrialReturns | None) -> list[Array]:
-    """The return matrices of every selection window that had something to choose from."""
-    given = [trial_returns] if isinstance(trial_returns, np.ndarray) else trial_returns or []
-    return [matrix for matrix in given if matrix.shape[1] > 1]
+# --- what is computed ------------------------------------------------------------------------------------------------
 
 
-def _sharpe(daily: Array, trials: int | None, selections: Sequence[Array]) -> dict[str, Any] | None:
-    """Probabilistic and deflated Sharpe ratios; Sharpe ratios are annualised here, probabilities are not."""
+def _sharpe(daily: Array) -> dict[str, Any] | None:
+    """The window's own Sharpe ratio, annualised; its interval stands among the bootstrap's."""
     sample = sig.SharpeSample.of(daily)
     if sample is None:
         return None
-    low, high = sample.interval()
-    record: dict[str, Any] = {
+    return {
         "sharpe": sample.sharpe * YEAR,
-        "low": low * YEAR,
-        "high": high * YEAR,
-        "level": 0.95,
         "skew": sample.skew,
         "kurtosis": sample.kurtosis,
         "probabilistic": sig.probabilistic_sharpe(sample),
         "minimum_track_record_sessions": finite(sig.minimum_track_record(sample) or math.nan),
-        "deflated": None,
     }
-    if not trials:
-        return record
-    variance, source, correlation = sig.sampling_variance(sample.periods), "assumed: 1/(T - 1)", None
-    if selections:
-        # Sampling variance falls with the number of periods: the trials' is scaled to this window's length. Over
-        # several windows it is the variance among the trials of one window, which is what each selection saw.
-        scaled = [sig.sharpe_variance(values) * max(len(values) - 1, 1) / (sample.periods - 1) for values in selections]
-        freedom = [values.shape[1] - 1 for values in selections]
-        measured = float(np.average(scaled, weights=freedom))
-        correlation = float(np.average([sig.mean_correlation(values) for values in selections], weights=freedom))
-        several = f"{len(selections)} selection windows" if len(selections) > 1 else "their selection window"
-        source = f"{sum(freedom) + len(freedom)} trials on {several}"
-        # Trials that are alike share their luck: it does not show in their variance, yet it lifts the best of them.
-        # Knowing the trials therefore never lowers the hurdle below that of a search of which nothing is known.
-        if measured < variance:
-            source = f"1/(T - 1); {source} differ by less"
-        variance = max(measured, variance)
-    effective = sig.effective_trials(trials, correlation) if correlation is not None else float(trials)
-    record |= {
-        "deflated": sig.deflated_sharpe(sample, trials, variance),
-        "expected_best": sig.expected_best_sharpe(trials, variance) * YEAR,
-        "trial_variance": variance * TRADING_DAYS,
-        "trial_variance_source": source,
-        "trial_correlation": correlation,
-        "effective_trials": effective,
-        "deflated_effective": sig.deflated_sharpe(sample, effective, variance),
-        "expected_best_effective": sig.expected_best_sharpe(effective, variance) * YEAR,
-    }
-    return record
 
 
-def _overfitting(selections: Sequence[Array]) -> dict[str, Any] | None:
-    """PBO over the selection window, with as many blocks as it has room for (at most 16).
-
-    Of several windows each has its own cross-validation; the numbers are their means, the logits stand together.
-    """
-    cut = [(values, min(16, values.shape[0] // 2 // 2 * 2)) for values in selections]
-    found = [sig.backtest_overfitting(values, blocks) for values, blocks in cut if blocks >= 4]
-    if not found:
-        return None
-    slopes = [one.slope for one in found if one.slope is not None]
-    counts, edges = np.histogram(np.concatenate([one.logits for one in found]), bins=20)
+def _evidence(
+    results: Mapping[str, BacktestResult],
+    name: str,
+    windows: Sequence[MarketTensors] | None,
+    look: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The held-out window's tests against the benchmark portfolio, or the index where there is none."""
+    result = results[name]
+    level = result.benchmark if result.portfolio is None else result.portfolio
+    ours, theirs = result.daily_returns, m.daily_returns(level, result.session)
+    theirs = rounding_apart(ours, theirs)
+    tested = ev.alpha_test(ours, theirs, level=ev.level_of_look(look), seed=seed)
+    shifted = None
+    if tested is not None and windows is not None:
+        rival = results.get(result.portfolio_name)
+        pairs = _active_weights(result, rival, tested.beta, windows)
+        shifted = None if pairs is None else ev.shift_test(pairs, seed=seed)
+    betting = ev.e_process(ours, theirs)
     return {
-        "probability": float(np.mean([one.probability for one in found])),
-        "loss_probability": float(np.mean([one.loss_probability for one in found])),
-        "slope": float(np.mean(slopes)) if slopes else None,
-        "blocks": min(one.blocks for one in found),
-        "splits": sum(len(one.logits) for one in found),
-        "trials": sum(one.trials for one in found),
-        "windows": [{"probability": one.probability, "trials": one.trials} for one in found],
-        "logit_counts": counts.tolist(),
-        "logit_edges": edges.tolist(),
+        "against": INDEX if result.portfolio is None else result.portfolio_name,
+        "look": look,
+        "level": ev.level_of_look(look),
+        "active_return": float((ours - theirs).mean() * TRADING_DAYS),
+        "alpha": None if tested is None else asdict(tested),
+        "shift": None if shifted is None else asdict(shifted),
+        "e_value": {"last": float(betting[-1]), "most": float(betting.max()), "by_session": betting.tolist()},
     }
 
 
-def _baselines(results: Mapping[str, BacktestResult]) -> dict[str, Array]:
-    """Daily returns of what needed no search."""
-    return {name: result.daily_returns for name, result in results.items() if is_baseline(name)}
+def _active_weights(
+    result: BacktestResult, rival: BacktestResult | None, beta: float, windows: Sequence[MarketTensors]
+) -> Iterator[tuple[Array, Array]] | None:
+    """For each asset its weight at each bar's close beyond beta times the benchmark portfolio's, and its next return.
+
+    None where the windows are not those of the result. One asset at a time: all of them are `[T, N]`, often.
+    """
+    if sum(window.num_bars for window in windows) != len(result.minutes) or not result.has_positions:
+        return None
+
+    def weight(of: BacktestResult, asset: int) -> Array:
+        value = of.shares[:, asset] * of.mark[:, asset]
+        share: Array = np.divide(value, of.equity, out=np.zeros_like(value), where=of.equity > 0)
+        return share
+
+    def pairs() -> Iterator[tuple[Array, Array]]:
+        for asset in range(len(result.symbols)):
+            active = weight(result, asset)
+            if rival is not None and rival.has_positions:
+                active = active - beta * weight(rival, asset)
+            yield active, np.concatenate([_next_returns(window, asset) for window in windows])
+
+    return pairs()
+
+
+def _next_returns(market: MarketTensors, asset: int) -> Array:
+    """`[T]`: the return from each bar's close to the next one's, dividends and splits in it; 0 where there is none."""
+    close = market.adjusted_close[:, asset].cpu().numpy().astype(np.float64)
+    known = np.isfinite(close) & (close > 0)
+    both = known[1:] & known[:-1]
+    moved = np.divide(close[1:], close[:-1], out=np.ones(len(close) - 1), where=both)
+    return np.append(np.where(both, moved - 1, 0.0), 0.0)
 
 
 def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Any]:
     """Paired block bootstrap of the main strategy's excess over every baseline."""
     daily = results[name].daily_returns
-    rivals = {other: rival for other, rival in _baselines(results).items() if other != name}
+    rivals = {other: rival.daily_returns for other, rival in results.items() if is_baseline(other) and other != name}
     found = {other: paired_excess(daily, rival, seed=seed) for other, rival in rivals.items()}
     return {other: asdict(excess) for other, excess in found.items() if excess is not None}
 
 
-def _superiority(results: Mapping[str, BacktestResult], seed: int) -> dict[str, Any]:
-    """Reality check and SPA of all results together, against every baseline."""
-    ours = [name for name in results if is_result(name)]
-    if not ours or len(results[ours[0]].daily_returns) < FEW_SESSIONS:
-        return {}
-    matrix = np.column_stack([results[name].daily_returns for name in ours])
-    tests = {other: superiority(matrix, rival, seed=seed) for other, rival in _baselines(results).items()}
-    return {other: {**asdict(test), "strategies": ours} for other, test in tests.items()}
-
-
 def _random(
-    result: BacktestResult,
-    market: MarketTensors | Sequence[MarketTensors] | None,
-    settings: EnvSettings | None,
-    seed: int,
+    result: BacktestResult, windows: Sequence[MarketTensors] | None, settings: EnvSettings | None, seed: int
 ) -> dict[str, Any] | None:
-    if market is None or settings is None:
+    if windows is None or settings is None:
         return None
     try:
-        drawn = random_portfolios(market, settings, seed=seed)
+        drawn = random_portfolios(windows, settings, seed=seed)
     except BacktestError:  # nothing can be bought at the window's beginning: a statement less, not a backtest less
         return None
     counts, edges = np.histogram(drawn.cumulative_return, bins=40)
@@ -197,47 +197,115 @@ def _random(
     }
 
 
+def _optimistic(settings: EnvSettings) -> list[str]:
+    """What the trading convention takes for granted, in words that complete "with ..."."""
+    found = []
+    if settings.fill == "close":
+        found.append("orders filled at the very close they were decided at")
+    if settings.cost_bps == 0 and settings.half_spread_bps == 0 and not settings.half_spread_bps_of:
+        found.append("trading free of costs")
+    if settings.participation == "none":
+        found.append("orders of any size filled whatever the volume")
+    return found
+
+
+def _implausible(report: Mapping[str, Any], windows: Sequence[MarketTensors] | None) -> list[str]:
+    """Real markets do not pay this much; a made-up one may."""
+    alpha = report["evidence"]["alpha"]
+    made_up = windows is not None and any(window.meta.get("planted") for window in windows)
+    if made_up or alpha is None or alpha["ratio"] < IMPLAUSIBLE:
+        return []
+    return [
+        f"an information ratio of {ratio(alpha['ratio'])}, for which a leak is the likelier reason (see `lookahead`)"
+    ]
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
 def _likely(report: Mapping[str, Any]) -> bool:
-    """Whether the deflated Sharpe ratio passes, overfitting is not the likelier story, and nothing voids the result."""
-    ratios, overfit = report["sharpe"], report["overfitting"]
-    passes = ratios is not None and ratios["deflated"] is not None and ratios["deflated"] >= ENOUGH
-    voided = report["ruined"] or _null_model_did_as_well(report["null_model"])
-    return bool(passes and not voided and (overfit is None or overfit["probability"] < 0.5))
-
-
-def _null_model_did_as_well(null_model: Mapping[str, Any] | None) -> bool:
-    """Whether the search without information selected something that looked as good as the true search's best."""
-    if null_model is None:
+    """Whether the held-out window shows, at its level, a strategy ahead of its benchmark by more than its beta."""
+    found = report["evidence"]
+    alpha = found["alpha"]
+    if report["window"] != HELD_OUT or report["ruined"] or not report["traded"] or alpha is None:
         return False
-    free, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
-    return free is not None and real is not None and bool(free >= real)
+    return bool(alpha["p_value"] <= found["level"] and found["active_return"] > 0 and not report["caveats"])
 
 
-def sentence(report: Mapping[str, Any]) -> str:
-    """The verdict: one plain sentence, the number of trials always in it."""
-    trials = report["trials"]
-    tried = f"{count(trials)} trial{'' if trials == 1 else 's'}" if trials else "an unknown number of trials"
-    ratios = report["sharpe"]
+def sentences(report: Mapping[str, Any]) -> list[str]:
+    """The verdict: what was found, what this window can see, and what would change it."""
+    if report["window"] in NO_VERDICT:
+        return [NO_VERDICT[report["window"]]]
     if report["ruined"]:
-        return f"Went bankrupt: the account was closed inside the window, after {tried}."
+        return ["Went bankrupt: the account was closed inside the window."]
     if not report["traded"]:
-        return f"Never traded: there is nothing to judge, after {tried}."
-    if report["sessions"] < FEW_SESSIONS or ratios is None:
-        return f"Too short to judge: {report['sessions']} sessions, {tried}."
-    if ratios["deflated"] is None:
-        return f"Cannot be judged: selected from {tried}; probabilistic Sharpe {probability(ratios['probabilistic'])}."
-    evidence = f"deflated Sharpe {probability(ratios['deflated'])}, {tried}"
-    overfit, rival = report["overfitting"], report["excess"].get("equal_weight")
-    if not _likely(report):
-        if ratios["sharpe"] <= 0:
-            return f"Lost money, and no evidence of skill: {evidence}."
-        if ratios["deflated"] >= ENOUGH and _null_model_did_as_well(report["null_model"]):
-            return f"Not to be trusted: the same search found as much without information; {evidence}."
-        if ratios["deflated"] >= ENOUGH and overfit is not None:
-            return (
-                f"Likely overfitted: probability {probability(overfit['probability'])} by cross-validation; {evidence}."
-            )
-        return f"Not distinguishable from luck: {evidence}."
-    if rival is not None and rival["p_value"] > 1 - ENOUGH:
-        return f"Unlikely to be luck, but not ahead of equal weight (p = {chance(rival['p_value'])}): {evidence}."
-    return f"Unlikely to be luck: {evidence}."
+        return ["Never traded: there is nothing to judge."]
+    found, alpha = report["evidence"], report["evidence"]["alpha"]
+    rival = found["against"].replace("_", " ")
+    if alpha is None and report["sessions"] < ev.SHORTEST:
+        least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
+        return [f"Too short to tell: {count(report['sessions'])} sessions; {least}."]
+    if alpha is None:
+        return [f"Holds its benchmark: nothing that {rival} does not do is left to be judged."]
+    return [_finding(report, rival), _power(alpha), *_would_change(report)]
+
+
+def _finding(report: Mapping[str, Any], rival: str) -> str:
+    found, alpha = report["evidence"], report["evidence"]["alpha"]
+    passes, ahead = alpha["p_value"] <= found["level"], found["active_return"] > 0
+    short = alpha["sessions"] < ev.FEW
+    scale, span = (alpha["sessions"] / TRADING_DAYS, "in the window") if short else (1.0, "a year")
+    active, excess = (percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"]))
+    where = f"{'ahead of' if ahead else 'behind'} {rival} by {active} {span}"
+    hedged = f"{'+' if alpha['alpha'] > 0 else '-'}{excess} once its beta of {ratio(alpha['beta'])} is hedged"
+    trials = report["selection"]["trials"]
+    chosen = (
+        f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"
+        if trials
+        else "of an unknown number of trials"
+    )
+    nth = f"{_ordinal(found['look'])} look at this window, {chosen}"
+    tested = f"p = {chance(alpha['p_value'])} at a level of {found['level']:.3g}, {nth}"
+    if not passes:
+        return f"Not distinguishable from luck: {where}, {hedged} ({tested})."
+    if not ahead:
+        return f"Less risk, and not ahead: {where}, {hedged} ({tested})."
+    if report["caveats"]:
+        named = " and with ".join(report["caveats"])
+        return f"Cannot be believed as it stands, with {named}: {where}, {hedged} ({tested})."
+    return f"Unlikely to be luck: {where}, {hedged} ({tested})."
+
+
+def _power(alpha: Mapping[str, Any]) -> str:
+    sees = f"sees an information ratio of {ratio(alpha['visible'], 1)} or more {ev.POWER:.0%} of the time"
+    return f"A window of {count(alpha['sessions'])} sessions {sees}; measured is {ratio(alpha['ratio'], 1)}."
+
+
+def _would_change(report: Mapping[str, Any]) -> list[str]:
+    """What more would tell, and what softens what was said."""
+    found, alpha = report["evidence"], report["evidence"]["alpha"]
+    said = []
+    if alpha["p_value"] > found["level"]:
+        if alpha["sessions_needed"] is None:
+            said.append("More sessions would not help what is behind its beta; another strategy would.")
+        else:
+            more = max(alpha["sessions_needed"] - alpha["sessions"], 1)
+            said.append(f"If that is its true size, {count(more)} more sessions would tell.")
+        if report["caveats"]:
+            said.append(f"And it was traded with {' and with '.join(report['caveats'])}.")
+        return said
+    stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
+    said.append(f"New sessions would confirm it; another look at these is held to a level of {stricter}.")
+    if (shift := found["shift"]) is not None and shift["p_value"] > ev.LEVEL:
+        said.append(f"What it held paid, not when: shifted in time it earned as much (p = {chance(shift['p_value'])}).")
+    if null_model_did_as_well(report["selection"]["null_model"]):
+        said.append("The same search without information was chosen with as good a score.")
+    return said
+
+
+def _ordinal(number: int) -> str:
+    words = ("", "first", "second", "third")
+    if number < len(words):
+        return words[number]
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

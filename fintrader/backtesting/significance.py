@@ -157,7 +157,7 @@ def mean_correlation(returns: ArrayLike) -> float:
     return float(min(1.0, max(0.0, total / (count * (count - 1)))))
 
 
-def effective_trials(trials: int, correlation: float) -> float:
+def effective_trials(trials: float, correlation: float) -> float:
     """N̂ = ρ̂ + (1 − ρ̂) M: independent trials worth as much as M trials of mean correlation ρ̂ (2014, eq. 9)."""
     return correlation + (1 - correlation) * trials
 

@@ -142,14 +142,14 @@ def write_backtest(
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
 
-    `context` is plain JSON about the run; `trials` in it is the number of strategies tried, and a report shows
-    the rest as it is. `evidence` makes the assessment sharper: what else `honesty.assess` takes. Raises BacktestError
-    when results cover different bars.
+    `context` is plain JSON about the run, which a report shows; `trials` in it is the number of strategies tried and
+    `looks` the number of this look at the window. `evidence` makes the assessment sharper: what else `honesty.assess`
+    takes. Raises BacktestError when results cover different bars.
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
-    trials = context.get("trials")
-    honesty = assess(results, trials=trials if isinstance(trials, int) and trials > 0 else None, **evidence)
+    trials, look = context.get("trials"), int(context.get("looks") or 1)
+    honesty = assess(results, trials=trials if isinstance(trials, int) and trials > 0 else None, look=look, **evidence)
     stored = tabulate(results, context, honesty, sensitivity)
     folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now

@@ -152,16 +152,21 @@ def _write(
     `free`: what the same searches made of information-free features.
     """
     null_model = None if free is None else {"metrics": dict(free.metrics), **_selection_scores(folders, metric)}
-    chosen_from = [matrix for matrix in map(_trial_returns, folders) if matrix is not None]
+    chosen = {
+        f"trial_{kind}": [found for folder in folders if (found := _trial_returns(folder, name)) is not None]
+        for kind, name in (("returns", "returns"), ("active", "active_returns"))
+    }
     home = window_folder(config.folder, window)
     stored = write_backtest(
         home,
         results,
         context=context,
-        trial_returns=chosen_from,
+        **chosen,
         market=markets,
         settings=backtest_settings(config),
         null_model=null_model,
+        window=window,
+        caveats=_caveats(config, context),
         sensitivity=rows,
         seed=config.seed,
     )
@@ -340,10 +345,23 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
         print(f"no tear sheet: {error}")
 
 
-def _trial_returns(folder: RunFolder) -> NDArray[np.float64] | None:
-    """`[S, M]`: daily returns of every scored pod on the validation window, in the order of the pods; None if none."""
+def _caveats(config: RunConfig, context: Mapping[str, Any]) -> list[str]:
+    """What a run's data and windows take for granted, in words that complete "with ..."."""
+    found = []
+    embargo = config.walkforward.embargo_sessions if context.get("folds") else config.data.windows.embargo_sessions
+    if embargo == 0:
+        found.append("no embargo between the windows")
+    if context["data"].get("survivorship"):
+        found.append("a universe of survivors")
+    if context["data"].get("planted_signal"):
+        found.append("a made-up signal that knows the future among the features")
+    return found
+
+
+def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:
+    """`[S, M]`: `returns` or `active_returns` of every scored pod, in the order of the pods; None if none."""
     results = [read_json(path) for path in sorted(folder.pods.glob("*/result.json"))]
-    columns = [result["returns"] for result in results if result.get("score") is not None and result.get("returns")]
+    columns = [result[name] for result in results if result.get("score") is not None and result.get(name)]
     if not columns or len({len(column) for column in columns}) != 1:
         return None
     return np.array(columns, dtype=np.float64).T

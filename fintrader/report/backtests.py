@@ -25,7 +25,8 @@ from fintrader.envs.observation import ObservationLayout, num_actions
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
-from fintrader.report.html import luck_rows, write_report
+from fintrader.report.html import write_report
+from fintrader.report.luck import luck_rows
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
@@ -163,7 +164,7 @@ class Honesty(dict[str, Any]):
 
     @property
     def verdict(self) -> str:
-        """One sentence, the number of trials in it."""
+        """Three sentences: what was found, what the window can see, what would change it."""
         return str(self["verdict"])
 
     def __repr__(self) -> str:

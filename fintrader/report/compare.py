@@ -17,10 +17,10 @@ from fintrader.results.formatting import (
     INTERVAL,
     PAPER_COLUMNS,
     active_cells,
+    chance,
     count,
     main_strategy,
     percent,
-    probability,
     statistic,
 )
 
@@ -86,15 +86,16 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
     rows = []
     for name, stored in runs.items():
         main = main_strategy(stored.strategies)
-        ratios = stored.honesty.get("sharpe") or {}
+        evidence = stored.honesty.get("evidence") or {}
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
         cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]
-        cells += [count(stored.context.get("trials")), probability(ratios.get("deflated"))]
+        cells += [count(stored.context.get("trials")), count(evidence.get("look"))]
+        cells += [chance((evidence.get("alpha") or {}).get("p_value"))]
         rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
         cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]
         rows.append(("", [label, *cells]))
     head = ["Run", *(heading for _, heading in (*PAPER_COLUMNS, *ACTIVE_COLUMNS)), INTERVAL]
-    return table([*head, "Trials", "Deflated Sharpe", "Equal weight", "Index"], rows)
+    return table([*head, "Trials", "Look", "p", "Equal weight", "Index"], rows)

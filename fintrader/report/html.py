@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from fintrader.files import write_text
-from fintrader.report.page import Page, facts, note, number, side_by_side, table
+from fintrader.report.luck import luck_section
+from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
 from fintrader.results.formatting import (
-    DASH,
     PAPER_COLUMNS,
     active_cells,
     active_headings,
-    chance,
     count,
-    interval,
     is_baseline,
     main_strategy,
     percent,
-    probability,
     ratio,
-    score,
     standing,
     statistic,
     window_words,
@@ -42,7 +37,7 @@ _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "l
 
 
 def verdict(stored: StoredBacktest) -> str:
-    """What the result amounts to: the assessment's sentence, the number of trials in it."""
+    """What the result amounts to: the assessment's three sentences."""
     return str(stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment.")
 
 
@@ -56,7 +51,8 @@ def summary(stored: StoredBacktest) -> str:
         if rival in stored.metrics and rival != name:
             returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
             text += f", {title} {returned}"
-    return text + "."
+    trials = stored.context.get("trials")
+    return f"{text}. It was chosen from {count(trials) if trials else 'an unknown number of'} trials."
 
 
 def render_report(stored: StoredBacktest) -> str:
@@ -74,7 +70,7 @@ def render_report(stored: StoredBacktest) -> str:
     page.section("Against the baselines", _paper_table(stored, main), _active_table(stored, main), link="Baselines")
     _curves(page, stored, main)
     _folds(page, stored)
-    _luck(page, stored, main)
+    luck_section(page, stored, main)
     _returns(page, stored, main)
     _trading(page, stored, main)
     _sensitivity(page, stored, main)
@@ -151,111 +147,6 @@ def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
     page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
     page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)))
-
-
-def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
-    found = stored.honesty
-    if not found:
-        return
-    returned = stored.metrics[main].get("cumulative_return")
-    drawn: dict[str, Callable[[Any], go.Figure]] = {
-        "sharpe": figures.sharpe_figure,
-        "excess": figures.excess_figure,
-        "random_portfolios": lambda part: figures.random_portfolios_figure(part, returned),
-        "overfitting": figures.overfitting_figure,
-    }
-    charts = [page.chart(key.split("_")[0], draw(found[key])) for key, draw in drawn.items() if found.get(key)]
-    rolling = bool(stored.context.get("folds"))
-    page.section(
-        "Can this be luck?", _luck_table(found, rolling), _rivals_table(found), side_by_side(*charts), link="Luck"
-    )
-
-
-def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
-    rows = luck_rows(found, rolling)
-    cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
-    return table(["Question", "Answer", "Meaning"], cells, css="left words")
-
-
-def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str, str, str]]:
-    """One row a question that `honesty.assess` answers: the question, the number, and what it means in words."""
-    rows: list[tuple[str, str, str]] = []
-
-    def add(question: str, answer: str, meaning: str) -> None:
-        rows.append((question, answer, meaning))
-
-    ratios, trials = found.get("sharpe"), found.get("trials")
-    add("Trials this result was selected from", count(trials or None), "the more, the luckier the best")
-    if ratios:
-        band = interval(ratios["low"], ratios["high"])
-        add("Sharpe ratio, 95 % interval", band, "normal approximation (Lo 2002, Mertens 2002), from this window")
-        skill = probability(ratios["probabilistic"])
-        add("Probabilistic Sharpe ratio", skill, "P(true Sharpe > 0), had nothing been tried")
-        if ratios.get("deflated") is not None:
-            variance = f"{ratio(ratios['trial_variance'])} a year ({ratios['trial_variance_source']})"
-            spread = f"from {count(trials)} trials; variance {variance}"
-            add("Best Sharpe ratio expected without skill", ratio(ratios["expected_best"]), spread)
-            deflated = probability(ratios["deflated"])
-            add("Deflated Sharpe ratio", deflated, "P(true Sharpe > that best); 0.95 is asked for")
-            effective = f"{ratio(ratios['effective_trials'], 1)}: {probability(ratios['deflated_effective'])}"
-            add("The same for the effective trials", effective, "trials alike count less than trials that differ")
-        needed = ratios.get("minimum_track_record_sessions")
-        text = f"{count(needed)} sessions" if needed else DASH
-        add("Minimum track record", text, f"for P(Sharpe > 0) = 0.95; this window has {found['sessions']}")
-    for key, resampled in found.get("intervals", {}).items():
-        if resampled and resampled["low"] is not None:
-            text = f"{statistic(key, resampled['low'])} to {statistic(key, resampled['high'])}"
-            blocks = f"blocks of {ratio(found['block_sessions'], 1)} sessions on average"
-            add(f"{BY_KEY[key].title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
-    overfit = found.get("overfitting")
-    if overfit:
-        text = probability(overfit["probability"])
-        folds = len(overfit.get("windows", ()))
-        mean = f"mean of {folds} folds: " if folds > 1 else ""
-        where = f"the selection window's best trial falls into the lower half, {count(overfit['splits'])} splits"
-        add("Probability of backtest overfitting", text, mean + where)
-    drawn = found.get("random_portfolios")
-    if drawn and drawn["share_above"]["cumulative_return"] is not None:
-        text = f"{percent(drawn['share_above']['cumulative_return'])} did better"
-        how = "sold at each fold's end" if rolling else "bought once"
-        add("Random static portfolios", text, f"{count(drawn['count'])} random sets of members, {how}")
-    return rows + _null_model_rows(found.get("null_model"))
-
-
-def _rivals_table(found: Mapping[str, Any]) -> str:
-    """Every baseline: the excess over it and its p-values."""
-    rows = []
-    for name, row in found.get("excess", {}).items():
-        tests = found.get("superiority", {}).get(name) or {}
-        low, excess, high = (number(percent(row[key], signed=True)) for key in ("low", "excess", "high"))
-        chances = [chance(one) for one in (row["p_value"], tests.get("reality_check"), tests.get("spa"))]
-        cells = [excess, f"{low} to {high}", *chances]
-        rows.append(("", [html.escape(figures.title_of(name)), *cells]))
-    if not rows:
-        return ""
-    head = ["Excess over", "A year", "95 % interval", "p, paired bootstrap", "p, reality check", "p, SPA"]
-    text = (
-        "p-values: how often chance alone would show as large an excess, by resampling blocks of days. The reality "
-        "check (White 2000) and the SPA test (Hansen 2005) take the best of all strategies shown."
-    )
-    return table(head, rows, css="dense") + note(text)
-
-
-def _null_model_rows(null_model: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
-    """The same search on features of other days: what it found while selecting, and what that was worth here."""
-    if not null_model:
-        return []
-    rows = []
-    best, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
-    if best is not None and real is not None:
-        text = f"{score(best)}, with information {score(real)}"
-        said = f"best selection score ({null_model.get('selection_metric', 'score')}); it can only be luck"
-        rows.append(("The same search without information", text, said))
-    metrics = null_model.get("metrics") or {}
-    if metrics:
-        text = f"{percent(metrics.get('cumulative_return'))}, Sharpe {ratio(metrics.get('sharpe'))}"
-        rows.append(("Its ensemble on this window", text, "features of other days, same prices, same costs"))
-    return rows
 
 
 def _returns(page: Page, stored: StoredBacktest, main: str) -> None:

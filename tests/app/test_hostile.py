@@ -131,7 +131,7 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -
         "backtest/context.json": {"window": HOSTILE_TEXT, "trials": HOSTILE_TEXT},
         "backtest/honesty.json": {
             "verdict": HOSTILE_TEXT,
-            "sharpe": {"deflated": HOSTILE_TEXT},
+            "evidence": {"alpha": {"p_value": HOSTILE_TEXT}, "e_value": HOSTILE_TEXT},
             "trials": HOSTILE_TEXT,
         },
     }

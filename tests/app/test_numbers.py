@@ -130,7 +130,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
 def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: Open, site: Path) -> None:
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
-    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["null_model"]["metrics"]
+    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["selection"]["null_model"]["metrics"]
     for key, title in tables.HEADLINE:
         assert control[title] == statistic(key, metrics.get(key)), key
     assert "No look-ahead was found" in said(test)

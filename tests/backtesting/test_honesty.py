@@ -9,8 +9,10 @@ import torch
 
 from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
 from fintrader.backtesting.baselines import equal_weight
-from fintrader.backtesting.honesty import assess, sentence
+from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.null_models import information_free, random_portfolios
+from fintrader.backtesting.result import measured_against
+from fintrader.backtesting.selection import diagnose
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
@@ -35,57 +37,135 @@ def template() -> BacktestResult:
     return simulate(noisy_policy(4), make_market(60, 4), EnvSettings(), name="ensemble")
 
 
-def test_luck_is_called_luck_and_skill_skill(template: BacktestResult) -> None:
+def pair(template: BacktestResult, ours: np.ndarray, theirs: np.ndarray) -> dict[str, BacktestResult]:
+    """A result and the benchmark portfolio it is measured against."""
+    rival = with_returns(replace(template, name="equal_weight"), theirs)
+    return measured_against({"ensemble": with_returns(template, ours), "equal_weight": rival}, rival)
+
+
+def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(template: BacktestResult) -> None:
     rng = np.random.default_rng(0)
-    market = rng.normal(0, 0.01, 250)
-    rival = with_returns(replace(template, name="equal_weight"), market)
-    noise = rng.normal(0, 0.01, 250)
-    noise += 0.0005 - noise.mean()
-    trials = rng.normal(0, 0.01, (250, 80))
-    lucky = assess({"ensemble": with_returns(template, noise), "equal_weight": rival}, trials=80, trial_returns=trials)
-    assert lucky["verdict"].startswith("Not distinguishable from luck: deflated Sharpe 0.")
-    assert lucky["verdict"].endswith("80 trials.")
+    theirs = rng.normal(0.0004, 0.01, 250)
+    noise = rng.normal(0, 0.004, 250)
+    lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80)
+    assert lucky["verdict"].startswith("Not distinguishable from luck: ahead of equal weight by 2.5")
+    assert "first look at this window" in lucky["verdict"]
+    assert "A window of 250 sessions sees an information ratio of 2." in lucky["verdict"]
+    assert lucky["verdict"].endswith("more sessions would tell.")
     assert not lucky["likely_skill"]
-    edge = rng.normal(0.004, 0.01, 250)
-    trials[:, 5] += 0.006
-    skilled = assess({"ensemble": with_returns(template, edge), "equal_weight": rival}, trials=80, trial_returns=trials)
-    assert skilled["verdict"].startswith("Unlikely to be luck: deflated Sharpe")
+    ahead = pair(template, theirs + noise + 0.0015, theirs)
+    skilled = assess(ahead, trials=80)
+    assert skilled["verdict"].startswith("Unlikely to be luck: ahead of equal weight")
     assert skilled["likely_skill"]
-    assert skilled["superiority"]["equal_weight"]["spa"] < 0.05
-    results = {"ensemble": with_returns(template, edge), "equal_weight": rival}
-    for score, verdict in ((1.0, "Unlikely to be luck"), (3.0, "Not to be trusted: the same search found as much")):
-        control = {"best_selection_score": score, "real_best_selection_score": 2.0, "metrics": {}}
-        judged = assess(results, trials=80, trial_returns=trials, null_model=control)
-        assert judged["verdict"].startswith(verdict)
-        assert judged["likely_skill"] == (score < 2)
     assert skilled["excess"]["equal_weight"]["low"] > 0
-    shadow = with_returns(replace(template, name="equal_weight"), edge + rng.normal(0, 0.002, 250))
-    beaten = assess({"ensemble": with_returns(template, edge), "equal_weight": shadow}, trials=80, trial_returns=trials)
-    assert "not ahead of equal weight" in beaten["verdict"]
-    json.dumps([lucky, skilled, beaten], allow_nan=False)
+    behind = assess(pair(template, 0.3 * theirs + 0.2 * noise + 1e-4, np.abs(theirs)), trials=80)
+    assert not behind["likely_skill"]
+    json.dumps([lucky, skilled, behind], allow_nan=False)
 
 
-def test_the_same_result_is_worth_less_the_more_was_tried(template: BacktestResult) -> None:
-    result = {"ensemble": with_returns(template, np.random.default_rng(1).normal(0.001, 0.01, 250))}
-    found = [assess(result, trials=count)["sharpe"]["deflated"] for count in (1, 10, 100, 1000)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] == pytest.approx(assess(result, trials=1)["sharpe"]["probabilistic"])
-    unknown = assess(result)
-    assert unknown["verdict"].startswith("Cannot be judged: selected from an unknown number of trials")
+def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template: BacktestResult) -> None:
+    rng = np.random.default_rng(4)
+    theirs = rng.normal(0.0004, 0.01, 250)
+    results = pair(template, theirs + rng.normal(0.0008, 0.004, 250), theirs)
+    noise = rng.normal(0, 0.01, (60, 80))
+    few, many = (assess(results, trials=count, trial_returns=noise[:, :count]) for count in (2, 80))
+    assert few["evidence"] == many["evidence"]
+    assert few["selection"]["sharpe"]["expected_best"] < many["selection"]["sharpe"]["expected_best"]
+    assert "80 trials" in many["selection"]["sentence"]
+    p_value = many["evidence"]["alpha"]["p_value"]
+    assert 0.0016 < p_value <= 0.04
+    assert many["likely_skill"]
+    third = assess(results, trials=80, look=3)
+    assert third["evidence"]["alpha"]["p_value"] == p_value
+    assert third["evidence"]["level"] == pytest.approx(0.0016)
+    assert not third["likely_skill"]
+    assert "third look at this window" in third["verdict"]
+
+
+def test_seen_windows_optimistic_fills_and_free_trading_get_no_good_verdict(template: BacktestResult) -> None:
+    rng = np.random.default_rng(0)
+    theirs = rng.normal(0.0004, 0.01, 250)
+    results = pair(template, theirs + rng.normal(0.002, 0.004, 250), theirs)
+    for window, verdict in (("train", "the agents were trained on"), ("validation", "the agents were chosen by")):
+        seen = assess(results, trials=8, window=window)
+        assert verdict in seen["verdict"]
+        assert not seen["likely_skill"]
+    named = {
+        "fill": ({"fill": "close"}, "filled at the very close"),
+        "free": ({"cost_bps": 0.0}, "free of costs"),
+        "whole": ({"participation": "none"}, "whatever the volume"),
+    }
+    for changed, words in named.values():
+        taken = assess(results, trials=8, settings=EnvSettings(**changed))
+        assert taken["verdict"].startswith("Cannot be believed as it stands, with")
+        assert words in taken["verdict"]
+        assert not taken["likely_skill"]
+    told = assess(results, trials=8, caveats=["a universe of survivors"])
+    assert "a universe of survivors" in told["verdict"]
+    assert not told["likely_skill"]
+    foresight = assess(pair(template, theirs + rng.normal(0.01, 0.004, 250), theirs), trials=8)
+    assert "a leak is the likelier reason" in foresight["verdict"]
+    assert not foresight["likely_skill"]
+
+
+def test_beta_in_a_rising_market_is_not_skill(template: BacktestResult) -> None:
+    green = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        theirs = rng.normal(0, 0.008, 250)
+        theirs += 0.0012 - theirs.mean()
+        found = assess(pair(template, 1.5 * theirs + rng.normal(0, 0.002, 250), theirs), trials=8)
+        assert found["evidence"]["active_return"] > 0
+        green += found["likely_skill"]
+    assert green <= 3  # 4 % of 20, and two standard errors
+
+
+def test_a_search_without_information_that_scored_as_well_is_said(template: BacktestResult) -> None:
+    rng = np.random.default_rng(0)
+    theirs = rng.normal(0.0004, 0.01, 250)
+    results = pair(template, theirs + rng.normal(0.001, 0.004, 250), theirs)
+    for score in (1.0, 3.0):
+        control = {"best_selection_score": score, "real_best_selection_score": 2.0, "metrics": {}}
+        judged = assess(results, trials=80, null_model=control)
+        assert ("search without information" in judged["verdict"]) == (score > 2)
+        assert judged["likely_skill"]
+
+
+def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: BacktestResult) -> None:
+    market = make_market(20 * 60, 4, session_bars=20, gaps=False)
+    results = {"ensemble": simulate(noisy_policy(4), market, EnvSettings(cost_bps=2.0))}
+    portfolio = equal_weight(market, EnvSettings(cost_bps=2.0))
+    results = measured_against({**results, "equal_weight": portfolio}, portfolio)
+    found = assess(results, trials=1, market=market, settings=EnvSettings(cost_bps=2.0))
+    shift = found["evidence"]["shift"]
+    assert shift["shifts"] == 999
+    assert shift["p_value"] > 0.01
+    # Timing, by hand: weights at each close beyond beta times the portfolio's, times the next bar's return.
+    beta = found["evidence"]["alpha"]["beta"]
+    active = results["ensemble"].weights() - beta * portfolio.weights()
+    close = market.adjusted_close.numpy().astype(np.float64)
+    earned = float((active[:-1] * (close[1:] / close[:-1] - 1)).sum())
+    assert shift["earned"] == pytest.approx(earned, rel=1e-6)
 
 
 def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
     market, settings = make_market(60, 3), EnvSettings()
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
-    assert idle["verdict"] == "Never traded: there is nothing to judge, after 8 trials."
+    assert idle["verdict"] == "Never traded: there is nothing to judge."
     bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
     assert assess({"ensemble": bankrupt}, trials=1)["verdict"].startswith("Went bankrupt")
-    assert assess({"ensemble": template}, trials=3)["verdict"] == "Too short to judge: 3 sessions, 3 trials."
-    losing = assess({"ensemble": with_returns(template, np.full(30, -0.01) + np.arange(30) / 1e5)}, trials=3)
-    assert losing["verdict"].startswith("Lost money")
-    report = {**losing, "sharpe": {**losing["sharpe"], "sharpe": 3.0, "deflated": 0.99}}
-    report["overfitting"] = {"probability": 0.8}
-    assert sentence(report).startswith("Likely overfitted: probability 0.80")
+    assert assess({"ensemble": template}, trials=3)["verdict"].startswith("Too short to tell: 3 sessions")
+    theirs = np.random.default_rng(0).normal(0, 0.01, 40)
+    same = assess(pair(template, theirs, theirs), trials=3)
+    assert same["verdict"].startswith("Holds its benchmark")
+    losing = assess(pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs), trials=3)
+    assert losing["verdict"].startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
+    assert "in the window" in losing["verdict"]
+    assert "a year" not in losing["verdict"]
+    assert "More sessions would not help" in losing["verdict"]
+    assert assess({"ensemble": with_returns(template, theirs)})["selection"]["sentence"].startswith(
+        "Chosen from an unknown number of trials"
+    )
 
 
 def test_information_free_features_are_other_days_and_nothing_else() -> None:
@@ -129,26 +209,25 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None
         random_portfolios(replace(market, member=torch.zeros_like(market.member)), settings, seed=0)
 
 
-def test_the_folds_of_a_walk_forward_are_judged_together() -> None:
+def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
     rng = np.random.default_rng(3)
-    template = simulate(noisy_policy(4), make_market(20 * 30, 4, session_bars=20), EnvSettings())
-    results = {"ensemble": with_returns(template, rng.normal(0.001, 0.01, 30))}
     apart = np.linspace(-0.006, 0.006, 6)  # trials that differ by more than chance alone makes them
     folds = [rng.normal(0, 0.01, (40, 6)) + apart + shift for shift in (0.0, 0.02)]
-    whole = assess(results, trials=12, trial_returns=folds)
-    alone = [assess(results, trials=12, trial_returns=matrix) for matrix in folds]
+    whole = diagnose(12, folds, None, None, 0)
+    alone = [diagnose(6, matrix, None, None, 0) for matrix in folds]
     pbo = [one["overfitting"]["probability"] for one in alone]
     assert whole["overfitting"]["probability"] == pytest.approx(np.mean(pbo))
     assert [window["probability"] for window in whole["overfitting"]["windows"]] == pbo
-    assert whole["overfitting"]["trials"] == 12
     assert whole["overfitting"]["splits"] == sum(one["overfitting"]["splits"] for one in alone)
     # A market that rose in one fold and not in the other is no variance among the trials of either.
-    variances = [one["sharpe"]["trial_variance"] for one in alone]
-    assert whole["sharpe"]["trial_variance"] == pytest.approx(np.mean(variances))
-    assert whole["sharpe"]["trial_variance_source"] == "12 trials on 2 selection windows"
-    together = assess(results, trials=12, trial_returns=np.hstack(folds))
+    for name in ("trial_variance", "expected_best"):
+        assert whole["sharpe"][name] == pytest.approx(np.mean([one["sharpe"][name] for one in alone]))
+    together = diagnose(12, np.hstack(folds), None, None, 0)
     assert together["sharpe"]["trial_variance"] > 2 * whole["sharpe"]["trial_variance"]
-    assert assess(results, trials=12, trial_returns=[])["overfitting"] is None
+    assert diagnose(12, [], None, None, 0)["overfitting"] is None
+    active = diagnose(12, folds, [folds[0], folds[0] - 0.02], None, 0)["romano_wolf"]
+    assert active["trials"] == 12
+    assert 1 <= active["ahead"] < 6
 
 
 def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
@@ -164,11 +243,8 @@ def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
 def test_trials_that_are_alike_do_not_lower_the_hurdle() -> None:
     """What correlated trials share is luck that their variance does not hold: never less than that of one ratio."""
     rng = np.random.default_rng(5)
-    template = simulate(noisy_policy(4), make_market(20 * 30, 4, session_bars=20), EnvSettings())
-    results = {"ensemble": with_returns(template, rng.normal(0.003, 0.01, 30))}
     alike = rng.normal(0, 0.01, (40, 1)) + rng.normal(0, 0.001, (40, 6))
-    known, unknown = (assess(results, trials=6, trial_returns=trials)["sharpe"] for trials in (alike, None))
-    assert known["trial_variance"] == unknown["trial_variance"] == pytest.approx(252 / 29)
-    assert known["trial_variance_source"] == "1/(T - 1); 6 trials on their selection window differ by less"
-    assert known["deflated"] == unknown["deflated"]
-    assert known["deflated_effective"] > known["deflated"]  # alike, they count for fewer
+    found = diagnose(6, alike, None, None, 0)["sharpe"]
+    assert found["trial_variance"] == pytest.approx(252 / 39)
+    assert found["trial_variance_source"] == "1/(S - 1): the trials differ by less"
+    assert found["deflated_effective"] > found["deflated"]  # alike, they count for fewer

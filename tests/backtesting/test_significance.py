@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fintrader.backtesting import significance as sig
-from fintrader.backtesting.bootstrap import block_length, bootstrap_indices, intervals, paired_excess, superiority
+from fintrader.backtesting.bootstrap import block_length, bootstrap_indices, intervals, paired_excess
 from fintrader.errors import BacktestError
 
 
@@ -217,34 +217,3 @@ def test_paired_excess_finds_an_edge_and_only_an_edge() -> None:
     same = [paired_excess(market + rng.normal(0, 0.002, 250), market, seed=k, repeats=300) for k in range(100)]
     assert np.mean([found.p_value < 0.1 for found in same if found]) == pytest.approx(0.1, abs=0.08)
     assert paired_excess([0.1] * 3, [0.0] * 3, seed=0) is None
-
-
-def test_superiority_agrees_with_arch() -> None:
-    from arch.bootstrap import SPA
-
-    rng = np.random.default_rng(3)
-    benchmark = rng.normal(size=250)
-    for shift in (0.0, 0.05, 0.1):
-        models = rng.normal(shift, 1, (250, 6))
-        ours = superiority(models, benchmark, seed=1, block=3, repeats=8000)
-        theirs = SPA(-benchmark, -models, block_size=3, reps=4000, bootstrap="stationary", seed=1)
-        theirs.compute()
-        expected = theirs.pvalues
-        # arch compares means that are not studentised; with equal variances the two differ by little.
-        assert ours.reality_check == pytest.approx(expected["upper"], abs=0.02)
-        assert ours.spa == pytest.approx(expected["consistent"], abs=0.08)
-        assert ours.spa_lower <= ours.spa + 1e-12 <= ours.spa_upper + 2e-12
-
-
-def test_superiority_has_its_size_and_power() -> None:
-    rng = np.random.default_rng(4)
-    null = [superiority(rng.normal(size=(120, 5)), rng.normal(size=120), seed=k, repeats=300) for k in range(150)]
-    assert np.mean([found.spa < 0.1 for found in null]) == pytest.approx(0.1, abs=0.08)
-    models = rng.normal(size=(120, 5))
-    models[:, 3] += 0.6
-    found = superiority(models, rng.normal(size=120) * 0.1, seed=0)
-    assert found.spa < 0.01
-    with pytest.raises(BacktestError, match="too few"):
-        superiority(models[:5], np.zeros(5), seed=0)
-    flat = superiority(np.zeros((50, 2)), np.zeros(50), seed=0)
-    assert flat.spa == 1

@@ -108,7 +108,10 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
     assert len(names) == 3  # two pods and their ensemble
     for name in names:
         assert (folder / name).read_bytes() == (judged / name).read_bytes(), name
-    honesty = [json.loads((home / "backtest" / "honesty.json").read_text())["null_model"] for home in (folder, judged)]
+    honesty = [
+        json.loads((home / "backtest" / "honesty.json").read_text())["selection"]["null_model"]
+        for home in (folder, judged)
+    ]
     assert honesty[0]["best_selection_score"] == honesty[1]["best_selection_score"]
     assert honesty[0]["metrics"] != honesty[1]["metrics"]  # traded on the window as the backtest trades
 

@@ -154,7 +154,7 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
     run(load_config(write_config(tmp_path, backtest={"null_model": True, "sensitivity": False}, cache=tensors)))
     assert "no null model: 2 sessions are too few" in capsys.readouterr().out
     honesty = json.loads((tmp_path / "runs" / "tiny" / "backtest" / "honesty.json").read_text())
-    assert honesty["null_model"] is None
+    assert honesty["selection"]["null_model"] is None
 
 
 def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path: Path):
@@ -180,7 +180,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     drawn = stored.honesty["random_portfolios"]
     assert drawn["count"] == 10_000
     assert 0 <= drawn["share_above"]["cumulative_return"] <= 1
-    assert stored.honesty["sharpe"]["trial_variance_source"].count("6 trials on 2 selection windows") == 1
+    assert stored.honesty["selection"]["trials"] == 6
     swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
     assert swept["20"]["chosen"]
     assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]

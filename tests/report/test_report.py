@@ -56,7 +56,7 @@ def test_every_odd_result_has_a_report() -> None:
     ruined = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
     assert "Went bankrupt" in page_of({"ensemble": ruined})
     tiny = simulate(noisy_policy(4), market.window(0, 2), settings)
-    assert "Too short to judge" in page_of({"ensemble": tiny})
+    assert "Too short to tell" in page_of({"ensemble": tiny})
     short = simulate(noisy_policy(4), market, EnvSettings(short=True, max_leverage=1.5))
     assert (short.shares < 0).any()
     assert "chart-weights" in page_of({"ensemble": short})
@@ -72,7 +72,7 @@ def test_charts_hold_what_was_simulated() -> None:
     page = page_of(results, sensitivity=rows)
     charts = charts_of(page)
     drawn = {
-        *("equity", "drawdown", "sharpe", "excess", "monthly", "intraday", "distribution"),
+        *("equity", "drawdown", "alpha", "betting", "excess", "monthly", "intraday", "distribution"),
         *("rolling", "volatility", "beta", "weights", "turnover"),
     }
     assert drawn | {"costs", "without"} <= set(charts)

@@ -55,7 +55,7 @@ def test_what_is_read_is_what_was_simulated(results: dict[str, BacktestResult], 
     assert stored.strategies == list(results)
     notes = {name: result.note for name, result in results.items()}
     assert stored.context == {**CONTEXT, "strategies": notes, "timezone": "UTC"}
-    assert stored.honesty["trials"] == 80
+    assert stored.honesty["selection"]["trials"] == 80
     for name, result in results.items():
         assert stored.metrics[name] == result.metrics
         assert (stored.curve()[name].to_numpy() == result.equity).all()
@@ -128,8 +128,7 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     assert not (tmp_path / "report.html").exists()
     page = report.write_report(tmp_path / "report.html", stored).read_text()
     assert len(page) < 3 * 2**20
-    heading = page[page.index("<h1") : page.index("</h1>")]
-    assert "80 trials" in heading
+    assert "It was chosen from 80 trials." in page[page.index("<h1") : page.index("<h2")]
     assert report.verdict(stored) == stored.honesty["verdict"]
     assert "Not assessed" in report.verdict(StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}))
     assert "Best returned" in report.summary(stored)
@@ -137,7 +136,12 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
     assert "a &lt;/script&gt; run" in page
     assert page.count("</script>") == 3
-    for heading in ("Against the baselines", "Can this be luck?", "Positions and trades", "How to get this again"):
+    for heading in (
+        "Against the baselines",
+        "Can this be luck? The held-out window",
+        "Positions and trades",
+        "How to get this again",
+    ):
         assert f"<h2>{heading}</h2>" in page
     assert "fintrader run configs/quickstart.yaml" in page
 

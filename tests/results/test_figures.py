@@ -188,6 +188,8 @@ BOTH = {
     "weights": ("backtest", "weights", "weights"),
     "turnover": ("backtest", "weights", "turnover"),
     "sharpe": ("honesty", "", "honesty_luck"),
+    "alpha": ("honesty", "", "honesty_alpha"),
+    "betting": ("honesty", "", "honesty_betting"),
     "overfitting": ("honesty", "", "honesty_pbo"),
     "random": ("honesty", "", "honesty_random"),
     "costs": ("honesty", "", "honesty_sweep"),

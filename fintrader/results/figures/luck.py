@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,22 +49,50 @@ def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -
 
 
 def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
-    """The Sharpe ratio with its interval beside what the best of the trials shows without skill. `found`: `sharpe`."""
+    """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows without skill.
+
+    `found`: `selection.sharpe`.
+    """
     figure = go.Figure()
-    ends = found["low"], found["high"]
-    _point(figure, found["sharpe"], "this result", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}", ends)
+    _point(figure, found["sharpe"], "the chosen trial", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}")
     mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
     for label, key in (("luck, all trials", "expected_best"), ("luck, effective trials", "expected_best_effective")):
-        if found.get(key) is not None:
-            _point(figure, found[key], label, mark, "expected Sharpe %{x:.2f}")
+        _point(figure, found[key], label, mark, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
-    title = "Sharpe ratio, 95 % interval, and what luck shows"
+    title = "Sharpe ratio in the selection window, and what luck shows"
     layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
     return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
 
 
+def alpha_figure(found: Mapping[str, Any]) -> go.Figure:
+    """Information ratio with beta hedged, its interval, and the least that the window shows. `found`: `evidence`."""
+    alpha = found["alpha"]
+    scale = alpha["ratio"] / alpha["alpha"] if alpha["alpha"] else 0.0
+    figure = go.Figure()
+    ends = alpha["low"] * scale, alpha["high"] * scale
+    _point(figure, alpha["ratio"], "this result", {"size": 13, "color": _OURS}, "information ratio %{x:.2f}", ends)
+    mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
+    label = "what this window sees<br>four times in five"
+    _point(figure, alpha["visible"], label, mark, "a true ratio of %{x:.2f} is seen four times in five")
+    figure.add_vline(x=0, line={"color": ZERO, "width": 1})
+    title = f"Information ratio against {title_of(found['against']).lower()}, beta hedged, 95 % interval"
+    layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
+    return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
+
+
+def betting_figure(values: Sequence[float], days: pd.DatetimeIndex, level: float = 0.05) -> go.Figure:
+    """What a bettor on alpha has made of 1, session by session, and the value that is evidence at `level`."""
+    figure = go.Figure(go.Scatter(x=days, y=np.maximum(values, 1e-4), line={"color": _OURS, "width": 2}))
+    figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:.3g}<extra></extra>")
+    figure.add_hline(y=1 / level, line={"color": _WARN, "width": 1.5, "dash": "dot"})
+    figure.add_hline(y=1, line={"color": ZERO, "width": 1})
+    title = f"E-value: above {1 / level:g} is evidence at {level:.0%}, whenever one looks"
+    layout(figure, title, "stake, from 1", height=300, showlegend=False)
+    return figure.update_yaxes(type="log", tickformat=".3~g")
+
+
 def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`: `overfitting`."""
+    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`: `selection.overfitting`."""
     edges = np.array(found["logit_edges"])
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
     bars = histogram(found["logit_counts"], edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8)

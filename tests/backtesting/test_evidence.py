@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fintrader.backtesting import evidence as ev
+from fintrader.backtesting.bootstrap import romano_wolf
+from fintrader.errors import BacktestError
+
+
+def days(count: int, *, ratio: float = 0.0, beta: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A strategy of a known information ratio a year once its beta is hedged, and its benchmark."""
+    rng = np.random.default_rng(seed)
+    theirs = 0.0006 + 0.01 * rng.standard_t(5, count)
+    own = 0.004 * (rng.standard_normal(count) + ratio / np.sqrt(252))
+    return beta * theirs + own, theirs
+
+
+def test_the_levels_of_all_looks_are_the_level_together() -> None:
+    levels = [ev.level_of_look(look) for look in range(1, 40)]
+    assert levels[:3] == pytest.approx([0.04, 0.008, 0.0016])
+    assert sum(levels) == pytest.approx(ev.LEVEL)
+
+
+def test_hedging_is_least_squares_and_cash_hedges_nothing() -> None:
+    ours, theirs = days(90, beta=1.4, ratio=2)
+    found = ev.hedge(ours, theirs)
+    (alpha, beta), *_ = np.linalg.lstsq(np.column_stack([np.ones(90), theirs]), ours)
+    assert (found.alpha, found.beta) == pytest.approx((alpha, beta))
+    assert found.residual == pytest.approx(ours - alpha - beta * theirs)
+    # The influence is what moves alpha when one day is weighted a little more.
+    weights = np.ones(90)
+    weights[17] += 1e-4
+    rows = np.column_stack([np.ones(90), theirs]) * np.sqrt(weights)[:, None]
+    moved = np.linalg.lstsq(rows, ours * np.sqrt(weights))[0][0]
+    assert (moved - alpha) / 1e-4 * 90 == pytest.approx(found.influence[17] / np.sqrt(90 / 88), rel=1e-2)
+    cash = ev.hedge(ours, np.zeros(90))
+    assert cash.beta == 0
+    assert cash.alpha == pytest.approx(ours.mean())
+
+
+def test_small_samples_are_tested_as_a_slow_reading_of_the_paper_tests_them() -> None:
+    ours, theirs = days(40, ratio=3)
+    found = ev.alpha_test(ours, theirs, seed=0)
+    assert found is not None
+    hedged = ev.hedge(ours, theirs)
+    count = int(40 ** (2 / 3))
+    projections = []
+    for j in range(1, count + 1):
+        total = 0.0
+        for t, value in enumerate(hedged.influence):
+            total += value * np.cos(np.pi * j * (t + 0.5) / 40)
+        projections.append(np.sqrt(2 / 40) * total)
+    error = np.sqrt(np.mean(np.square(projections)) / 40)
+    assert found.p_value == pytest.approx(stats.t.sf(hedged.alpha / error, count))
+    assert found.alpha == pytest.approx(252 * hedged.alpha)
+    assert found.ratio == pytest.approx(hedged.alpha / hedged.residual.std(ddof=1) * np.sqrt(252))
+
+
+def test_beta_is_no_alpha_and_the_benchmark_is_nothing_to_test() -> None:
+    ours, theirs = days(250, beta=1.6)
+    rising = theirs + 0.001
+    pure = ev.alpha_test(ours + 0.0016, rising, seed=0)  # beta times the same rise
+    assert pure is not None
+    assert pure.beta == pytest.approx(1.6, abs=0.1)
+    assert pure.p_value > 0.1
+    assert ev.alpha_test(theirs, theirs, seed=0) is None
+    assert ev.alpha_test(1.5 * theirs, theirs, seed=0) is None
+    assert ev.alpha_test(ours[:11], theirs[:11], seed=0) is None
+
+
+def test_it_is_wrong_as_often_as_it_says_and_right_as_often_as_it_says() -> None:
+    """A sketch of `benchmarks/calibration.py`: 4 standard errors either side."""
+    tested = [ev.alpha_test(*days(125, beta=1.3, seed=k), seed=k, repeats=199) for k in range(300)]
+    wrong = np.mean([one.p_value <= 0.05 for one in tested if one is not None])
+    assert wrong == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 300))
+    seen = float(np.median([one.visible for one in tested if one is not None]))
+    skilled = [ev.alpha_test(*days(125, ratio=seen, seed=k), seed=k, repeats=199) for k in range(200)]
+    right = np.mean([one.p_value <= 0.05 for one in skilled if one is not None])
+    assert right == pytest.approx(ev.POWER, abs=4 * np.sqrt(0.8 * 0.2 / 200))
+
+
+def test_more_sessions_are_asked_for_where_there_is_something_to_see() -> None:
+    better = ev.alpha_test(*days(250, ratio=1.5, seed=4), seed=0)
+    assert better is not None
+    assert better.sessions_needed is not None
+    assert better.sessions_needed == int(np.ceil(250 * (better.visible / better.ratio) ** 2))
+    worse = ev.alpha_test(*days(250, ratio=-3, seed=4), seed=0)
+    assert worse is not None
+    assert worse.sessions_needed is None
+    assert not worse.passes
+    strict = ev.alpha_test(*days(250, ratio=1.5, seed=4), seed=0, level=0.001)
+    assert strict is not None
+    assert strict.visible > better.visible
+
+
+def test_shifts_are_what_moving_the_holdings_bar_by_bar_would_earn() -> None:
+    rng = np.random.default_rng(0)
+    weights, returns = rng.normal(size=(60, 3)), rng.normal(size=(60, 3))
+    found = ev.shift_test(zip(weights.T, returns.T, strict=True), seed=0)
+    assert found is not None
+    slow = [sum(float(weights[(t - k) % 60] @ returns[t]) for t in range(60)) for k in range(60)]
+    assert found.earned == pytest.approx(slow[0])
+    assert found.expected == pytest.approx(np.mean(slow[1:]))
+    assert found.shifts == 59
+    assert found.p_value == pytest.approx((1 + sum(value >= slow[0] for value in slow[1:])) / 60)
+
+
+def test_shifts_see_timing_and_not_choice() -> None:
+    rng = np.random.default_rng(1)
+    returns = rng.normal(size=(400, 2)) + [0.5, -0.5]
+    chosen = np.tile([1.0, -1.0], (400, 1))
+    assert ev.shift_test(zip(chosen.T, returns.T, strict=True), seed=0).p_value == 1  # as much, whenever it is held
+    timed = np.sign(returns) + rng.normal(size=(400, 2))
+    assert ev.shift_test(zip(timed.T, returns.T, strict=True), seed=0).p_value == 1 / 400
+    blind = [ev.shift_test([(rng.normal(size=80), rng.normal(size=80))], seed=k).p_value for k in range(400)]
+    assert np.mean(np.array(blind) <= 0.05) == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 400))
+    assert ev.shift_test([(np.zeros(80), rng.normal(size=80))], seed=0) is None
+
+
+def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere() -> None:
+    ours, theirs = days(60, ratio=4, beta=1.2)
+    wealth = ev.e_process(ours, theirs)
+    stakes = [1 / len(ev.BETS)] * len(ev.BETS)
+    for t in range(ev.FIRST_BET, 60):
+        (alpha, beta), *_ = np.linalg.lstsq(np.column_stack([np.ones(t), theirs[:t]]), ours[:t])
+        left = ours[:t] - alpha - beta * theirs[:t]
+        gain = (ours[t] - beta * theirs[t]) / np.sqrt((left**2).sum() / (t - 2))
+        stakes = [stake * max(0.0, 1 + bet / np.sqrt(252) * gain) for stake, bet in zip(stakes, ev.BETS, strict=True)]
+        assert wealth[t] == pytest.approx(sum(stakes))
+    assert (wealth[: ev.FIRST_BET] == 1).all()
+    lucky = [ev.e_process(*days(250, seed=k)).max() >= 1 / ev.LEVEL for k in range(150)]
+    assert np.mean(lucky) <= ev.LEVEL
+    assert ev.e_process(*days(600, ratio=3, seed=2)).max() > 1 / ev.LEVEL
+
+
+def test_many_trials_together_are_called_skilled_as_rarely_as_one() -> None:
+    rng = np.random.default_rng(0)
+    false = [romano_wolf(rng.normal(size=(60, 6)), seed=k, repeats=300).min() <= 0.05 for k in range(200)]
+    assert np.mean(false) == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 200))
+    mixed = rng.normal(size=(250, 5))
+    mixed[:, [1, 3]] += [0.4, 0.3]
+    found = romano_wolf(mixed, seed=0)
+    assert (found[[1, 3]] < 0.01).all()
+    assert (found[[0, 2, 4]] > 0.05).all()
+    # Stepping down: without the two that stand out, the others meet a lower bar than the largest of all.
+    assert romano_wolf(mixed[:, [0, 2, 4]], seed=0) == pytest.approx(found[[0, 2, 4]], abs=0.1)
+    flat = np.column_stack([np.zeros(50), rng.normal(size=50)])
+    assert romano_wolf(flat, seed=0)[0] == 1
+    with pytest.raises(BacktestError, match="at least 8"):
+        romano_wolf(np.zeros((5, 2)), seed=0)
