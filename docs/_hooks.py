@@ -22,7 +22,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
-    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines)(?:: (\S+))?(?: (\S+))? -->$",
+    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines)"
+    r"(?:: (\S+))?(?: (\S+))? -->$",
     re.M,
 )
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}

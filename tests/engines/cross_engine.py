@@ -50,8 +50,8 @@ def environment() -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
         if not ready.exists() or ready.read_text() != wanted:
-            steps = ([sys.executable, "-m", "venv", str(folder)], [str(python), "-m", "pip", "install", "-q", *PINS])
-            for step in steps:
+            install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PINS]
+            for step in ([sys.executable, "-m", "venv", str(folder)], install):
                 done = subprocess.run(step, capture_output=True, text=True)
                 if done.returncode != 0:
                     raise CannotInstallError((done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1])
