@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate, write_backtest, yardsticks
 from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
@@ -36,8 +37,8 @@ from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sh
 from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.leaderboard import best_score
-from fintrader.results.looks import CHOSEN, Ledger, Look, Window, result_hash
-from fintrader.runs import Manifest, RunFolder, commit, versions
+from fintrader.results.looks import CHOSEN, Ledger, Look
+from fintrader.runs import Manifest, RunFolder
 
 
 @dataclass(frozen=True)
@@ -147,33 +148,20 @@ def _look(
     kind: str,
     context: Mapping[str, Any],
 ) -> Look:
-    """What the ledger is to say of the results; the test windows of folds are one look."""
-    chosen = [name for name in CHOSEN if name in results]
-    return Look(
+    """What the ledger of looks is to say of the results."""
+    return look_at(
+        markets,
+        results,
+        [name for name in CHOSEN if name in results],
         kind=kind,
         run=config.name,
         created=manifest.values["created"],
         folder=config.folder.root.name,
         seed=config.seed,
         window=window,
-        bars=bars_of(markets),
-        strategies=tuple(chosen),
-        result=result_hash({name: results[name].daily_returns for name in chosen}),
         trials=context["trials"],
         command=context["command"],
-        commit=commit(),
-        version=versions().get("fintrader"),
     )
-
-
-def bars_of(markets: Sequence[MarketTensors]) -> Window:
-    """The bars of one window, or of several one after another, as the ledger of looks knows them."""
-    first = markets[0]
-    minutes, close = (
-        np.concatenate([getattr(market, name).cpu().numpy() for market in markets]) for name in ("minutes", "close")
-    )
-    made_up = (first.meta.get("source") or {}).get("kind") == "synthetic"
-    return Window.of(first.symbols, minutes, close, made_up)
 
 
 def _write(

@@ -187,6 +187,7 @@ def test_a_changed_result_is_seen_wherever_it_is_opened(run: Path, tmp_path: Pat
     assert sentence in fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).out
 
 
+@pytest.mark.slow
 def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
     def again(cost: str) -> int:
         assert fintrader("backtest", str(run), "--backtest.cost-bps", cost).status == 0
@@ -200,12 +201,20 @@ def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
     assert told.status == 0, told.out
     assert "renamed, tiny" in told.out
     assert audit(run).status == 0, audit(run).out
+
+
+def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run: Path) -> None:
     the_ledgers_end(run)
+    Ledger(run.parent).record(Ledger(run.parent).looks()[0].look)
+    assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0, "the look itself is there"
+    path = run.parent / "looks.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
     told = fintrader("looks", "--runs-dir", str(run.parent))
-    assert (told.status, "lines were deleted" in told.out) == (1, True)
-    append_jsonl(run.parent / "looks.jsonl", {"n": 2})
-    assert "line 2 was changed" in fintrader("looks", "--runs-dir", str(run.parent)).out
-    assert "line 2 was changed" in complaint("backtest", str(run))
+    assert (told.status, "line 1 does not follow the line before it" in told.out) == (1, True)
+    assert "line 1 does not follow the line before it" in complaint("backtest", str(run))
+    path.unlink()
+    told = fintrader("looks", "--runs-dir", str(run.parent))
+    assert (told.status, "there is none here: it was deleted" in told.out) == (1, True)
 
 
 def test_what_cannot_be_audited_says_why(run: Path, tmp_path: Path) -> None:
