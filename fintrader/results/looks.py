@@ -379,7 +379,7 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
     made in another runs folder. True if it was noted. Raises LedgerError."""
     ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
     known, result = stored.context, stored_result(stored)
-    if ledger is None or "window_key" not in known:
+    if stored.folder is None or ledger is None or "window_key" not in known:
         return False
     key = str(known["window_key"])
     if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
@@ -391,7 +391,7 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
         kind="compare",
         run=str(known.get("run")),
         created=None,
-        folder=str(ledger.path.parent),
+        folder=stored.folder.relative_to(ledger.path.parent).parts[0],
         seed=known.get("seed"),
         window=window if window in ("train", "validation") else "test",
         bars=Window(key, symbols, first, last, made_up="planted" in known),

@@ -187,6 +187,21 @@ def test_a_changed_result_is_seen_wherever_it_is_opened(run: Path, tmp_path: Pat
     assert sentence in fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).out
 
 
+def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("one", "two"):
+        shutil.copytree(run, elsewhere / name)
+    words = ("compare", str(elsewhere / "one"), str(elsewhere / "two"), "--out", str(tmp_path / "page.html"))
+    for _ in range(2):
+        assert fintrader(*words).status == 0
+    (line,) = Ledger(elsewhere).looks()
+    assert (line.look.kind, line.look.folder) == ("compare", "one")
+    original = Ledger(run.parent).looks()[0].look
+    assert (line.look.result, line.look.bars.key) == (original.result, original.bars.key)
+    told = fintrader("looks", "--runs-dir", str(elsewhere))
+    assert (told.status, told.out.count("stands on another ledger")) == (0, 2)
+
+
 @pytest.mark.slow
 def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
     def again(cost: str) -> int:
