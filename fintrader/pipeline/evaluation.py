@@ -238,7 +238,7 @@ def settings_hash(config: RunConfig, window: str) -> str:
 def as_configured(config: RunConfig, window: str) -> bool:
     """Whether a window's backtest lies there whole, sealed with its report, and as these settings make it."""
     home = window_folder(config.folder, window)
-    if not (home / "metrics.json").is_file() or "look" not in _sealed(home):
+    if not all((home / name).is_file() for name in ("metrics.json", "report.html")) or "look" not in _sealed(home):
         return False
     expected = settings_hash(config, window)
     return bool(read_json(home / "context.json").get("settings_hash", expected) == expected)

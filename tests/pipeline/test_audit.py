@@ -242,29 +242,22 @@ def test_what_cannot_be_audited_says_why(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_path: Path) -> None:
-    source = TINY["data"]["source"] | {"num_sessions": 30}
-    heirs = write_config(
-        tmp_path / "heirs",
-        name="heirs",
-        from_run=str(made),
-        data={"source": source},
-        tournament=SMALL | {"validation": "kfold", "validation_folds": 2},
-        backtest={"null_model": True, "sensitivity": False},
-    )
+    one = SMALL | {"pods": 1, "ensemble_size": 1}
+    controlled = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
+    lengths = {"train_sessions": 8, "validation_sessions": 4, "test_sessions": 6, "embargo_sessions": 1}
+    sizes = {"data": {"source": TINY["data"]["source"] | {"num_sessions": 26}}, "walkforward": lengths}
+    heirs = write_config(tmp_path / "heirs", from_run=str(made), tournament=one, backtest=controlled, **sizes)
     done = audit(run_stages(load_config(heirs)))
     assert done.status == 0, done.out
-    lengths = {"train_sessions": 8, "validation_sessions": 4, "test_sessions": 6, "embargo_sessions": 1}
-    rolling = write_config(
-        tmp_path / "rolling",
-        name="rolling",
-        data={"source": source},
-        tournament=SMALL,
-        walkforward=lengths | {"warm_start": True},
-        backtest={"null_model": True, "sensitivity": False},
+    assert "trials: 3, as the manifest says" in done.out
+    blocks = one | {"validation": "kfold", "validation_folds": 2}
+    sizes["walkforward"] = lengths | {"warm_start": True}
+    folder = walk_forward(
+        load_config(write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes))
     )
-    folder = walk_forward(load_config(rolling))
     done = audit(folder)
     assert done.status == 0, done.out
-    assert "pods of rolling/folds/01" in done.out
+    assert "pods of tiny/folds/01" in done.out
+    assert "trials: 2, as the manifest says" in done.out
     shutil.rmtree(folder / "folds" / "00")
     assert "a fold before the last is missing" in audit(folder).out
