@@ -251,7 +251,6 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_pat
     assert done.status == 0, done.out
     assert "trials: 3, as the manifest says" in done.out
     blocks = one | {"validation": "kfold", "validation_folds": 2}
-    sizes["walkforward"] = lengths | {"warm_start": True}
     folder = walk_forward(
         load_config(write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes))
     )
