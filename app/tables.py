@@ -24,6 +24,12 @@ HEADLINE = (
 FEW_SESSIONS = 63
 
 
+def vouched(stored: StoredBacktest, run: str = "") -> None:
+    """Says so where a backtest is not as it was written."""
+    if stored.changed:
+        st.error(plain(f"{run}: {stored.changed}" if run else stored.changed, 400), icon=":material/gpp_bad:")
+
+
 def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
     """A line of figures: title, value, and what to say when somebody points at it."""
     with st.container(horizontal=True, gap="small"):

@@ -23,6 +23,7 @@ from fintrader.results.formatting import (
     probability,
     statistic,
 )
+from fintrader.results.looks import union_of_looks
 
 
 def labels(places: Sequence[str]) -> list[str]:
@@ -50,8 +51,11 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     page = Page("Comparison of runs")
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
-    trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
-    page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
+    both = union_of_looks(runs)
+    bars = "these bars" if len(windows) == 1 else "the bars of these windows"
+    looks = f"{both.looks:,} different result{'s' * (both.looks != 1)} looked at on {bars}"
+    chosen = f"{both.trials:,} trials in all of them together; {looks}."
+    page.header("Comparison", _heading(runs), chosen, about)
     page.contents()
     caption = (
         "Equal weight and Index: cumulative returns of these baselines in the run's own window. Active figures are "
@@ -76,7 +80,7 @@ def write_comparison(path: Path, runs: Mapping[str, StoredBacktest]) -> Path:
 
 
 def _heading(runs: Mapping[str, StoredBacktest]) -> str:
-    skilled = [name for name, stored in runs.items() if stored.honesty.get("likely_skill")]
+    skilled = [name for name, stored in runs.items() if stored.honesty.get("likely_skill") and not stored.changed]
     if not skilled:
         return f"None of {len(runs)} runs can be told from luck."
     return f"{len(skilled)} of {len(runs)} runs unlikely to be luck: {', '.join(skilled)}."

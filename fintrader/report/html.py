@@ -37,13 +37,15 @@ from fintrader.results.formatting import (
 _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
-_FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
+_FACTS = {"run_command": "policies trained by", "changed": "not as trained", "looks": "look at these bars, of all runs"}
 _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "left_out")
 
 
 def verdict(stored: StoredBacktest) -> str:
-    """What the result amounts to: the assessment's sentence, the number of trials in it."""
-    return str(stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment.")
+    """What the result amounts to: the assessment's sentence, unless somebody has changed the result since."""
+    return stored.changed or str(
+        stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment."
+    )
 
 
 def summary(stored: StoredBacktest) -> str:
@@ -66,7 +68,7 @@ def render_report(stored: StoredBacktest) -> str:
     first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
     window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
-    tone = "good" if stored.honesty.get("likely_skill") else "doubt"
+    tone = "good" if stored.honesty.get("likely_skill") and not stored.changed else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     lead = f"{summary(stored)} {standing(stored.metrics, stored.context)}".strip()
     page.header(run, verdict(stored), lead, about, tone=tone)
