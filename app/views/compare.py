@@ -98,6 +98,7 @@ def differences(shown: dict[str, StoredBacktest]) -> None:
     config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
     config["Metric"] = st.column_config.TextColumn(pinned=True)
     table(rows, "compare_table", height="content", column_config=config)
+    tables.dashes(values.values())
 
 
 page("Compare", render)

@@ -9,7 +9,7 @@ from pathlib import Path
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.html import verdict
-from fintrader.report.page import Page, facts, note, number, table
+from fintrader.report.page import Page, facts, metric, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
@@ -21,7 +21,7 @@ from fintrader.results.formatting import (
     main_strategy,
     percent,
     probability,
-    statistic,
+    short_window,
 )
 from fintrader.results.looks import union_of_looks
 
@@ -61,7 +61,8 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
         "Equal weight and Index: cumulative returns of these baselines in the run's own window. Active figures are "
         "against what env.benchmark names there, net of costs."
     )
-    page.section("Runs", _runs_table(runs), note(caption), link="Runs")
+    shorter = short_window(stored.metrics[main_strategy(stored.strategies)] for stored in runs.values())
+    page.section("Runs", _runs_table(runs), note(f"{caption} {shorter}".strip()), link="Runs")
     daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
     page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
     page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
@@ -93,7 +94,7 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         ratios = stored.honesty.get("sharpe") or {}
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
-        cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
+        cells = [metric(key, stored.metrics[main]) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]
         cells += [count(stored.context.get("trials")), probability(ratios.get("deflated"))]

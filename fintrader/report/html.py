@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.files import write_text
-from fintrader.report.page import Page, facts, note, number, side_by_side, table
+from fintrader.report.page import Page, facts, metric, note, number, side_by_side, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
@@ -29,6 +29,7 @@ from fintrader.results.formatting import (
     probability,
     ratio,
     score,
+    short_window,
     standing,
     statistic,
     window_words,
@@ -119,11 +120,10 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
         said = str(notes.get(name, "")) if isinstance(notes, Mapping) else ""
         label = html.escape(figures.title_of(name))
         label += f'<span class="note">{html.escape(said)}</span>' if said else ""
-        cells = [number(statistic(key, values.get(key))) for key, _ in columns]
+        cells = [metric(key, values) for key, _ in columns]
         rows.append(("main" if name == main else "", [label, *cells]))
-    caption = (
-        "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. An annual "
-        "return of a window shorter than a year is an extrapolation."
+    caption = "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. " + (
+        short_window(stored.metrics.values()) or "An annual return of less than a year is an extrapolation."
     )
     return table(["Strategy", *[heading for _, heading in columns]], rows) + note(caption)
 
@@ -333,12 +333,12 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
 
 def _all_metrics(stored: StoredBacktest) -> str:
     parts = []
-    for group in dict.fromkeys(metric.group for metric in CATALOGUE):
+    for group in dict.fromkeys(one.group for one in CATALOGUE):
         rows = []
-        for metric in (metric for metric in CATALOGUE if metric.group == group):
-            cells = [number(statistic(metric.key, stored.metrics[name].get(metric.key))) for name in stored.strategies]
-            title = f'<span title="{html.escape(metric.formula)} ({html.escape(metric.source)})">'
-            rows.append(("", [f"{title}{html.escape(metric.title)}</span>", *cells]))
+        for one in (one for one in CATALOGUE if one.group == group):
+            cells = [metric(one.key, stored.metrics[name]) for name in stored.strategies]
+            title = f'<span title="{html.escape(one.formula)} ({html.escape(one.source)})">'
+            rows.append(("", [f"{title}{html.escape(one.title)}</span>", *cells]))
         head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
         parts.append(table(head, rows, css="dense"))
     summary_line = f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"
