@@ -10,7 +10,16 @@ import streamlit as st
 
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import ACTIVE_COLUMNS, INTERVAL, active_cells, number, standing, statistic
+from fintrader.results.formatting import (
+    ACTIVE_COLUMNS,
+    INTERVAL,
+    active_cells,
+    missing,
+    number,
+    short_window,
+    standing,
+    statistic,
+)
 from fintrader_app.shell import human, plain
 
 HEADLINE = (
@@ -21,7 +30,12 @@ HEADLINE = (
     ("max_drawdown", "Max drawdown"),
     ("calmar", "Calmar"),
 )
-FEW_SESSIONS = 63
+
+
+def vouched(stored: StoredBacktest, run: str = "") -> None:
+    """Says so where a backtest is not as it was written."""
+    if stored.changed:
+        st.error(plain(f"{run}: {stored.changed}" if run else stored.changed, 400), icon=":material/gpp_bad:")
 
 
 def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
@@ -56,6 +70,7 @@ def cards(stored: StoredBacktest, name: str) -> None:
             if mine is not None and other is not None and name != "benchmark":
                 difference = statistic(key, mine - other, signed=True)
                 about += " Below it: the difference from the index."
+            about += f" {why.capitalize()}: not computed." if (why := missing(key, metrics)) else ""
             st.metric(
                 title,
                 statistic(key, mine),
@@ -68,10 +83,13 @@ def cards(stored: StoredBacktest, name: str) -> None:
             )
     if stands := standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))
-    if (sessions := len(stored.ends)) < FEW_SESSIONS:
-        st.caption(
-            f":material/warning: Only {sessions} sessions: annual figures and ratios are extrapolated from a few weeks."
-        )
+    dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
+
+
+def dashes(metrics: Iterable[Mapping[str, Any]], before: str = "") -> None:
+    """Below figures of short windows: why some are dashes, with what to say `before` it; nothing for long ones."""
+    if why := short_window(metrics):
+        st.caption(f":material/warning: {before} {why}")
 
 
 def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: str | None = None) -> None:
@@ -82,6 +100,7 @@ def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: s
         cells = [*(statistic(metric, values.get(metric)) for metric, _ in HEADLINE), *active_cells(values)]
         rows.append({"Strategy": human(name), **dict(zip(titles, cells, strict=True))})
     table(rows, key, right=titles, pinned="Strategy")
+    dashes(metrics.values())
     if portfolio is not None:
         st.caption(f"Active figures: against {plain(human(portfolio).lower())} (`env.benchmark`), net of costs.")
 
@@ -95,6 +114,7 @@ def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
         row |= {human(strategy): statistic(name, values.get(name)) for strategy, values in metrics.items()}
         rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
     table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
+    dashes(metrics.values())
 
 
 def settings_of(pods: pd.DataFrame) -> pd.DataFrame:

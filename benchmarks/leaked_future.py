@@ -35,7 +35,7 @@ from fintrader.envs.trading import EnvSettings, TradingEnv  # noqa: E402
 ASSETS, VOLATILITY, COST = 10, 1e-3, 2e-4
 MINUTE_NS = 60_000_000_000
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32]}},
+    "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32, 32]}},
     "apg": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.0, "num_steps": 8, "bootstrap": False,
             "learning_rate": 1e-2},
 }  # fmt: skip

@@ -55,10 +55,10 @@ ARMS = ("tournament", "generational", "drawn", "seeds", "tournament_near", "gene
 
 
 def configuration(seed: int, cache: Path) -> Any:
-    """The quickstart's market, twice as long and with seeds of its own, and its environment at its 20 bps.
+    """The quickstart's market in minutes, twice as many bars and with seeds of its own, and its environment.
 
-    Half of the sessions are for training; 24 sessions to validate on and 35 to test on tell good policies from lucky
-    ones better than the quickstart's dozen. A2C makes more of these budgets than PPO does.
+    Half of the sessions are for training; twice the bars to validate on and more to test on tell good policies from
+    lucky ones better than the quickstart's. A2C makes more of these budgets than PPO does.
     """
     from fintrader.config import read_yaml, validate
     from fintrader.pipeline.config import RunConfig
@@ -67,6 +67,7 @@ def configuration(seed: int, cache: Path) -> Any:
     values["seed"] = seed
     values["cache"] = str(cache)
     values["data"]["source"]["seed"] = 1000 + seed
+    values["data"]["bar_minutes"] = 1
     values["data"]["source"]["num_sessions"] = 120
     values["data"]["windows"]["fractions"] = [0.5, 0.2, 0.3]
     values["agent"] = {"algo": "a2c"}

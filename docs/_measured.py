@@ -69,6 +69,37 @@ def scaling_table(which: str, *_: Any) -> str:
     return f"{found}\n\n{machine['cores']} cores of {machine['cpu']}, commit {stored['commit'][:12]}."
 
 
+_CONVENTIONS = {
+    "commission_in_cents": "each commission rounded to the cent, as on a broker's bill",
+    "prices_in_tenths_of_a_cent": "prices in 1/1000 USD, as zipline's bundles store them",
+    "prices_in_float64": "prices as quoted, in float64; fintrader's are float32",
+    "fills_at_next_close": "fills at the next session's close, zipline's own choice for daily bars",
+}
+
+
+def engines_table(which: str, *_: Any) -> str:
+    """The same orders through other engines that follow fintrader's conventions (`same`), or not (`otherwise`)."""
+    path = RESULTS / "cross_engine.json"
+    if not path.is_file():
+        return "No measurement is stored: run `fintrader bench cross_engine --save`."
+    stored, rows = json.loads(path.read_text()), []
+    for name, market in stored["markets"].items():
+        bars = f"{name}, {market['symbols']} stocks × {market['sessions']} sessions"
+        for row in market["agreement"] if which == "same" else ():
+            engine = f"{row['engine']} {market['versions'][row['engine']]}"
+            gaps = (row["largest_equity_difference_usd"], abs(row["commission_difference_usd"]))
+            rows.append([bars, engine, f"`{row['fill']}`", f"{row['fills']:,}", *(f"{gap:.7f}" for gap in gaps)])
+        for row in market["otherwise"] if which == "otherwise" else ():
+            final = (f"{row['final_equity_difference_usd']:+,.2f}", f"{row['final_equity_difference_bps']:+,.3f}")
+            rows.append([bars, _CONVENTIONS[row["what"]], f"{row['largest_equity_difference_usd']:,.2f}", *final])
+    at_most = "largest difference of equity at any bar, USD"
+    if which == "same":
+        head = ["bars", "engine", "fill", "equal fills", at_most, "of all commissions, USD"]
+    else:
+        head = ["bars", "what is done otherwise", at_most, "at the end, USD", "bps of equity"]
+    return f"{table(head, rows)}\n\nCommit {stored['commit'][:12]}."
+
+
 def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
     names = ("n", "mean_ms", "p05_ms", "p50_ms", "p95_ms", "max_ms")
     rows = [[f"`{name}`", *(f"{found[key]:,g}" for key in names)] for name, found in stored["constants"].items()]

@@ -197,6 +197,9 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
         record = which if which in ("search", "communication") else "scaling"
         stored = (ROOT / "benchmarks" / "results" / f"{record}.json").exists()
         assert (hooks.on_page_markdown(f"<!-- scaling: {which} -->").count("\n|") >= 3) == stored, which
+    for which in ("same", "otherwise"):
+        stored = (ROOT / "benchmarks" / "results" / "cross_engine.json").exists()
+        assert (hooks.on_page_markdown(f"<!-- engines: {which} -->").count("\n|") >= 3) == stored, which
 
 
 @pytest.mark.slow

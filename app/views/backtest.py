@@ -44,6 +44,7 @@ MOST_ROWS, MOST_CANDLES = 2000, 900
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
+    tables.vouched(stored)
     main, others = pick_strategies(stored)
     context_line(stored, folder)
     tables.cards(stored, main)
@@ -116,7 +117,7 @@ def context_line(stored: StoredBacktest, folder: Folder) -> None:
 
 
 def looked_at(looks: object) -> str | None:
-    """How often this window was traded: after the first look it is less of a test each time."""
+    """Which result on these bars this is, of all runs: after the first they are less of a test each time."""
     times = number(looks)
     if times is None:
         return None

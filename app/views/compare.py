@@ -8,7 +8,8 @@ from fintrader.errors import FintraderError
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.formatting import number, statistic
+from fintrader.results.formatting import count, number, statistic
+from fintrader.results.looks import union_of_looks
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
 from fintrader_app.shell import choose_several, guarded, label, page, plain
@@ -42,6 +43,10 @@ def render(runs: RunsFolder) -> None:
     shown = {line: stored[line.partition(" / ")[0]] for line in lines}
     overlay(shown)
     with guarded():
+        both = union_of_looks({line.partition(" / ")[0]: backtest for line, backtest in shown.items()})
+        looks = f"{count(both.looks)} different results looked at on their bars"
+        st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
+    with guarded():
         differences(shown)
 
 
@@ -51,6 +56,7 @@ def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
     for name in names:
         try:
             found[name] = artifacts.backtest(runs.run(name))
+            tables.vouched(found[name], name)
         except FintraderError as error:
             st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
     return found
@@ -92,6 +98,7 @@ def differences(shown: dict[str, StoredBacktest]) -> None:
     config = {line: st.column_config.TextColumn(label(line), alignment="right") for line in lines}
     config["Metric"] = st.column_config.TextColumn(pinned=True)
     table(rows, "compare_table", height="content", column_config=config)
+    tables.dashes(values.values())
 
 
 page("Compare", render)

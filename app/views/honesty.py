@@ -54,6 +54,7 @@ KINDS = {
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
+    tables.vouched(stored)
     report = stored.honesty
     verdict(report, stored)
     if report:
@@ -100,7 +101,7 @@ def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
         if number(trials) is not None:
             st.markdown(f"Its result was chosen from **{count(trials)}** trials.")
         return
-    show = st.success if report.get("likely_skill") is True else st.warning
+    show = st.success if report.get("likely_skill") is True and not stored.changed else st.warning
     show(f"**{plain(sentence)}**", icon=":material/balance:")
     if stands := standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))

@@ -173,6 +173,7 @@ def validation(rows: pd.DataFrame) -> None:
         each = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
         listed.append({"Metric": tables.title_of(key), **each})
     table(listed, "pod_metrics", right=columns, height=360)
+    tables.dashes(columns.values())
 
 
 page("Pod", render)

@@ -139,13 +139,9 @@ class AssetTrunk(nn.Module):
         for number, (own, other, hidden) in enumerate(zip(self.own, self.common, self.hidden, strict=True)):
             if number:
                 shared = h.mean(dim=-2)
-            if isinstance(own, Dense) and own.weight.ndim == 2 and h.ndim == 3:
-                # The fused form takes what is shared as the product's bias and saves passes over its result.
-                bias = (other(shared) + own.bias).unsqueeze(1)
-                h = hidden(torch.baddbmm(bias, h, own.weight.unsqueeze(0).expand(h.shape[0], -1, -1)))
-            else:
-                rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, count))
-                h = hidden(rows + other(shared).unsqueeze(-2))
+            # One wide product over all assets: thousands of small ones are up to nine times slower to learn through.
+            rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, count))
+            h = hidden(rows + other(shared).unsqueeze(-2))
         return h
 
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, finite
+from fintrader.results.catalogue import too_short
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]
@@ -80,19 +81,22 @@ def intervals(
 ) -> tuple[dict[str, Interval], float]:
     """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean block length.
 
-    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
+    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample. No annual return of
+    a window that is too short for one (`catalogue.too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
-    estimates: dict[str, float | None] = dict.fromkeys(("sharpe", "annual_return", "max_drawdown"))
+    names = [name for name in ("sharpe", "annual_return", "max_drawdown") if not too_short(name, values.size)]
+    estimates: dict[str, float | None] = dict.fromkeys(names)
     if values.size:
-        estimates = {name: finite(float(found[0])) for name, found in _statistics(values[None, :]).items()}
+        found = _statistics(values[None, :])
+        estimates = {name: finite(float(found[name][0])) for name in names}
     if values.size < 8:
         return {name: Interval(estimate, None, None, level) for name, estimate in estimates.items()}, 1.0
     length = block_length(values)
     rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
-    result = {}
-    for name, drawn in _statistics(values[rows]).items():
-        kept = drawn[np.isfinite(drawn)]
+    result, drawn = {}, _statistics(values[rows])
+    for name in names:
+        kept = drawn[name][np.isfinite(drawn[name])]
         tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (math.nan, math.nan)
         low, high = (finite(float(tail)) for tail in tails)
         result[name] = Interval(estimates[name], low, high, level)

@@ -28,6 +28,7 @@ from scipy import fft, stats
 
 from fintrader.backtesting.bootstrap import block_length
 from fintrader.metrics import TRADING_DAYS
+from fintrader.results.catalogue import FEWEST_SESSIONS
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]
@@ -38,7 +39,7 @@ LATER = 0.2
 POWER = 0.8
 SHORTEST = 12
 """Sessions below which there is nothing to test."""
-FEW = 63
+FEW = FEWEST_SESSIONS
 """Sessions below which the bootstrap of a few blocks says too often that luck is skill; Student's t does not."""
 REPEATS = 9_999
 SHIFTS = 999

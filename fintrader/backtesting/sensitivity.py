@@ -35,7 +35,7 @@ Variation: TypeAlias = dict[str, Any]
 """The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`, `capital_usd`,
 `start_sessions` or `without`), `setting` (the changed value, as text), `STATISTICS` and `chosen` (whether the backtest
 itself chose so)."""
-STATISTICS = ("cumulative_return", "annual_return", "sharpe", "max_drawdown")
+STATISTICS = ("cumulative_return", "sharpe", "max_drawdown")
 
 
 def sensitivity(

@@ -10,6 +10,8 @@
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
     sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
+    seal.json          SHA-256 of the files above, so that a change is seen when it is opened; who draws a report or
+                       notes a look seals again (`backtest_files.make_seal`)
     report.html        the same, to read; whoever is above writes it afterwards (`report.html.write_report`)
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
@@ -18,6 +20,7 @@ metrics.json is a whole backtest, and one with a report.html has its report.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +32,13 @@ from fintrader import metrics as m
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
-from fintrader.files import write_bytes, write_json
-from fintrader.results.backtest_files import PRICE_COLUMNS, StoredBacktest, empty_trades
+from fintrader.files import dump_json, file_sha256, write_bytes, write_json
+from fintrader.results.backtest_files import PRICE_COLUMNS, SEAL, StoredBacktest, empty_trades, make_seal
 from fintrader.results.history import gross_exposure
+
+TABLES = ("equity", "positions", "prices", "trades")
+FILES = (*(f"{name}.parquet" for name in TABLES), "context.json", "honesty.json", "sensitivity.json")
+"""All but metrics.json and the seal, which come last."""
 
 
 def tabulate(
@@ -60,6 +67,7 @@ def tabulate(
         },
         "honesty": dict(honesty or {}),
         "sensitivity": [dict(row) for row in sensitivity],
+        "changed": "",
     }
     return StoredBacktest({name: dict(result.metrics) for name, result in results.items()}, parts)
 
@@ -154,11 +162,14 @@ def write_backtest(
     folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
         (folder / name).unlink(missing_ok=True)
-    for name in ("equity", "positions", "prices", "trades"):
+    for name in TABLES:
         table: pd.DataFrame = getattr(stored, name)
         write_bytes(folder / f"{name}.parquet", table.to_parquet(engine="pyarrow", compression="zstd", index=False))
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
-    write_json(folder / "metrics.json", stored.metrics)
+    last = dump_json(stored.metrics).encode()
+    hashes = {name: file_sha256(folder / name) for name in FILES} | {"metrics.json": hashlib.sha256(last).hexdigest()}
+    write_bytes(folder / SEAL, make_seal(hashes))
+    write_bytes(folder / "metrics.json", last)
     return stored

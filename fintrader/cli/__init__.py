@@ -128,6 +128,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "lookahead": commands.pipeline_verb("lookahead", "check_lookahead", _LOOKAHEAD, cuts=3),
     "backtest": commands.backtest,
     "compare": commands.compare,
+    "looks": commands.looks,
+    "audit": commands.audit,
     "status": commands.status,
     "lineage": commands.lineage,
     "scale": commands.scale,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,11 +66,19 @@ def compare(argv: list[str]) -> None:
         print("usage: fintrader compare RUN_DIR RUN_DIR ... [--out FILE]")
         return
     from fintrader.results.backtest_files import read_backtest
+    from fintrader.results.looks import LedgerError, note_shown
 
     found = {}
     for label, word in zip(labels(words), words, strict=True):
         home = run_path(word)
         found[label] = read_backtest(home if (home / "metrics.json").is_file() else home / "backtest")
+        if found[label].changed:
+            print(f"{label}: {found[label].changed}")
+    for stored in found.values():
+        try:
+            note_shown(stored, shlex.join(["fintrader", "compare", *words]))
+        except LedgerError as error:
+            print(f"not noted as a look: {error}")
     print(write_comparison(out, found))
 
 
@@ -81,6 +90,13 @@ class ScaleOptions(Settings):
 
     pods: int | None = Field(None, ge=1)
     """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size` work, no more."""
+
+
+class LooksOptions(Settings):
+    """Whose ledger of looks is shown."""
+
+    runs_dir: str = "runs"
+    """Folder that holds the runs."""
 
 
 class ReplayOptions(Settings):
@@ -95,6 +111,64 @@ class ExportOptions(Settings):
 
     out: Path | None = None
     """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is replaced."""
+
+
+def looks(argv: list[str]) -> None:
+    """[--runs-dir DIR]: how often each window was looked at, by all runs; status 1 when the ledger was changed."""
+    from fintrader.results.looks import Ledger, LedgerError, astray, by_window
+
+    home = Path(parse(LooksOptions, LooksOptions(), argv, "looks").runs_dir)
+    if not home.is_dir():
+        raise ConfigError(f"{home}: no such folder; give the one that holds the runs (--runs-dir)")
+    ledger = Ledger(home)
+    try:
+        lines = ledger.looks()
+        deleted, foreign = astray(home)
+    except LedgerError as error:
+        print(f"{error}")
+        sys.exit(1)
+    rows = [
+        {
+            "window": f"{one.bars.first} to {one.bars.last}",
+            "called": ", ".join(one.names),
+            "universe": _universe(one.bars.symbols),
+            "looks": one.looks,
+            "results here": one.results,
+            "runs": ", ".join(one.runs),
+            "first": one.first[:16].replace("T", " "),
+            "last": one.last[:16].replace("T", " "),
+        }
+        for one in by_window(lines)
+    ]
+    if rows:
+        console = Console()
+        console = console if console.is_terminal else Console(width=200)  # a table cut to 80 columns says nothing
+        console.print(_table(rows, tuple(rows[0])))
+    for sentence in (*deleted, *foreign):
+        print(sentence)
+    print(f"{ledger.path}: {len(lines)} looks, no line of it changed, deleted or moved")
+    sys.exit(1 if deleted else 0)
+
+
+def _universe(symbols: tuple[str, ...]) -> str:
+    return f"{len(symbols)}: {', '.join(symbols[:4])}{' ...' if len(symbols) > 4 else ''}"
+
+
+def audit(argv: list[str]) -> None:
+    """RUN: recount its trials, check its results against seals and the ledger of looks; status 1 when one is wrong."""
+    from fintrader.data.tensors import MarketTensors
+    from fintrader.results.audit import audit as ask
+
+    def content_of(path: Path) -> str:
+        return MarketTensors.load(path).content_hash()
+
+    checks = ask(_run_folder("audit", argv), content_of)
+    for check in checks:
+        for said in check.problems or (check.said,):
+            print(f"{'ok   ' if check.ok else 'WRONG'}  {check.what}: {said}")
+    wrong = sum(not check.ok for check in checks)
+    print(f"{wrong} of {len(checks)} checks failed" if wrong else f"all {len(checks)} checks passed")
+    sys.exit(1 if wrong else 0)
 
 
 def status(argv: list[str]) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate, write_backtest, yardsticks
 from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
@@ -27,14 +28,16 @@ from fintrader.data.universe import describe as survivors_only
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import dump_json, read_json
+from fintrader.files import dump_json, read_json, write_bytes
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.session import run_store
 from fintrader.progress import Progress, reporter
 from fintrader.report.html import write_report
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
-from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
+from fintrader.results.folders import Folder
 from fintrader.results.leaderboard import best_score
+from fintrader.results.looks import CHOSEN, Ledger, Look
 from fintrader.runs import Manifest, RunFolder
 
 
@@ -72,7 +75,8 @@ def evaluate_chosen(
     context["left_out"] = dict(beside.left_out)
     if planted:
         context["planted"] = planted
-    _write(config, manifest, window, results, [folder], context, free, config.tournament.metric, [market], rows)
+    look = _look(config, manifest, window, results, [market], "backtest" if repeat is None else "re-backtest", context)
+    _write(config, look, results, [folder], context, free, config.tournament.metric, [market], rows)
 
 
 def check_window(config: RunConfig) -> None:
@@ -122,7 +126,8 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
     context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
-    _write(config, manifest, "test", whole, folders, context, free, metric, tests, rows)
+    look = _look(config, manifest, "test", whole, tests, "walkforward" if repeat is None else "re-backtest", context)
+    _write(config, look, whole, folders, context, free, metric, tests, rows)
 
 
 def _own_windows(search: RunFolder, path: Path) -> Split:
@@ -134,10 +139,34 @@ def _own_test(search: RunFolder, path: Path) -> MarketTensors:
     return _own_windows(search, path).test
 
 
-def _write(
+def _look(
     config: RunConfig,
     manifest: Manifest,
     window: str,
+    results: Mapping[str, BacktestResult],
+    markets: Sequence[MarketTensors],
+    kind: str,
+    context: Mapping[str, Any],
+) -> Look:
+    """What the ledger of looks is to say of the results."""
+    return look_at(
+        markets,
+        results,
+        [name for name in CHOSEN if name in results],
+        kind=kind,
+        run=config.name,
+        created=manifest.values["created"],
+        folder=config.folder.root.name,
+        seed=config.seed,
+        window=window,
+        trials=context["trials"],
+        command=context["command"],
+    )
+
+
+def _write(
+    config: RunConfig,
+    look: Look,
     results: Mapping[str, BacktestResult],
     folders: Sequence[RunFolder],
     context: Mapping[str, Any],
@@ -146,7 +175,7 @@ def _write(
     markets: Sequence[MarketTensors],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    """The files of a backtest, its report and its tear sheet; the look at the window is counted.
+    """The files of a backtest, its report and its tear sheet, sealed; the look at its window is counted before.
 
     `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by `metric` there.
     `free`: what the same searches made of information-free features.
@@ -156,23 +185,27 @@ def _write(
         f"trial_{kind}": [found for folder in folders if (found := _trial_returns(folder, name)) is not None]
         for kind, name in (("returns", "returns"), ("active", "active_returns"))
     }
-    home = window_folder(config.folder, window)
+    home = window_folder(config.folder, look.window)
+    ledger = Ledger(config.runs_dir)
+    number, line = ledger.record(look)
+    counted = {"window_key": look.bars.key} | ({"looks": number} if look.window == "test" else {})
     stored = write_backtest(
         home,
         results,
-        context=context,
+        context={**context, **counted},
         **chosen,
         market=markets,
         settings=backtest_settings(config),
         null_model=null_model,
-        window=window,
+        window=look.window,
         caveats=_caveats(config, context),
         sensitivity=rows,
         seed=config.seed,
     )
-    before = looks(manifest)
-    manifest.update(looks={**before, window: before.get(window, 0) + 1})
     _draw(config, stored, home)
+    sealed = make_seal(hashes_of(home), line)
+    ledger.note_seal(config.name, look.window, line["line"], hashlib.sha256(sealed).hexdigest())
+    write_bytes(home / SEAL, sealed)
 
 
 def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, Any]:
@@ -208,18 +241,20 @@ def settings_hash(config: RunConfig, window: str) -> str:
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Whether a window's backtest lies there whole, its report too, and as these settings make it."""
+    """Whether a window's backtest lies there whole, sealed with its report, and as these settings make it."""
     home = window_folder(config.folder, window)
-    if not (home / "metrics.json").is_file() or not (home / "report.html").is_file():
+    if not all((home / name).is_file() for name in ("metrics.json", "report.html")) or "look" not in _sealed(home):
         return False
     expected = settings_hash(config, window)
     return bool(read_json(home / "context.json").get("settings_hash", expected) == expected)
 
 
-def looks(manifest: Manifest) -> dict[str, int]:
-    """How often each window has been traded so far: after the first time it is less of a test."""
-    counted: dict[str, int] = manifest.values.get("looks", {})
-    return counted
+def _sealed(home: Path) -> dict[str, Any]:
+    """The seal of a backtest; empty where there is none that holds."""
+    try:
+        return read_seal(Folder(home.resolve()))
+    except RunError:
+        return {}
 
 
 def _policy(folder: Path) -> Path:
@@ -271,7 +306,6 @@ def _provenance(
         "run": config.name,
         "window": title or window,
         "trials": int(manifest.values["trials"]),
-        "looks": looks(manifest).get(window, 0) + 1,
         "cost_bps": env.cost_bps,
         "trading": {name: getattr(env, name) for name in CONVENTIONS},
         "seed": config.seed,

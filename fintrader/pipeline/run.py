@@ -31,6 +31,7 @@ from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import active_table, in_order, metrics_table, percent, standing, window_words
+from fintrader.results.looks import Ledger
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
@@ -111,11 +112,13 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
 
     A walk-forward is judged over all its folds. Every further look at a window is counted, and the report says
     `called` (default: the folder) as the run of the command that gives it again. Raises ConfigError for a setting that
-    the stored policies were trained with, RunError when the run's tournament has not finished.
+    the stored policies were trained with, RunError when the run's tournament has not finished or the ledger of looks is
+    broken.
     """
     own = load_config(folder / "config.yaml")
     repeat = evaluation.Repeat(_command(called or str(folder), own, config), own.trading)
     config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
+    Ledger(config.runs_dir).lines()
     with workplace(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
         if mirror is not None:
@@ -172,6 +175,7 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
     """
     if verb != "train":
         assert config.trading  # raises for an environment that is no market, before anything is built
+        Ledger(config.runs_dir).lines()  # raises where it is broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
     reopened: set[str] = set()
@@ -209,6 +213,7 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
         manifest.update(engine=engine)
         print(f"engine: {engine}")
     if reopened or not folder.config.is_file():
+        manifest.update(config_hash=hashlib.sha256(text.encode()).hexdigest())  # first: a kill between is made good
         write_text(folder.config, text)
     if mirror is not None:
         manifest.saved = mirror.publish
@@ -369,7 +374,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: S
             f"Planted signal: the ensemble reached {percent(expected, 0)} of the best expected log growth"
             + (f", {percent(oracle, 0)} of what the oracle made of this window." if oracle is not None else ".")
         )
-    console.print(stored.honesty["verdict"])
+    console.print(stored.changed or stored.honesty["verdict"])
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
         if (folder / name).exists():
             console.print(f"  {folder / name}", highlight=False)

@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fintrader.backtesting.honesty import assess
+from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulate import Bindable, simulate
 from fintrader.backtesting.writer import tabulate
@@ -30,6 +31,7 @@ from fintrader.report.luck import luck_rows
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
+from fintrader.results.looks import Ledger
 
 
 def backtest(
@@ -40,6 +42,7 @@ def backtest(
     name: str = "policy",
     train: MarketTensors | None = None,
     validation: MarketTensors | None = None,
+    runs_dir: Path | str | None = None,
 ) -> Backtests:
     """`policy` over the whole of `market`, and its baselines over the same bars at the same costs.
 
@@ -48,8 +51,12 @@ def backtest(
     trained in (`env.settings`). With `train=market.split().train` there is `ridge`, too: what a linear regression makes
     of the same features, fitted on that window; `validation` is where its few choices are made.
 
+    With `runs_dir` the result is noted as a look at these bars on the ledger of that folder's runs (`fintrader looks`),
+    as a backtest of a run is; without it nobody counts it. `.looks` is which look it was.
+
     Raises BacktestError for arguments of another kind or in another order, a policy made for another market, a window
-    of fewer than two bars, and an output that cannot be traded; EnvError for a benchmark this market cannot make.
+    of fewer than two bars, and an output that cannot be traded; EnvError for a benchmark this market cannot make;
+    LedgerError when the look cannot be noted.
     """
     _check_market(policy, market)
     _check_policy(policy)
@@ -67,7 +74,12 @@ def backtest(
     traded = policy if isinstance(policy, Bindable) else _asked(policy, layout, name)
     own = simulate(traded, market, settings, name=name)
     beside = yardsticks(market, settings, train=train, validation=validation)
-    return Backtests(beside.beside({name: own}), market, settings, beside)
+    looks = None
+    if runs_dir is not None:
+        unknown = dict.fromkeys(("created", "seed", "trials", "command"))
+        look = look_at([market], {name: own}, [name], kind="policy", run=name, folder="", window="test", **unknown)
+        looks, _ = Ledger(runs_dir).record(look)
+    return Backtests(beside.beside({name: own}), market, settings, beside, looks)
 
 
 class Backtests(Mapping[str, BacktestResult]):
@@ -79,8 +91,11 @@ class Backtests(Mapping[str, BacktestResult]):
         market: MarketTensors,
         settings: EnvSettings,
         beside: Yardsticks,
+        looks: int | None = None,
     ) -> None:
         self._results, self._beside = dict(results), beside
+        self.looks = looks
+        """Which look at these bars this was; None where it was not noted."""
         self.market, self.settings = market, settings
 
     def __getitem__(self, name: str) -> BacktestResult:
@@ -101,7 +116,7 @@ class Backtests(Mapping[str, BacktestResult]):
         Raises BacktestError when they cover other bars.
         """
         added = measured_against(others, self._beside.portfolio)
-        return Backtests({**self._results, **added}, self.market, self.settings, self._beside)
+        return Backtests({**self._results, **added}, self.market, self.settings, self._beside, self.looks)
 
     @property
     def name(self) -> str:
@@ -113,6 +128,7 @@ class Backtests(Mapping[str, BacktestResult]):
         """Equity, positions, prices and trades as tables, for `fintrader.results.figures`."""
         trading = self.settings.model_dump(mode="json", include=set(CONVENTIONS))
         context = {"cost_bps": self.settings.cost_bps, "trading": trading}
+        context |= {} if self.looks is None else {"looks": self.looks}
         return tabulate(self._results, context | {"left_out": dict(self._beside.left_out)})
 
     @property

@@ -6,10 +6,11 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fintrader.backtesting.evidence import LEVEL
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.html import verdict
-from fintrader.report.page import Page, facts, note, number, table
+from fintrader.report.page import Page, facts, metric, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
@@ -21,8 +22,9 @@ from fintrader.results.formatting import (
     count,
     main_strategy,
     percent,
-    statistic,
+    short_window,
 )
+from fintrader.results.looks import union_of_looks
 
 
 def labels(places: Sequence[str]) -> list[str]:
@@ -50,14 +52,18 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     page = Page("Comparison of runs")
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
-    trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
-    page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
+    both = union_of_looks(runs)
+    bars = "these bars" if len(windows) == 1 else "the bars of these windows"
+    looks = f"{both.looks:,} different result{'s' * (both.looks != 1)} looked at on {bars}"
+    chosen = f"{both.trials:,} trials in all of them together; {looks}."
+    page.header("Comparison", _heading(runs, both.looks), chosen, about)
     page.contents()
     caption = (
         "Equal weight and Index: cumulative returns of these baselines in the run's own window. Active figures are "
         "against what env.benchmark names there, net of costs."
     )
-    page.section("Runs", _runs_table(runs), note(caption), link="Runs")
+    shorter = short_window(stored.metrics[main_strategy(stored.strategies)] for stored in runs.values())
+    page.section("Runs", _runs_table(runs), note(f"{caption} {shorter}".strip()), link="Runs")
     daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
     page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
     page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
@@ -75,11 +81,20 @@ def write_comparison(path: Path, runs: Mapping[str, StoredBacktest]) -> Path:
     return Path(path)
 
 
-def _heading(runs: Mapping[str, StoredBacktest]) -> str:
-    skilled = [name for name, stored in runs.items() if stored.honesty.get("likely_skill")]
+def _heading(runs: Mapping[str, StoredBacktest], looks: int) -> str:
+    """Whoever picks one of several results is held to the part of 5 % that each of all their looks has."""
+    skilled = [name for name, stored in runs.items() if stands_among(stored, looks)]
+    among = f"among {looks:,} results looked at"
     if not skilled:
-        return f"None of {len(runs)} runs can be told from luck."
-    return f"{len(skilled)} of {len(runs)} runs unlikely to be luck: {', '.join(skilled)}."
+        return f"None of {len(runs)} runs can be told from luck {among}."
+    return f"{len(skilled)} of {len(runs)} runs unlikely to be luck {among}: {', '.join(skilled)}."
+
+
+def stands_among(stored: StoredBacktest, looks: int) -> bool:
+    """Whether a backtest is likely skill by itself, and still is as one of `looks` results (Bonferroni)."""
+    alpha = (stored.honesty.get("evidence") or {}).get("alpha") or {}
+    likely = stored.honesty.get("likely_skill") is True and not stored.changed
+    return likely and alpha["p_value"] <= LEVEL / max(looks, 1)
 
 
 def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
@@ -89,7 +104,7 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         evidence = stored.honesty.get("evidence") or {}
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
-        cells = [number(statistic(key, stored.metrics[main].get(key))) for key, _ in PAPER_COLUMNS]
+        cells = [metric(key, stored.metrics[main]) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]
         cells += [count(stored.context.get("trials")), count(evidence.get("look"))]

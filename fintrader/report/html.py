@@ -11,7 +11,7 @@ import pandas as pd
 
 from fintrader.files import write_text
 from fintrader.report.luck import luck_section
-from fintrader.report.page import Page, facts, note, number, table
+from fintrader.report.page import Page, facts, metric, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
@@ -24,6 +24,7 @@ from fintrader.results.formatting import (
     main_strategy,
     percent,
     ratio,
+    short_window,
     standing,
     statistic,
     window_words,
@@ -32,13 +33,15 @@ from fintrader.results.formatting import (
 _EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
-_FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
+_FACTS = {"run_command": "policies trained by", "changed": "not as trained", "looks": "look at these bars, of all runs"}
 _SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "left_out")
 
 
 def verdict(stored: StoredBacktest) -> str:
-    """What the result amounts to: the assessment's three sentences."""
-    return str(stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment.")
+    """What the result amounts to: the assessment's three sentences, unless somebody has changed the result since."""
+    return stored.changed or str(
+        stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment."
+    )
 
 
 def summary(stored: StoredBacktest) -> str:
@@ -62,7 +65,7 @@ def render_report(stored: StoredBacktest) -> str:
     first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
     window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
-    tone = "good" if stored.honesty.get("likely_skill") else "doubt"
+    tone = "good" if stored.honesty.get("likely_skill") and not stored.changed else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     lead = f"{summary(stored)} {standing(stored.metrics, stored.context)}".strip()
     page.header(run, verdict(stored), lead, about, tone=tone)
@@ -113,11 +116,10 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
         said = str(notes.get(name, "")) if isinstance(notes, Mapping) else ""
         label = html.escape(figures.title_of(name))
         label += f'<span class="note">{html.escape(said)}</span>' if said else ""
-        cells = [number(statistic(key, values.get(key))) for key, _ in columns]
+        cells = [metric(key, values) for key, _ in columns]
         rows.append(("main" if name == main else "", [label, *cells]))
-    caption = (
-        "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. An annual "
-        "return of a window shorter than a year is an extrapolation."
+    caption = "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. " + (
+        short_window(stored.metrics.values()) or "An annual return of less than a year is an extrapolation."
     )
     return table(["Strategy", *[heading for _, heading in columns]], rows) + note(caption)
 
@@ -222,12 +224,12 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
 
 def _all_metrics(stored: StoredBacktest) -> str:
     parts = []
-    for group in dict.fromkeys(metric.group for metric in CATALOGUE):
+    for group in dict.fromkeys(one.group for one in CATALOGUE):
         rows = []
-        for metric in (metric for metric in CATALOGUE if metric.group == group):
-            cells = [number(statistic(metric.key, stored.metrics[name].get(metric.key))) for name in stored.strategies]
-            title = f'<span title="{html.escape(metric.formula)} ({html.escape(metric.source)})">'
-            rows.append(("", [f"{title}{html.escape(metric.title)}</span>", *cells]))
+        for one in (one for one in CATALOGUE if one.group == group):
+            cells = [metric(one.key, stored.metrics[name]) for name in stored.strategies]
+            title = f'<span title="{html.escape(one.formula)} ({html.escape(one.source)})">'
+            rows.append(("", [f"{title}{html.escape(one.title)}</span>", *cells]))
         head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
         parts.append(table(head, rows, css="dense"))
     summary_line = f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"

@@ -17,6 +17,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from fintrader.results.formatting import missing, statistic
+
 
 @dataclass
 class Page:
@@ -114,6 +116,12 @@ def number(text: str) -> str:
     """A formatted number as HTML, losses in red."""
     shown = html.escape(text)
     return f'<span class="neg">{shown}</span>' if text.startswith("-") else shown
+
+
+def metric(key: str, values: Mapping[str, Any]) -> str:
+    """A strategy's metric as HTML; a dash says why when somebody points at it."""
+    text, why = number(statistic(key, values.get(key))), missing(key, values)
+    return f'<span title="{html.escape(why)}">{text}</span>' if why else text
 
 
 def facts(values: Mapping[str, Any]) -> str:

@@ -1,10 +1,14 @@
 """A stored backtest, read back: the one reader that the app, the report, notebooks and the command line share.
 
 The files are described where they are written, in `backtesting/writer.py`. Each is read when it is first asked for.
+
+    seal.json   the SHA-256 of every other file of the backtest, under a hash of its own; and where on the ledger of
+                looks (`results/looks.py`) the look at its window is noted, which in turn holds the hash of the seal
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +22,20 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import RunError
-from fintrader.results.folders import ChangedFileError, DamagedFileError, Folder, NotThereError, Signature
+from fintrader.files import file_sha256, seal, unseal
+from fintrader.results.folders import (
+    MAX_JSON_BYTES,
+    ChangedFileError,
+    DamagedFileError,
+    Folder,
+    NotThereError,
+    Signature,
+)
 from fintrader.results.formatting import table_html, table_text
 
 MAX_ROWS = 30_000_000
+SEAL = "seal.json"
+SEAL_FORMAT = "fintrader-seal-1"
 EQUITY_COLUMNS = (
     "strategy",
     "bar",
@@ -84,9 +98,14 @@ class StoredBacktest:
     """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
     sensitivity: list[dict[str, Any]]
     """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
+    changed: str
+    """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty where all is well."""
 
-    def __init__(self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any]) -> None:
-        self.metrics, self.parts = metrics, parts
+    def __init__(
+        self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
+        """`folder`: where it lies, if it was read back."""
+        self.metrics, self.parts, self.folder = metrics, parts, folder
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READERS:
@@ -172,7 +191,7 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
         whole = folder.signature("metrics.json")
     except NotThereError:
         raise NotThereError("there is no backtest yet: it is written when the tournament has ended") from None
-    others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json"]
+    others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json", SEAL]
     found: list[Signature | None] = [whole]
     for name in others:
         try:
@@ -198,7 +217,7 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
         raise DamagedFileError(
             f"{place.root / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again"
         )
-    return StoredBacktest(metrics, _Files(place, written))
+    return StoredBacktest(metrics, _Files(place, written), place.root)
 
 
 class _Files(Mapping[str, Any]):
@@ -228,6 +247,75 @@ class _Files(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(_READERS)
+
+
+# --- the seal ------------------------------------------------------------------------------------------------
+
+
+def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
+    """`seal.json` over files (name -> SHA-256). `look`: what the ledger says of the look's line."""
+    return seal({"format": SEAL_FORMAT, "files": dict(hashes), **({} if look is None else {"look": dict(look)})})
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of the backtest in `folder`, by name, the seal's own left out."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return {path.name: file_sha256(path) for path in paths if path.name != SEAL}
+
+
+def read_seal(folder: Folder) -> dict[str, Any]:
+    """`format`, `files` and, where a look was noted, `look`. Raises NotThereError, DamagedFileError."""
+    changed = DamagedFileError(f"{folder.root / SEAL} was changed after it was written, or by another version")
+    try:
+        body = unseal(folder.read(SEAL), changed)
+    except ValueError:
+        raise changed from None
+    if body.get("format") != SEAL_FORMAT or not isinstance(body.get("files"), dict):
+        raise changed
+    return body
+
+
+def broken_seal(folder: Folder) -> str:
+    """Which files of a backtest are not as they were written, as the end of a sentence; empty if all are."""
+    try:
+        sealed = read_seal(folder)["files"]
+    except NotThereError:
+        return f"it has no {SEAL}: that was removed, or an earlier version wrote the result"
+    except RunError as error:
+        return str(error)
+    problems = []
+    for name, digest in sorted(sealed.items()):
+        try:
+            with folder.open(name) as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == digest
+        except NotThereError:
+            problems.append(f"{name} is missing")
+        except RunError as error:
+            problems.append(str(error))
+        else:
+            problems += [] if same else [f"{name} is another"]
+    return ", ".join(problems)
+
+
+def changed_metrics(folder: Folder) -> str | None:
+    """For a list of runs, which shows metrics.json and nothing else: a sentence where that is not as it was written."""
+    try:
+        sealed = read_seal(folder)["files"].get("metrics.json")
+        same = sealed == hashlib.sha256(folder.read("metrics.json", limit=MAX_JSON_BYTES)).hexdigest()
+    except RunError:
+        return None  # said where the backtest is opened
+    return None if same else "its result was changed after it was written: metrics.json is another"
+
+
+def _changed(folder: Folder) -> str:
+    problem = broken_seal(folder)
+    again = "`fintrader backtest` on the run makes it again"
+    if not problem or problem.startswith("it has no"):
+        return problem and f"Nothing vouches for this result: {problem}; {again}."
+    return f"This result was changed after it was written: {problem}; {again}."
+
+
+# --- the parts -----------------------------------------------------------------------------------------------
 
 
 def _record(folder: Folder, name: str) -> dict[str, Any]:
@@ -292,4 +380,5 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "context": lambda folder: _record(folder, "context.json"),
     "honesty": lambda folder: _record(folder, "honesty.json"),
     "sensitivity": _sensitivity,
+    "changed": _changed,
 }

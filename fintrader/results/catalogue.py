@@ -23,6 +23,15 @@ EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
 
 
+FEWEST_SESSIONS = 63
+"""A quarter of a year. Growth over fewer sessions is not compounded to a year: a good week would become millions of
+per cent, which says nothing about any year."""
+COMPOUNDED = frozenset(
+    {"annual_return", "calmar", "martin_ratio", "alpha", "up_capture", "down_capture", "treynor_ratio"}
+)
+"""Metrics that compound growth to a year: None below FEWEST_SESSIONS."""
+
+
 Compute = Callable[[Sample], float | None]
 
 
@@ -44,6 +53,11 @@ def measure(history: History) -> dict[str, float | None]:
     sample = Sample(history)
     with np.errstate(over="ignore", invalid="ignore"):
         return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
+
+
+def too_short(key: str, sessions: int) -> bool:
+    """Whether a window of so many sessions is too short for this metric."""
+    return key in COMPOUNDED and sessions < FEWEST_SESSIONS
 
 
 def _plain(value: float | None) -> float | None:
@@ -111,6 +125,7 @@ _EQUITY, _COUNT, _MINUTES = "share of equity", "number", "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
+        ("sessions", "Sessions", "count", "S", "calendar", lambda s: float(s.sessions)),
         ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(m.cumulative_return)),
         ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(252/S) − 1", EMPYRICAL, _daily(m.annual_return)),
         ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.of.equity[-1])),
@@ -276,8 +291,13 @@ _OF_POSITIONS = {"invested_share", "break_even_cost_bps", *(row[0] for row in _G
 
 
 def _defined(key: str, compute: Compute) -> Compute:
-    """None for curves that were not traded here (the index has no positions)."""
-    return (lambda s: compute(s) if s.of.has_positions else None) if key in _OF_POSITIONS else compute
+    """None for curves that were not traded here (the index has no positions), and for windows that are too short."""
+
+    def defined(s: Sample) -> float | None:
+        untraded = key in _OF_POSITIONS and not s.of.has_positions
+        return None if untraded or too_short(key, s.sessions) else compute(s)
+
+    return defined
 
 
 CATALOGUE: tuple[Metric, ...] = tuple(

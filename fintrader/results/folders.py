@@ -15,8 +15,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import records_in
@@ -133,7 +134,7 @@ class Folder:
             raise DamagedFileError(f"{'/'.join(parts)} is no regular file")
         return state.st_ino, state.st_size, state.st_mtime_ns
 
-    def open(self, *parts: str) -> BinaryIO:
+    def open(self, *parts: str) -> BufferedReader:
         """A regular file opened for reading; never a link, a pipe or a device.
 
         Raises NotThereError, DamagedFileError or UnsafePathError.

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader import progress
-from fintrader.results.catalogue import BY_KEY
+from fintrader.results.catalogue import BY_KEY, FEWEST_SESSIONS, too_short
 
 DASH = "–"
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -89,6 +89,12 @@ def chance(value: Any) -> str:
     return "< 0.001" if found is not None and 0 <= found < 0.0005 else ratio(value, 3)
 
 
+def p_equals(value: Any) -> str:
+    """A p-value where it is named: `p = 0.012`, `p < 0.001`."""
+    text = chance(value)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def interval(low: Any, high: Any) -> str:
     """Two ratios as `-0.12 to 1.34`; a dash where either is missing."""
     return DASH if number(low) is None or number(high) is None else f"{ratio(low)} to {ratio(high)}"
@@ -137,6 +143,19 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
     if unit == "count":
         return count(value)
     return ratio(value, signed=signed)
+
+
+def missing(key: str, values: Mapping[str, Any]) -> str:
+    """Why a strategy has a dash for this metric although it can be computed; empty where it has none."""
+    sessions = number(values.get("sessions"))
+    short = sessions is not None and too_short(key, int(sessions))
+    return f"under {FEWEST_SESSIONS} sessions" if short else ""
+
+
+def short_window(metrics: Iterable[Mapping[str, Any]]) -> str:
+    """A line below a table of such metrics: why annual return and Calmar are dashes. Empty for windows long enough."""
+    why = next((why for values in metrics if (why := missing("annual_return", values))), "")
+    return f"Annual return and Calmar: {DASH} {why}, growth is not compounded to a year." if why else ""
 
 
 def duration(seconds: Any) -> str:
@@ -214,7 +233,9 @@ def active_headings(portfolio: Any) -> list[str]:
 
 def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None) -> Table:
     """One row a strategy, with the paper's columns."""
-    return _table(_PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title)
+    table = _table(_PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title)
+    table.caption, table.caption_justify = short_window(metrics.values()) or None, "left"
+    return table
 
 
 def active_table(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> Table:
@@ -254,6 +275,7 @@ def table_html(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any
     """The same tables for a notebook."""
     names = in_order(metrics)
     paper = _html_table(_PAPER_HEADINGS, {name: paper_cells(metrics[name]) for name in names})
+    paper += f"<p>{why}</p>" if (why := short_window(metrics.values())) else ""
     return paper + _html_table(active_headings(portfolio), {name: active_cells(metrics[name]) for name in names})
 
 

@@ -16,7 +16,7 @@ from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import read_jsonl
 from fintrader.results import figures
-from fintrader.results.backtest_files import StoredBacktest, read_backtest
+from fintrader.results.backtest_files import SEAL, StoredBacktest, changed_metrics, read_backtest
 from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, is_locked
 from fintrader.results.formatting import main_strategy, moment, number, table_html, table_text, when, window_words
 from fintrader.results.leaderboard import lineage, read_leaderboard, read_pods
@@ -166,7 +166,8 @@ class Run:
         stored = self._readable()
         if stored is not None:
             window = stored.context.get("window")
-            lines += [f"  {window_words(str(window))}: {stored.honesty.get('verdict') or 'not assessed'}"]
+            said = stored.changed or stored.honesty.get("verdict") or "not assessed"
+            lines += [f"  {window_words(str(window))}: {said}"]
         return lines
 
     def _readable(self) -> StoredBacktest | None:
@@ -253,15 +254,20 @@ def summary(folder: Folder, cache: FileCache) -> Summary:
         return Summary(name, "broken", "it has no manifest.json, so it is no run of this version, or lost it")
     except FintraderError as error:
         return Summary(name, "broken", str(error))
-    try:
-        metrics: Signature | None = folder.signature("backtest", "metrics.json")
-    except FintraderError:
-        metrics = None
-    state = manifest, metrics
+    metrics, seal = _signature(folder, "metrics.json"), _signature(folder, SEAL)
+    state = manifest, metrics, seal
     found = cache.get("summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None))
     if found.status == "interrupted" and is_locked(folder):
         return replace(found, status="running")
     return found
+
+
+def _signature(folder: Folder, name: str) -> Signature | None:
+    """What changes when that file of the backtest does; None where there is none."""
+    try:
+        return folder.signature("backtest", name)
+    except FintraderError:
+        return None
 
 
 def _read(folder: Folder, *, backtested: bool) -> Summary:
@@ -279,6 +285,7 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         try:
             stored = folder.json("backtest", "metrics.json")
             strategies = {name: row for name, row in stored.items() if isinstance(row, dict)}
+            problem = changed_metrics(Folder(folder.path("backtest")))
         except FintraderError as error:
             problem = str(error)
     finished = values.get("finished")

@@ -28,6 +28,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
 from fintrader.progress import Progress
+from fintrader.results.catalogue import FEWEST_SESSIONS, too_short
 from fintrader.tournament.settings import Metric
 
 Array = NDArray[np.float64]
@@ -99,11 +100,12 @@ def _benchmark(market: MarketTensors, env: EnvSettings, progress: Progress | Non
 
 def check_windows(sessions: int, metric: str, windows: int) -> None:
     """Raises ConfigError unless each part holds enough sessions for the metric."""
-    least = 1 if metric == "return" else 2
+    least = FEWEST_SESSIONS if too_short(metric, 0) else 1 if metric == "return" else 2
     if sessions < least * windows:
         raise ConfigError(
-            f"tournament.validation_windows: {windows} part(s) of {least} sessions do not fit the validation window's "
-            f"{sessions} session(s); lower it, lengthen the window, or set tournament.metric to return"
+            f"tournament.validation_windows: {windows} part(s) of {least} sessions (tournament.metric {metric}) do not "
+            f"fit the validation window's {sessions} session(s); lower it, lengthen the window, or set "
+            f"tournament.metric to {'sharpe' if least > 2 else 'return'}"
         )
 
 

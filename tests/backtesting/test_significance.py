@@ -200,7 +200,7 @@ def test_intervals_of_little_or_nothing() -> None:
     found, _ = intervals([0.01, -0.01], seed=0)
     assert found["sharpe"].low is None
     assert found["max_drawdown"].estimate == pytest.approx(-0.01)
-    found, _ = intervals(np.zeros(30), seed=0)
+    found, _ = intervals(np.zeros(70), seed=0)
     assert found["sharpe"].estimate is None
     assert found["annual_return"].low == 0
     again, _ = intervals(np.random.default_rng(0).normal(size=40) / 100, seed=5)

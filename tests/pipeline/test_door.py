@@ -28,6 +28,7 @@ from fintrader.errors import (
     RunError,
 )
 from fintrader.report.backtests import Backtests
+from fintrader.results.looks import Ledger
 from tests.engines.runs import TINY
 from tests.factories import make_market
 
@@ -51,6 +52,17 @@ def tests(market: MarketTensors) -> Backtests:
 
 def equal(obs: Tensor) -> Tensor:
     return torch.full((len(obs), 3), 1 / 3)
+
+
+def test_a_look_of_ones_own_is_noted_where_one_says(market: MarketTensors, tests: Backtests, tmp_path: Path) -> None:
+    assert tests.looks is None
+
+    def look(share: float) -> Backtests:
+        return fintrader.backtest(lambda obs: equal(obs) * share, market.split().test, runs_dir=tmp_path)
+
+    assert [look(share).looks for share in (1.0, 0.5, 1.0)] == [1, 2, 1]
+    assert look(0.5).tables.context["looks"] == 2
+    assert [line.look.kind for line in Ledger(tmp_path).looks()] == ["policy"] * 4
 
 
 def test_the_door_has_these_names_and_no_other() -> None:

@@ -11,7 +11,7 @@ from fintrader.backtesting import read_backtest
 from fintrader.cli import main
 from fintrader.errors import ConfigError
 from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_tournament, walk_forward
-from fintrader.pipeline.evaluation import looks
+from fintrader.results.looks import FILE, Ledger
 from fintrader.runs import Manifest
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, write_config
@@ -43,7 +43,10 @@ def judged(raced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of(folder: Path, place: Path) -> Path:
-    return Path(shutil.copytree(folder, place / "runs" / folder.name))
+    copy = Path(shutil.copytree(folder, place / "runs" / folder.name))
+    if (ledger := folder.parent / FILE).is_file():
+        shutil.copyfile(ledger, copy.parent / FILE)
+    return copy
 
 
 def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judged: Path, tmp_path: Path) -> None:
@@ -75,12 +78,12 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judge
     assert (folder / "backtest" / "metrics.json").read_bytes() == metrics
     again = read_backtest(folder / "backtest").context
     assert again["settings_hash"] == context["settings_hash"]
-    assert again | {"looks": 2} == context
-    assert (context["looks"], again["looks"]) == (2, 4)
+    assert again == context, "the same result is no further look"
+    assert (before["looks"], again["looks"]) == (1, 2)
     for _ in range(2):  # the run itself shows its own backtest again, and then has nothing left to do
         main(["run", str(folder / "config.yaml"), "--runs-dir", str(folder.parent)])
         assert (folder / "backtest" / "metrics.json").read_bytes() == own
-        assert read_backtest(folder / "backtest").context == before | {"looks": 5}
+        assert read_backtest(folder / "backtest").context == before
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     assert (home / "metrics.json").read_bytes() == own
     assert read_backtest(home).context["looks"] == 1
     validation = read_backtest(home / "validation")
-    assert (validation.context["window"], validation.context["looks"]) == ("validation", 1)
+    assert (validation.context["window"], validation.context.get("looks")) == ("validation", None)
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
     assert validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
     assert backtest_run(folder, several(folder, "validation", "test")) == folder
@@ -133,9 +136,10 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     command = read_backtest(home).context["command"]
     assert command == f"fintrader backtest {folder} --backtest.window validation test"
     main(shlex.split(command)[1:])
-    found = {name: read_backtest(home / name).context["looks"] for name in (".", "validation")}
-    assert found == {".": 3, "validation": 3}
-    assert looks(Manifest.load(folder / "manifest.json")) == {"test": 3, "validation": 3}
+    assert read_backtest(home).context["looks"] == 1
+    lines = Ledger(folder.parent).looks()
+    assert [line.look.window for line in lines] == ["test", "validation"] + ["validation", "test"] * 2
+    assert len({line.look.result for line in lines}) == 2
 
 
 def several(folder: Path, *windows: str) -> RunConfig:
@@ -152,7 +156,7 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
     run(config)
-    assert read_backtest(folder / "backtest" / "train").context["looks"] == 2
+    assert [line.look.window for line in Ledger(folder.parent).looks()] == ["test", "train", "train"]
     assert (folder / "backtest" / "metrics.json").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="folds' test windows, not validation"):
         walk_forward(several(folder, "validation"))

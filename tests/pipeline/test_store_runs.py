@@ -11,6 +11,9 @@ from fintrader import cli
 from fintrader.errors import DataError, RunError
 from fintrader.files import read_jsonl
 from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run, run_tournament
+from fintrader.results.backtest_files import read_seal
+from fintrader.results.folders import Folder
+from fintrader.results.looks import Ledger
 from fintrader.runs import RunFolder
 from fintrader.storage import lease
 from fintrader.storage.objects import Objects
@@ -118,7 +121,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     empty(elsewhere)
     looked = open_run(f"{URL}/tiny")
     assert json.loads((looked / "backtest" / "context.json").read_text())["cost_bps"] == 40
-    assert json.loads((looked / "manifest.json").read_text())["looks"] == {"test": 2}
+    assert "look" in read_seal(Folder(looked / "backtest")), "what was made beside a copy is sealed in the store"
     assert sorted(path.name for path in open_store(URL).iterdir()) == ["tiny"]
 
 
@@ -142,8 +145,7 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
 
     home = open_run(f"{store}/tiny")  # the market of the copy comes from the store, too
     backtest_run(home, load_config(home / "config.yaml").model_copy(update={"cache": tmp_path / "other"}))
-    manifest = json.loads((home / "manifest.json").read_text())
-    assert manifest["looks"] == {"test": 2}
+    assert [line.look.kind for line in Ledger(home.parent).looks()] == ["re-backtest"]
 
 
 def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
         *("context.json", "equity.parquet", "honesty.json", "metrics.json"),
-        *("positions.parquet", "prices.parquet", "report.html", "sensitivity.json", "trades.parquet"),
+        *("positions.parquet", "prices.parquet", "report.html", "seal.json"),
+        *("sensitivity.json", "trades.parquet"),
     ]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
@@ -97,6 +98,22 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
     (tmp_path / "metrics.json").write_text("[1, 2]")
     with pytest.raises(RunError):
         read_backtest(tmp_path)
+
+
+def test_a_change_is_seen_when_it_is_opened(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+    assert write_backtest(tmp_path, results, context=CONTEXT).changed == ""
+    whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(whole) == 9
+    for path, data in whole.items():
+        assert read_backtest(tmp_path).changed == ""
+        path.write_bytes(data.replace(b"8", b"1") + b" ")
+        said = read_backtest(tmp_path).changed
+        assert said.startswith("This result was changed after it was written: "), path
+        assert path.name in said
+        assert report.verdict(read_backtest(tmp_path)) == said
+        path.write_bytes(data)
+    (tmp_path / "seal.json").unlink()
+    assert read_backtest(tmp_path).changed.startswith("Nothing vouches for this result: it has no seal.json")
 
 
 def test_one_that_was_opened_never_mixes_two_writings(results: dict[str, BacktestResult], tmp_path: Path) -> None:

@@ -243,6 +243,9 @@ def test_windows_that_do_not_fit_are_refused() -> None:
     check_windows(1, "return", 1)
     with pytest.raises(ConfigError, match="validation_windows"):
         check_windows(3, "sharpe", 2)
+    check_windows(63, "calmar", 1)
+    with pytest.raises(ConfigError, match=r"1 part\(s\) of 63 sessions .* 62 session.*set tournament.metric to sharpe"):
+        check_windows(62, "calmar", 1)  # a Calmar ratio of a few weeks is no number to choose by
 
 
 def test_members_are_the_best_or_the_best_that_differ() -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.results.figures.style import INK, ZERO, colour_of, histogram, layout, title_of
+from fintrader.results.formatting import p_equals
 
 _OTHERS, _OURS, _WARN = "#c3cdd6", "#0b4f9e", "#b42318"
 MOST_BARS, BINS = 300, 60
@@ -108,7 +109,7 @@ def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     figure = go.Figure()
     for position, (name, row) in enumerate(found.items()):
         marker = {"size": 11, "color": colour_of(name, position)}
-        hover = f"excess %{{x:+.1%}} a year, p = {row['p_value']:.3f}"
+        hover = f"excess %{{x:+.1%}} a year, {p_equals(row['p_value'])}"
         _point(figure, row["excess"], title_of(name), marker, hover, (row["low"], row["high"]))
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = "Excess return a year over each baseline, 95 % interval"

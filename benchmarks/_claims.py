@@ -1,0 +1,374 @@
+"""The tables "Measured" of the README: one row a claim, from the benchmarks' records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks._records import DASH, Named, Records, footnote, joined, origin, percent, spread, table, times
+
+ALGOS = {"ppo": "PPO", "a2c": "A2C", "sac": "SAC", "td3": "TD3", "ddpg": "DDPG", "redq": "REDQ", "apg": "APG"}
+
+
+class Row(NamedTuple):
+    """A claim, the record it is measured by, what that says, and what was asked for."""
+
+    claim: str
+    record: str
+    measured: Callable[[Any], str]
+    target: str
+
+
+def table_of(rows: Sequence[Row], records: Records) -> str:
+    """One line a row, its record beside it."""
+    lines = [[row.claim, row.measured(records[row.record]), row.target, origin(records, row.record)] for row in rows]
+    head = ["claim", "measured", "target", "record, commit, machine"]
+    return table(head, lines, left=4) + footnote(records, dict.fromkeys(row.record for row in rows))
+
+
+# --- the environment, data, and training --------------------------------------------------------------------------
+
+
+def _millions(per_second: float) -> str:
+    return f"{per_second / 1e6:.2g}"
+
+
+def _env_speed(env: Named) -> str:
+    ranges = env["ranges"]
+    return (
+        f"{_millions(env['env_only_steps_per_second'])} M steps/s: {times(env['times_finrl'], 0)} FinRL "
+        f"({spread(ranges['times_finrl'], 0)}), {times(env['times_elegantrl_shipped'], 0)} ElegantRL as shipped, "
+        f"{times(env['times_elegantrl_repaired'])} ({spread(ranges['times_elegantrl_repaired'], 0)}) with its actions "
+        f"and sales repaired, {times(env['times_torchtrade_fractional_4096'])} TorchTrade's contract "
+        f"({times(env['times_torchtrade_tuned_fractional_4096'])} our tuning of it); every account beginning by "
+        f"itself: {times(env['single_starts_times_finrl'], 0)} FinRL"
+    )
+
+
+def _env_roofline(env: Named) -> str:
+    return (
+        f"{env['share_of_copy_roofline']:.2f}; {env['single_starts_share_of_copy_roofline']:.2f} (the roofline is "
+        f"{_millions(env['roofline_steps_per_second'])} M steps/s at {env['copy_gb_per_second']:.1f} GB/s)"
+    )
+
+
+def _env_decisions(env: Named) -> str:
+    found = env["decisions_per_second"]["80"]["64"]
+    kept = env["interval_times_interval_1"]["interval_30_times_interval_1_80_stocks_64_accounts"]
+    return f"{'; '.join(_millions(found[bars]) for bars in ('1', '5', '30'))} M/s, {kept:.2f} of a decision a bar"
+
+
+def _env_options(env: Named) -> str:
+    costs, parts = (env[f"{name}_times_plain_4096_accounts_interval_1"] for name in ("costs", "fractional"))
+    one, many = (env["decisions_per_second"]["100"][accounts]["1"] for accounts in ("1", "16384"))
+    return f"{costs:.2f} and {parts:.2f}; {_millions(one)}; {_millions(many)} M steps/s"
+
+
+def _training(found: Named) -> str:
+    sizes = ("64", "256", "1024", "4096")
+    rates = "; ".join(f"{found[f'default_{size}_steps_per_second'] / 1e3:.1f}" for size in sizes)
+    return f"{rates} thousand steps/s; 4,096 against 64: {times(found['default_4096_times_64'])}"
+
+
+def _training_peers(found: Named) -> str:
+    sb3, clean = (f"{times(found[key])}" for key in ("mlp_times_sb3", "mlp_times_clean"))
+    ranges = found["ranges"]
+    return (
+        f"{sb3} Stable-Baselines3 ({spread(ranges['mlp_times_sb3'])}), {clean} a CleanRL-style loop "
+        f"({spread(ranges['mlp_times_clean'])}), both tuned"
+    )
+
+
+def _build(found: Named) -> str:
+    again = f"again {1e3 * found['second_build_seconds']:.0f} ms, loading {1e3 * found['load_seconds']:.0f} ms"
+    return f"{found['paper_build_seconds']:.0f} s, {found['paper_peak_gib']:.1f} GiB; {again}"
+
+
+def _clean(found: Named) -> str:
+    rate = found["clean_align_rows_per_second"] / 1e6
+    return f"{rate:.1f} M rows/s; {times(found['finrl_way']['times_faster'], 0)}"
+
+
+SPEED = (
+    Row(
+        "environment at its default options, 100 stocks, 4,096 accounts in 16 groups, one thread",
+        "env",
+        _env_speed,
+        f"250 ×, {DASH}, 25 ×, 8 ×",
+    ),
+    Row("its share of the copy roofline; every account beginning by itself", "env", _env_roofline, "0.6"),
+    Row(
+        "64 accounts, 80 stocks: a decision a bar; every 5; every 30 bars",
+        "env",
+        _env_decisions,
+        "0.3 M/s at 30, 0.4 of a decision a bar",
+    ),
+    Row(
+        "impact, own spread and least commission, and fractions, of plain; one account; 16,384 accounts",
+        "env",
+        _env_options,
+        "0.7",
+    ),
+    Row(
+        "environment and an MLP policy, one thread",
+        "env",
+        lambda env: f"{env['env_and_policy_steps_per_second'] / 1e3:,.0f} thousand steps/s",
+        DASH,
+    ),
+    Row(
+        "a policy on factored observations over the same on flat ones",
+        "env",
+        lambda env: times(env["factored_policy"]["inference"]["factored_times_flat"]),
+        "3 ×",
+    ),
+    Row(
+        "one account through `gymnasium.make` over FinRL's", "env", lambda env: times(env["single_times_finrl"]), "2 ×"
+    ),
+    Row(
+        "default PPO, 100 stocks × 8 features, one thread, updates included: 64; 256; 1,024; 4,096 accounts",
+        "training",
+        _training,
+        "30 k at 256, 80 k at 4,096; 1.5 ×",
+    ),
+    Row("MLP 128-128, the same everything, in our environment", "training", _training_peers, "3 ×, 2 ×"),
+    Row("paper-sized build: 152 tickers, 528,030 minutes, 8 features", "data_build", _build, "5 min, 8 GiB"),
+    Row("clean and align; the paper's eight features against stockstats", "data_build", _clean, "2 M rows/s"),
+)
+
+
+# --- what agents learn --------------------------------------------------------------------------------------------
+
+
+def _optimum(which: str) -> Callable[[Named], str]:
+    def said(record: Named) -> str:
+        found = {}
+        for name, one in record["figures"].items():
+            algo, _, reward = name.rpartition("_")
+            if reward == which and isinstance(one, dict):
+                late = "share_60s" in one
+                found[algo] = (one["share_60s" if late else "share_20s"]["mean"], "" if late else " (20 s)")
+        ranked = sorted(found.items(), key=lambda item: -item[1][0])
+        text = ", ".join(f"{ALGOS[algo]} {percent(share)}{when}" for algo, (share, when) in ranked)
+        rates = [
+            one["rate_ratio"]["mean"]
+            for name, one in record["figures"].items()
+            if name.endswith(which) and "rate" in str(one)
+        ]
+        return f"{text}; trade rates {min(rates):.2f} to {max(rates):.2f} of the true one; {record['seeds']} seeds"
+
+    return said
+
+
+def _kelly(record: Named) -> str:
+    found = {key.removesuffix("_share"): one for key, one in record["figures"].items() if isinstance(one, dict)}
+    ranked = sorted(found.items(), key=lambda item: -item[1]["mean"])
+    seeds = len({run["seed"] for run in record["runs"]})
+    shares = ", ".join(f"{ALGOS[algo]} {percent(one['mean'])}" for algo, one in ranked)
+    return f"{shares}; {seeds} seeds"
+
+
+def _leaked(record: Named) -> str:
+    found = record["figures"]
+    shares = []
+    for algo in ("ppo", "apg"):
+        known = found[f"{algo}_share"]
+        shares.append(f"{ALGOS[algo]} {100 * min(known):.2f} to {percent(max(known), 2)}")
+    shifted = max(abs(one) for algo in ("ppo", "apg") for one in found[f"{algo}_shifted"])
+    return f"{', '.join(shares)}; the sign alone {percent(found['sign_share'])}; shifted: at most {percent(shifted)}"
+
+
+def _classic(environment: str) -> Callable[[Named], str]:
+    def said(record: Named) -> str:
+        parts = []
+        for algo in ("ppo", "sac", "td3", "ddpg"):
+            one = record["figures"][f"{algo}_{environment}"]
+            ours, theirs = (f"{one[f'return_{who}_mean']:,.0f}" for who in ("ours", "theirs"))
+            ratio = one["cpu_s_ratio"]
+            got = one["seeds_that_got_there"]["theirs"]
+            when = f"{ratio:.2f}" if ratio is not None else f"theirs got there {got} of {record['seeds']} times"
+            text = f"{ALGOS[algo]} {ours} / {theirs} ({when})"
+            parts.append(text if one["not_below"] else f"**{text}**")
+        return ", ".join(parts)
+
+    return said
+
+
+def _to_return(record: Named) -> str:
+    found, figures = record["times"], record["figures"]
+
+    def line(who: str) -> str:
+        levels = [found[who][level] for level in ("10%", "25%", "50%")]
+        medians = ", ".join(DASH if one["median"] is None else f"{one['median']:.2f}" for one in levels)
+        return f"{medians} s ({levels[-1]['reached']} seeds to the last)"
+
+    def lead(who: str) -> str:
+        one = figures[f"fair_{who}_times_ppo_to_50%"]
+        return f"**{'at least ' if one['at_least'] else ''}{times(one['times'])}**"
+
+    names = {"sb3": "Stable-Baselines3 with gSDE", "clean": "a CleanRL-style loop"}
+    rivals = [
+        f"{title} {line(key)}: {lead(who)}"
+        for (who, title), key in zip(names.items(), ("sb3_gsde", "clean"), strict=True)
+    ]
+    return f"PPO {line('ppo')}; {'; '.join(rivals)}; TorchTrade's PPO settings {line('torchtrade')}; APG {line('apg')}"
+
+
+def _thirty(record: Named) -> str:
+    return joined(percent(share, 0) for share in record["thirty_assets"]["shares_of_rule"]) + " of the rule's return"
+
+
+LEARNING = (
+    Row(
+        "known optimum, realised reward, 60 CPU-s",
+        "known_optimum",
+        _optimum("realised"),
+        "APG 97 % at 20 s, PPO 93, A2C and SAC 85; rate within 20 %",
+    ),
+    Row("the same, expected reward", "known_optimum", _optimum("expected"), "PPO 97 %, SAC 95, TD3 93"),
+    Row("Kelly's growth rate, 30 CPU-s", "kelly", _kelly, "98 %"),
+    Row("leaked future; PPO at 20 CPU-s, APG at 10", "leaked_future", _leaked, "90 %, 95 %, 47 %"),
+    Row(
+        "Pendulum beside Stable-Baselines3, equal env-steps: return ours / theirs (CPU time to theirs)",
+        "algorithms",
+        _classic("Pendulum-v1"),
+        "not below; 0.5",
+    ),
+    Row("the same on InvertedDoublePendulum", "algorithms", _classic("InvertedDoublePendulum-v5"), "not below; 0.5"),
+    Row(
+        "time to 10, 25 and 50 % of the best rule's return on a planted market, CPU-seconds on one thread, everyone in "
+        "our environment with our actions and tuned, medians",
+        "time_to_return",
+        _to_return,
+        "15 ×",
+    ),
+    Row("the default PPO on 30 planted assets after 14 CPU-s", "time_to_return", _thirty, "80 %"),
+)
+
+
+# --- what holds it up ---------------------------------------------------------------------------------------------
+
+
+def _chaos(found: Named) -> str:
+    lost = (
+        "nothing"
+        if not found["lost_or_doubled_or_changed"]
+        else f"{found['lost_or_doubled_or_changed']} times something"
+    )
+    return (
+        f"{found['kill_points']:,} kills at file and database operations, {found['random_moments']} at random moments "
+        f"({found['killed_at_random_moments']} hit), {found['full_disk_points']} full disks: {lost} lost, doubled or "
+        f"changed; recovery at most {found['recovery_seconds_max']:.1f} s"
+    )
+
+
+def _orchestrator(found: Named) -> str:
+    scale = found["scale"]
+    return (
+        f"{scale['pods']:,} pods, {scale['at_once']} at once: {percent(scale['orchestrator_core_share'])} of a core, "
+        f"reconcile p99 {scale['reconcile_ms_p99']:.0f} ms, {found['submissions']['per_second']:,.0f} submissions/s"
+    )
+
+
+def _two_cores(found: Named) -> str:
+    ours, bare = (found[key]["2"] for key in ("ratio_to_one", "bare_processes_ratio_to_one"))
+    return f"{times(ours, 2)} (processes that only count: {times(bare, 2)})"
+
+
+def _simulation(found: Named) -> str:
+    slow, fast = (found[f"{every}_simulation_seconds"] for every in ("minute", "half_hourly"))
+    return f"{slow:.1f} s on one core (every half hour: {fast:.1f})"
+
+
+def _parallel(found: Named) -> str:
+    vector = found["worker_accounts_1024_over_1"]["gain"]
+    others = [
+        one["gain"] for key, one in found.items() if isinstance(one, dict) and "gain" in one and one["gain"] != vector
+    ]
+    return f"vector environment {times(vector, 0)}; the others {min(others):.2f} to {times(max(others), 2)}"
+
+
+def _store_chaos(found: Named) -> str:
+    lost = found["lost_doubled_or_changed"] or "nothing"
+    s3 = found["parts"]["random_s3"]
+    return (
+        f"{found['struck']} kills, each followed by an emptied disk, {s3['struck']} of them on S3: {lost} lost, "
+        f"doubled or changed; on S3 back in {s3['resume_seconds_median']:.1f} s (median)"
+    )
+
+
+def _ray_chaos(found: Named) -> str:
+    bad = sum(found[key] for key in ("results_lost_or_changed", "results_doubled", "differs_from_undisturbed"))
+    back = found["recovery_seconds_max"]
+    heads = ("orchestrator", "head_and_orchestrator")
+    others = max(value for key, value in back.items() if key not in heads)
+    lost = "nothing" if not bad else f"{bad} results"
+    return (
+        f"{lost} lost, doubled or changed; back in {others:.1f} s, the orchestrator in {back[heads[0]]:.1f}, with the "
+        f"head in {back[heads[1]]:.1f}"
+    )
+
+
+def _scaling(found: Named) -> str:
+    return percent(found["throughput"]["long_pods"]["efficiency_16_to_80"])
+
+
+def _search(found: Named) -> str:
+    shares = [one["efficiency_16_to_80"] for one in found["targets"].values()]
+    seeds = len({run["seed"] for run in found["runs"]})
+    return f"{percent(min(shares), 0)} to {percent(max(shares), 0)}, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def _stress(found: Named) -> str:
+    most = max(found["stress"], key=lambda one: one["pods"])
+    lost = most["lost_or_doubled_results"] or "nothing"
+    waits = 1e3 * most["result_waits_seconds_p99"]
+    return (
+        f"{most['pods']:,} pods on {most['gpus']:,} GPUs: {lost} lost or doubled; "
+        f"{most['orchestrator_cpu_ms_per_pod']:.2f} ms CPU a pod; results wait {waits:.0f} ms (p99)"
+    )
+
+
+def _bytes(found: Named) -> str:
+    small = found["small"]
+    fused, gradients = (percent(small[way]["share_of_optimum_mean"], 0) for way in ("fusions_8", "gradients"))
+    return f"{times(small['bytes_gradients_over_fusions_8'], 0)}, at {gradients} against {fused} of the optimum"
+
+
+def _app(found: Named) -> str:
+    return (
+        f"{found['runs']:,} runs: {found['cold_first_page_s']:.1f} s; {found['rerun_ms']:.0f} ms; "
+        f"{found['largest_chart_bytes'] / 1e3:.0f} kB"
+    )
+
+
+def _report(found: Named) -> str:
+    return f"{found['cscv_seconds']:.2f} s; {found['report_seconds']:.1f} s"
+
+
+RUNNING = (
+    Row("orchestrator, pods and evaluators killed, and disks filled", "chaos", _chaos, "nothing; 5 s"),
+    Row("orchestrator", "orchestrator", _orchestrator, "10 %, 100 ms, 1,000/s"),
+    Row("two pods on two cores against one on one", "efficiency_cpu", _two_cores, "1.8 ×"),
+    Row("98,700 minutes × 100 stocks × 10 members, deciding every minute", "backtest", _simulation, "10 s"),
+    Row("overfitting probability over 100 strategies × 98,700 minutes; the report", "backtest", _report, "10 s; 15 s"),
+    Row("four parallelisms, on busy cores", "parallelism", _parallel, DASH),
+    Row("runs in a store", "store_chaos", _store_chaos, "nothing"),
+    Row(
+        "strikes at a Ray cluster: process, raylet, node, orchestrator, head; a node joins, one drains",
+        "ray_chaos",
+        _ray_chaos,
+        "nothing",
+    ),
+    Row("efficiency from 16 to 80 GPUs, predicted from measured constants", "scaling", _scaling, "80 %"),
+    Row("the same of the search itself, simulated", "search", _search, "the paper: 36 %"),
+    Row("orchestrator before a simulated cluster, with failures and preemptions", "scaling", _stress, "nothing"),
+    Row("bytes between a pod's learners: gradients over eight fusions", "communication", _bytes, DASH),
+    Row("app: first page; rerun; heaviest chart", "app", _app, "1.5 s; 300 ms; 300 kB"),
+)
+
+measured: dict[str, tuple[Callable[[Records], str], tuple[str, ...]]] = {
+    name: (partial(table_of, rows), tuple(dict.fromkeys(row.record for row in rows)))
+    for name, rows in (("speed", SPEED), ("learning", LEARNING), ("running", RUNNING))
+}
+"""Block -> what makes it, and the records it needs."""

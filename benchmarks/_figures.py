@@ -1,0 +1,218 @@
+"""What README and documentation say of runs: one function a block, from records to Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from benchmarks._claims import measured
+from benchmarks._records import (
+    DASH,
+    Named,
+    Records,
+    cells,
+    joined,
+    p_value,
+    percent,
+    prose,
+    sentence,
+    table,
+    times,
+)
+from fintrader.results.formatting import PAPER_COLUMNS
+
+# --- the quickstart -----------------------------------------------------------------------------------------------
+
+
+def quickstart(records: Records) -> str:
+    """The paper's table of the first run, and what every run reached of the planted optimum."""
+    runs = records["quickstart"]["runs"]
+    first = runs[0]
+    metrics = first["metrics"]
+    rows = [
+        [name.replace("_", " "), *cells(values, (key for key, _ in PAPER_COLUMNS))] for name, values in metrics.items()
+    ]
+    head = ["strategy", *(heading for _, heading in PAPER_COLUMNS)]
+    about = (
+        f"{metrics['ensemble']['sessions']:.0f} sessions of test window, {first['cost_bps']:g} bps a trade, an "
+        f"ensemble of {first['ensemble_size']} chosen from {first['trials']} trials:"
+    )
+    shares = [run["share_of_expected"]["ensemble"] for run in runs]
+    said = f"The ensemble reached {percent(shares[0], 0)} of the best expected log growth"
+    if len(runs) > 1:
+        seeds = joined(f"{run['seed']}" for run in runs[1:])
+        said += f" (with seeds {seeds}: {joined(percent(share, 0) for share in shares[1:])})"
+    said += f". Verdict: *{first['verdict']}*"
+    seconds = [run["seconds"] for run in runs if run["seconds"]]
+    if seconds:
+        took = f"{min(seconds):.0f} s" if len(seconds) == 1 else f"{min(seconds):.0f} to {max(seconds):.0f} s"
+        busy = max(run["load"] for run in runs)
+        said += f" A run took {took}, installation not counted, on a machine with a load of up to {busy:.1f}."
+    capital = {float(usd): value for usd, value in first["sharpe_by_capital_usd"].items()}
+    least = min(capital)
+    more = [f"{usd / least:.0f} times the capital {value:.2f}" for usd, value in capital.items() if usd > least]
+    said += f" The ensemble's Sharpe ratio is {capital[least]:.2f}, with {joined(more)}."
+    return f"{about}\n\n{table(head, rows)}\n\n{prose(said)}\n\n{sentence(records, 'quickstart')}"
+
+
+# --- real bars ----------------------------------------------------------------------------------------------------
+
+SETS = {
+    "us14": "14 US stocks, minutes",
+    "daily": "NASDAQ-100, days",
+    "n100": "NASDAQ-100, minutes",
+    "planted_15": "the days with a planted signal (IC 0.15)",
+    "planted_05": "the days with a planted signal (IC 0.05)",
+}
+WHO = {
+    "ensemble": "ensemble",
+    "best": "best pod, not shrunk",
+    "without_information": "the same search without information",
+    "ridge": "ridge",
+}
+
+
+def real(records: Records) -> str:
+    """Active figures of every set and seed that were walked forward, and what they say in a sentence."""
+    walked = _walked(records)
+    rows = []
+    for bars, found in walked:
+        for key, title in WHO.items():
+            if known := found.get(key):
+                rows.append([bars, title, *_active(known, found["equal_weight"])])
+    head = ["bars", "who", "active return a year (95 %)", "information ratio", "folds not below"]
+    head += ["Sharpe, its / equal weight's", "invested"]
+    return f"{table(head, rows, left=2)}\n\n{prose(_real_words(walked))}\n\n{sentence(records, 'real')}"
+
+
+def _walked(records: Records) -> list[tuple[str, Named]]:
+    """Name and figures of each set and seed, in the order of SETS."""
+    sets = records["real"]["sets"]
+    found = []
+    for name, title in SETS.items():
+        seeds = sorted(key for key in sets if key.partition("/")[0] == name)
+        for key in seeds:
+            seed = f", seed {key.partition('/')[2]}" if len(seeds) > 1 else ""
+            found.append((title + seed, sets[key]))
+    return found
+
+
+def _active(found: Named, equal_weight: Named) -> list[str]:
+    band = found.get("interval")
+    text = percent(found["active_return"], 1, "+")
+    if band:
+        text += f" ({100 * band[0]:+.1f} to {100 * band[1]:+.1f})"
+    ratio = found["information_ratio"]
+    sharpes = " / ".join(DASH if one is None else f"{one:.2f}" for one in (found["sharpe"], equal_weight["sharpe"]))
+    return [
+        text,
+        DASH if ratio is None else f"{ratio:+.2f}",
+        found.get("folds_not_below") or DASH,
+        sharpes,
+        percent(found["invested_share"]),
+    ]
+
+
+def _real_words(walked: Sequence[tuple[str, Named]]) -> str:
+    """Beside ridge where a signal was planted, and what the search found where there is none."""
+    beside, free = [], []
+    for bars, found in walked:
+        if "planted" in bars and found.get("ridge"):
+            ours, theirs = (found[name]["active_return"] for name in ("ensemble", "ridge"))
+            beside.append(f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})")
+        if nothing := found.get("without_information"):
+            made = nothing["active_return"]
+            free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
+    said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
+    said += [f"Without information the same search made {joined(free)}."] if free else []
+    return " ".join(said)
+
+
+# --- the tournament -----------------------------------------------------------------------------------------------
+
+WAYS = {
+    "tournament": "tournament, wide search; ensemble",
+    "tournament_near": "tournament, search near the agent's own settings; ensemble",
+    "seeds": "best of as many independent seeds, the agent's own settings",
+    "drawn": "best of as many independent draws from the wide search",
+    "generational": "generational, wide search; ensemble",
+    "generational_near": "generational, search near the settings; ensemble",
+    "ray_pbt": "Ray Tune's population-based training, wide search",
+}
+
+
+def tournament(records: Records) -> str:
+    """What the same number of environment steps gave, spent in different ways."""
+    found = records["tournament"]
+    wide, near = found["tournament_against"], found["tournament_near_against"]
+    rows = [
+        [
+            title,
+            f"{found['sharpe_mean'][key]:.1f}",
+            *(p_value(against.get(key, {}).get("p_one_sided")) for against in (wide, near)),
+        ]
+        for key, title in WAYS.items()
+        if key in found["sharpe_mean"]
+    ]
+    head = ["way to spend the budget", "mean Sharpe", "p, tournament better"]
+    head += ["p, tournament near the settings better"]
+    steps = found["pods"] * found["env_steps_per_pod"] / 1e6
+    about = f"{found['seeds']} markets, {steps:.2f} M env-steps each way, {found['pods']} pods:"
+    doubled = p_value(2 * near["ray_pbt"]["p_one_sided"])
+    said = (
+        "The search near the settings was thought of when some seeds of the first were known, on the same seeds; its "
+        f"p-values deserve doubling, which makes its lead over Ray Tune's population {doubled}."
+    )
+    return f"{about}\n\n{table(head, rows)}\n\n{prose(said)}\n\n{sentence(records, 'tournament')}"
+
+
+# --- pages of the documentation -----------------------------------------------------------------------------------
+
+
+def kelly(records: Records) -> str:
+    """The share of Kelly's growth rate that each algorithm reached."""
+    record = records["kelly"]
+    found = {key.removesuffix("_share"): one for key, one in record["figures"].items() if isinstance(one, dict)}
+    ranked = sorted(found.items(), key=lambda item: -item[1]["mean"])
+    rows = [
+        [name.upper(), percent(one["mean"]), f"{percent(one['min'])} to {percent(one['max'])}"] for name, one in ranked
+    ]
+    head = ["algorithm", f"share of the best growth rate after {record['seconds']:g} CPU-s", "range over the seeds"]
+    return f"{table(head, rows)}\n\n{sentence(records, 'kelly')}"
+
+
+def factored(records: Records) -> str:
+    """How many times as fast a policy is on factored observations as the same one on flat ones."""
+    found = records["factored_policy"]
+    inference = found["inference"]
+    rows = [
+        [f"rollouts of {found['accounts']:,} accounts, decisions alone", times(inference["factored_times_flat"])],
+        ["the same with the environment's step", times(inference["env_and_factored_times_env_and_flat"])],
+    ]
+    for one in found["training"].values():
+        what = f"training, {one['rows']:,} different rows in {found['minibatch_samples']:,} samples"
+        rows.append([what, times(one["factored_times_flat"])])
+    head = ["", "times as fast as the same policy on flat observations"]
+    return f"{table(head, rows)}\n\n{sentence(records, 'factored_policy')}"
+
+
+class Block(NamedTuple):
+    """A generated part of a page."""
+
+    make: Callable[[Records], str]
+    records: tuple[str, ...]
+
+
+BLOCKS: dict[str, Block] = {
+    "quickstart": Block(quickstart, ("quickstart",)),
+    "real": Block(real, ("real",)),
+    "tournament": Block(tournament, ("tournament",)),
+    "kelly": Block(kelly, ("kelly",)),
+    "factored": Block(factored, ("factored_policy",)),
+    **{name: Block(make, names) for name, (make, names) in measured.items()},
+}
+
+
+def figures_of(name: str, records: Records) -> str:
+    """The Markdown of a block. Raises KeyError with what is missing."""
+    return BLOCKS[name].make(records)

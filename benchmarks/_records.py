@@ -1,0 +1,135 @@
+"""The records that the benchmarks leave in `benchmarks/results/`, and how their figures and origins are written."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fintrader.results.formatting import DASH, chance, statistic
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+LOCAL_CHANGES = frozenset(
+    {
+        *("app", "backtest", "chaos", "data_build", "efficiency_cpu", "kelly", "known_optimum", "orchestrator"),
+        *("quickstart", "search"),
+    }
+)
+"""Records that may have been measured in a tree that was not clean; their rows say so. Every other such record is
+refused: take a name off when it has been measured again."""
+MARK = "†"
+
+Record = Mapping[str, Any]
+Records = Mapping[str, Record]
+Named = Mapping[str, Any]
+
+
+def read(folder: Path = RESULTS) -> dict[str, Any]:
+    """Every record by its name. Raises SystemExit for a file that is no JSON object."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found[path.stem] = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise SystemExit(f"{path}: no record ({error}); measure it again with --save") from None
+    return found
+
+
+def commits(record: Any) -> Iterator[str]:
+    """Every commit that a record or a part of it names."""
+    if isinstance(record, Mapping):
+        for key, value in record.items():
+            if key in ("commit", "commits"):
+                yield from [value] if isinstance(value, str) else value
+            else:
+                yield from commits(value)
+    elif isinstance(record, Sequence) and not isinstance(record, str):
+        for value in record:
+            yield from commits(value)
+
+
+def is_dirty(record: Record) -> bool:
+    """Whether any part was measured in a tree with changes that its commit does not have."""
+    return any("+" in commit for commit in commits(record))
+
+
+def refused(records: Records, names: Iterable[str], allowed: Iterable[str] = LOCAL_CHANGES) -> list[str]:
+    """What is wrong with the origin of these records, a line each."""
+    problems = []
+    for name in names:
+        if is_dirty(records[name]) and name not in allowed:
+            problems.append(f"benchmarks/results/{name}.json was measured with local changes; commit, measure again")
+        if not records[name].get("machine", {}).get("cpu") or not records[name].get("commit"):
+            problems.append(f"benchmarks/results/{name}.json names no machine or no commit; measure it again")
+    return problems
+
+
+def origin(records: Records, *names: str) -> str:
+    """Where figures come from: record, commit, machine, and the mark of a tree that was not clean."""
+    said = []
+    for name in names:
+        record = records[name]
+        of = dict.fromkeys(commit.partition("+")[0][:7] for commit in commits(record))
+        machine = record["machine"]
+        cpu = machine["cpu"].replace("(R)", "").replace(" Processor", "")
+        gpu = f", {machine['gpu']}" if "gpu" in machine else ""
+        text = f"`{name}` {' and '.join(of)}, {machine['cores']} × {cpu}{gpu}"
+        said.append(text + (f" {MARK}" if is_dirty(record) else ""))
+    return "; ".join(said)
+
+
+def footnote(records: Records, names: Iterable[str]) -> str:
+    """The line below a table that holds the mark; empty without one."""
+    marked = any(is_dirty(records[name]) for name in names)
+    return f"\n\n{MARK} measured with local changes to that commit." if marked else ""
+
+
+def sentence(records: Records, *names: str) -> str:
+    """The same as a line of its own below a table of one record or two."""
+    return f"Record: {origin(records, *names)}.{footnote(records, names)}"
+
+
+def prose(text: str) -> str:
+    """A paragraph in lines of a page's width."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """Markdown; the first `left` columns flush left, the others right."""
+    rule = ["---" if k < left else "---:" for k in range(len(head))]
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def percent(value: float | None, digits: int = 1, sign: str = "") -> str:
+    return DASH if value is None else f"{100 * value:{sign}.{digits}f} %"
+
+
+def times(value: float | None, digits: int = 1) -> str:
+    return DASH if value is None else f"{value:,.{digits}f} ×"
+
+
+def spread(ends: Sequence[float], digits: int = 1) -> str:
+    """The range over the rounds of a benchmark."""
+    return f"{ends[0]:,.{digits}f} to {ends[1]:,.{digits}f}"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *most, last = list(parts)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def p_value(value: float | None) -> str:
+    return "" if value is None else chance(value)
+
+
+def cells(metrics: Named, keys: Iterable[str]) -> list[str]:
+    """A strategy's metrics as the reports write them."""
+    return [statistic(key, metrics.get(key)) for key in keys]

@@ -1,0 +1,91 @@
+"""How far apart are fintrader's account and those of backtesting.py and zipline-reloaded after the same orders?
+
+    python benchmarks/cross_engine.py [--save]
+
+A rule trades several stocks at daily bars, in whole shares at 20 bps, through fintrader; the fills it got are given to
+the other engines as orders (tests/engines/foreign.py), in an environment of their own (`.venv-engines`, made at the
+first run). `agreement` has each convention of filling that an engine can be set to: equity at every bar, fills, and
+commissions. `otherwise` has what zipline's account becomes where it, or a broker, does otherwise on the same orders:
+it says how much of a difference between two engines each convention makes.
+
+Synthetic bars, and real ones where they lie beside the checkout. A difference is the engine's figure less fintrader's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import finish
+from fintrader.data.tensors import MarketTensors
+from tests.engines.cross_engine import CENT, FILLS, REAL_DAILY, apart, backtest, fills_of, play, real_market
+from tests.engines.cross_engine import synthetic_market as synthetic
+
+ZIPLINE = "zipline-reloaded"
+
+
+def compare(name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | None) -> dict[str, Any]:
+    """Both tables of one market. Exits where an engine that follows the same convention is a cent apart."""
+    results = {fill: backtest(market, fill) for fill in ("next_open", "next_close", "close")}
+    agreement, versions = [], {}
+    for engine, fills in FILLS.items():
+        for fill in fills:
+            result, settings = results[fill]
+            found = play(engine, market, result, settings)
+            versions[engine] = found["version"]
+            row = {"engine": engine, "fill": fill, **apart(result, found)}
+            row["same_fills"] = found["fills"] == fills_of(market, result)
+            print(f"{name:10s} {engine:17s} {fill:11s} {row['largest_equity_difference_usd']:.1e} USD")
+            if not row["same_fills"] or row["largest_equity_difference_usd"] >= CENT / 2:
+                raise SystemExit(f"{engine} disagrees with fintrader over the {name} bars: {row}")
+            agreement.append(row)
+    result, settings = results["next_open"]
+    stored = {word: np.round(getattr(market, word).double().numpy(), 3) for word in ("open", "close")}
+    ways: dict[str, dict[str, Any]] = {
+        "commission_in_cents": {"cents": True},
+        "prices_in_tenths_of_a_cent": {"prices": stored},
+        "fills_at_next_close": {"fill": "next_close"},
+    }
+    if quoted is not None:
+        ways["prices_in_float64"] = {"prices": quoted}
+    otherwise = []
+    for what, options in ways.items():
+        row = {"what": what, **apart(result, play(ZIPLINE, market, result, settings, **options))}
+        print(f"{name:10s} {what:29s} {row['final_equity_difference_usd']:+,.4f} USD")
+        otherwise.append(row)
+    return {
+        "symbols": market.num_assets,
+        "sessions": market.num_bars,
+        "fills": len(result.trades),
+        "initial_cash_usd": settings.initial_cash_usd,
+        "final_equity_usd": float(result.equity[-1]),
+        "commission_usd": float(result.costs_usd.sum()),
+        "versions": versions,
+        "agreement": agreement,
+        "otherwise": otherwise,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    markets = {"synthetic": compare("synthetic", synthetic(seed=options.seed), None)}
+    if REAL_DAILY.exists():
+        markets["real"] = compare("real", *real_market())
+    else:
+        print("real bars: not beside the checkout, left out", file=sys.stderr)
+    largest = max(row["largest_equity_difference_usd"] for one in markets.values() for row in one["agreement"])
+    figures = {"markets": markets, "largest_equity_difference_usd": largest}
+    finish("cross_engine", figures, seed=options.seed, save=options.save)
+
+
+if __name__ == "__main__":
+    main()

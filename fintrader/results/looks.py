@@ -1,0 +1,404 @@
+"""The ledger of looks: every result that runs of one folder made on a window, in a file that only grows.
+
+    runs/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that of the line before
+
+A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing prices survives
+another name, seed, feature or training window. Whoever changes, deletes or moves a line breaks the chain
+(`Ledger.lines` says where); whoever cuts lines off its end is told by the backtests whose seals name them
+(`astray`). It sees the runs of one folder, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader.errors import RunError
+from fintrader.files import seal, sync_folder, unseal
+from fintrader.results.backtest_files import StoredBacktest, read_seal
+from fintrader.results.folders import Folder, RunsFolder
+
+FILE = "looks.jsonl"
+FORMAT = "fintrader-looks-1"
+FIRST = hashlib.sha256(FORMAT.encode()).hexdigest()
+"""What the first line holds in the place of the hash of a line before it."""
+HELD_OUT = ("test", "validation")
+"""Windows that a policy was not fitted to: a result on one is a look, whatever the run called it."""
+CHOSEN = ("ensemble", "best")
+"""Strategies that are chosen and so are what a look is at; the others are yardsticks."""
+
+
+class LedgerError(RunError):
+    """The ledger of looks is broken, of another version, or cannot be written."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The bars of a window, as far as they tell it from others."""
+
+    key: str
+    """SHA-256 of symbols, minutes and closing prices."""
+    symbols: tuple[str, ...]
+    """Sorted."""
+    first: str
+    """Date (UTC) of the first bar; `last`: of the last."""
+    last: str
+    made_up: bool = False
+    """A synthetic market's: another seed has the same dates and symbols and nothing else in common."""
+
+    @classmethod
+    def of(
+        cls, symbols: Sequence[str], minutes: NDArray[np.int64], close: NDArray[np.floating[Any]], made_up: bool = False
+    ) -> Window:
+        """`minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD, NaN where there is no price."""
+        order = np.argsort(np.array(symbols))
+        names = tuple(str(symbols[k]) for k in order)
+        prices = np.ascontiguousarray(close[:, order], dtype="<f4")
+        prices[np.isnan(prices)] = np.nan  # one NaN of the many
+        digest = hashlib.sha256(json.dumps(names).encode())
+        digest.update(np.ascontiguousarray(minutes, dtype="<i8").tobytes())
+        digest.update(prices.tobytes())
+        first, last = (str(minutes[at].astype("datetime64[ns]"))[:10] for at in (0, -1))
+        return cls(digest.hexdigest(), names, first, last, made_up)
+
+    def overlaps(self, other: Window) -> bool:
+        """Whether a look at one is one at the other: the same bars, or days in common of much the same symbols (as
+        many in both as in only one of them, so that leaving one out makes no new window)."""
+        if self.key == other.key:
+            return True
+        if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
+            return False
+        ours, theirs = set(self.symbols), set(other.symbols)
+        return 2 * len(ours & theirs) >= len(ours | theirs)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a line says of a result."""
+
+    kind: str
+    """`backtest`, `re-backtest`, `walkforward`, `compare` or `policy`: what made or showed it."""
+    run: str
+    created: str | None
+    """When the run was begun: tells two runs of one name apart."""
+    folder: str
+    seed: int | None
+    window: str
+    """`test`, `validation` or `train`."""
+    bars: Window
+    strategies: tuple[str, ...]
+    result: str
+    """`result_hash` of these."""
+    trials: int | None
+    command: str | None
+    commit: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A look on the ledger."""
+
+    number: int
+    """Of the line, from 1."""
+    sha256: str
+    time: str
+    """UTC."""
+    look: Look
+
+    @property
+    def held_out(self) -> bool:
+        return self.look.window in HELD_OUT
+
+
+def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
+    """SHA-256 of daily returns (`[S]` each) by strategy; what differs by less than 1e-12 is the same result."""
+    digest = hashlib.sha256()
+    for name in sorted(daily_returns):
+        digest.update(name.encode() + b"\0")
+        digest.update((np.round(np.asarray(daily_returns[name], dtype="<f8"), 12) + 0.0).tobytes())
+    return digest.hexdigest()
+
+
+def stored_result(stored: StoredBacktest) -> str:
+    """`result_hash` of what was chosen in a stored backtest (of its first strategy where nothing was)."""
+    daily = stored.daily_returns()
+    names = [name for name in CHOSEN if name in daily] or stored.strategies[:1]
+    return result_hash({name: daily[name].to_numpy() for name in names})
+
+
+def look_number(before: Sequence[Line], window: Window, result: str) -> int:
+    """How many different results there were on a window when this one came: 1 for the first.
+
+    Made again, a result keeps its number: nothing new was seen.
+    """
+    seen: list[str] = []
+    for line in before:
+        if line.held_out and line.look.bars.overlaps(window):
+            if line.look.result == result:
+                break
+            seen.append(line.look.result)
+    return 1 + len(set(seen))
+
+
+class Ledger:
+    """The ledger of a runs folder. Any use may raise LedgerError, which says what to do."""
+
+    def __init__(self, runs_dir: Path | str) -> None:
+        self.path = Path(runs_dir) / FILE
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Ledger | None:
+        """The ledger that a run's folder, or a folder inside it, belongs to; None where no run lies there."""
+        folder = Path(folder).resolve()
+        home = next((above for above in (folder, *folder.parents[:3]) if (above / "manifest.json").is_file()), None)
+        return None if home is None else cls(home.parent)
+
+    def record(self, look: Look) -> tuple[int, dict[str, Any]]:
+        """Note a look before anybody is shown it: its number (see `look_number`), and what a seal says of its line."""
+        described = asdict(look)
+        with self._appending() as (lines, append):
+            number = look_number([line for line in map(_look, lines) if line is not None], look.bars, look.result)
+            written = append(described)
+        ledger = lines[0]["sha256"] if lines else written["sha256"]
+        return number, {"ledger": ledger, "line": written["n"], "sha256": written["sha256"]}
+
+    def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
+        """Note the hash of the seal of a backtest, whose look is that line."""
+        with self._appending() as (_, append):
+            append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every line, checked; none where there is no ledger. A line that a kill cut short is none."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be read ({error.strerror})") from None
+        return _checked(self.path, data)
+
+    def looks(self) -> list[Line]:
+        """The lines that say a look, oldest first."""
+        return [line for line in map(_look, self.lines()) if line is not None]
+
+    @contextlib.contextmanager
+    def _appending(self) -> Iterator[tuple[list[dict[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]]]:
+        """The lines so far and a way to add one, while nobody else adds any."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new = not self.path.exists()
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        with os.fdopen(handle, "rb+", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                data = file.read()
+                whole = data.rfind(b"\n") + 1
+                if whole < len(data):  # its writer was killed, before anybody was told the number of the look
+                    file.truncate(whole)
+            except OSError as error:
+                raise self._unwritable(error) from None
+            lines = _checked(self.path, data[:whole])
+
+            def append(values: Mapping[str, Any]) -> dict[str, Any]:
+                head = {"format": FORMAT, "n": len(lines) + 1, "before": lines[-1]["sha256"] if lines else FIRST}
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                line = seal({**head, "time": now, **values})
+                try:
+                    if file.write(line) != len(line):  # a full disk can take part of a write
+                        file.truncate(whole)
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    os.fsync(file.fileno())
+                    if new:
+                        sync_folder(self.path.parent)
+                except OSError as error:
+                    raise self._unwritable(error) from None
+                written: dict[str, Any] = json.loads(line)
+                return written
+
+            yield lines, append
+
+    def _unwritable(self, error: OSError) -> LedgerError:
+        return LedgerError(
+            f"{self.path}: {error.strerror or error}; every look at a held-out window is noted there: choose a folder "
+            "that can be written to (--runs-dir), or free some space"
+        )
+
+
+def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
+    """The whole lines in `data`, each with its `sha256`. Raises LedgerError at the first that is not as written."""
+    mend = (
+        f"put {path.name} back as it was, or move it away: a new one begins then, and `fintrader audit` says of every "
+        "earlier run that its looks are not on it"
+    )
+    lines: list[dict[str, Any]] = []
+    before = FIRST
+    for number, raw in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+        broken = LedgerError(f"{path}: line {number} was changed after it was written; {mend}")
+        try:
+            body = unseal(raw, broken)
+        except ValueError:
+            raise broken from None
+        if body.get("format") != FORMAT:
+            raise LedgerError(f"{path}: line {number} was written by another version of fintrader; {mend}")
+        if (body.get("before"), body.get("n")) != (before, number):
+            raise LedgerError(
+                f"{path}: line {number} does not follow the line before it: a line was deleted there, changed, or put "
+                f"in another place; {mend}"
+            )
+        before = json.loads(raw)["sha256"]
+        lines.append(body | {"sha256": before})
+    return lines
+
+
+def _look(line: Mapping[str, Any]) -> Line | None:
+    """A line as a look; None of one that says something else."""
+    if "result" not in line:
+        return None
+    try:
+        values = {name: line[name] for name in Look.__dataclass_fields__}
+        bars = {name: line["bars"][name] for name in Window.__dataclass_fields__}
+    except (KeyError, TypeError):
+        raise LedgerError(f"line {line.get('n')} of the ledger of looks was written by another version") from None
+    values["bars"] = Window(**{**bars, "symbols": tuple(bars["symbols"])})
+    values["strategies"] = tuple(values["strategies"])
+    return Line(int(line["n"]), str(line["sha256"]), str(line["time"]), Look(**values))
+
+
+# --- what a ledger amounts to --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WindowLooks:
+    """All that was looked at on one window's bars."""
+
+    bars: Window
+    looks: int
+    """Different results on these bars or on any that overlap them."""
+    results: int
+    """Different results on exactly these."""
+    runs: tuple[str, ...]
+    names: tuple[str, ...]
+    """What the runs called it."""
+    first: str
+    last: str
+    """Times (UTC) of the first line and the last."""
+
+
+def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
+    """One entry a window, in the order in which they were first looked at."""
+    found = []
+    for key in dict.fromkeys(line.look.bars.key for line in lines):
+        own = [line for line in lines if line.look.bars.key == key]
+        bars = own[0].look.bars
+        near = {line.look.result for line in lines if line.held_out and line.look.bars.overlaps(bars)}
+        results = {line.look.result for line in own}
+        runs, names = (tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window"))
+        found.append(WindowLooks(bars, len(near), len(results), runs, names, own[0].time, own[-1].time))
+    return found
+
+
+def astray(runs_dir: Path | str) -> tuple[list[str], list[str]]:
+    """The backtests of a runs folder whose looks are not where their seals say, a sentence each.
+
+    First those whose lines were deleted here; then those that stand on another ledger, as a run that was made in
+    another folder does. Raises LedgerError for a broken ledger.
+    """
+    runs = RunsFolder.at(runs_dir)
+    lines = Ledger(runs.root).lines()
+    deleted, foreign = list[str](), list[str]()
+    for name in runs.names():
+        for window in ("test", "validation", "train"):
+            inside = ["backtest"] if window == "test" else ["backtest", window]
+            try:
+                look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
+            except RunError:
+                continue  # no backtest, or one that `audit` says more of
+            if isinstance(look, dict) and (problem := missing(lines, look)):
+                begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
+                (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")
+    return deleted, foreign
+
+
+def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
+    """Why the look that a seal names is not on a ledger; None if it is."""
+    at = look.get("line")
+    if not lines:
+        return "its look stands on a ledger, and there is none here: it was deleted, or the run was made elsewhere"
+    if lines[0]["sha256"] != look.get("ledger"):
+        return "its look stands on another ledger than this one, which was begun anew, or the run was made elsewhere"
+    if not isinstance(at, int) or not 1 <= at <= len(lines) or lines[at - 1]["sha256"] != look.get("sha256"):
+        return f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
+    return None
+
+
+@dataclass(frozen=True)
+class Together:
+    """What results that are shown beside each other were chosen from."""
+
+    trials: int
+    """Of all searches, each counted once."""
+    looks: int
+    """Different results on their windows: theirs, and all that the ledgers of their runs have."""
+
+
+def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
+    """Trials and looks of several stored backtests together. Raises LedgerError for a broken ledger."""
+    searches: dict[Any, int] = {}
+    results: set[str] = set()
+    for name, stored in runs.items():
+        known = tuple(stored.context.get(part) for part in ("config_hash", "data_hash", "seed"))
+        search = known if known[0] else name
+        searches[search] = max(searches.get(search, 0), int(stored.context.get("trials") or 0))
+        results.add(stored_result(stored))
+        ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
+        lines = [] if ledger is None else [line for line in ledger.looks() if line.held_out]
+        key = stored.context.get("window_key")
+        own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
+        if own is not None:
+            results |= {line.look.result for line in lines if line.look.bars.overlaps(own)}
+    return Together(sum(searches.values()), len(results))
+
+
+def note_shown(stored: StoredBacktest, command: str) -> bool:
+    """Note a stored backtest that is shown beside others, unless its result stands on its ledger already: one that was
+    made in another runs folder. True if it was noted. Raises LedgerError."""
+    ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
+    known, result = stored.context, stored_result(stored)
+    if stored.folder is None or ledger is None or "window_key" not in known:
+        return False
+    key = str(known["window_key"])
+    if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
+        return False
+    symbols = tuple(sorted(map(str, stored.prices["symbol"].unique())))
+    first, last = stored.minutes[[0, -1]].strftime("%Y-%m-%d")
+    window = str(known.get("window"))
+    look = Look(
+        kind="compare",
+        run=str(known.get("run")),
+        created=None,
+        folder=stored.folder.relative_to(ledger.path.parent).parts[0],
+        seed=known.get("seed"),
+        window=window if window in ("train", "validation") else "test",
+        bars=Window(key, symbols, first, last, made_up="planted" in known),
+        strategies=tuple(name for name in CHOSEN if name in stored.strategies),
+        result=result,
+        trials=known.get("trials"),
+        command=command,
+    )
+    ledger.record(look)
+    return True

@@ -1,0 +1,262 @@
+"""`fintrader audit` and `fintrader looks`: a run as it was made passes, and every hand that was laid on it shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fintrader.backtesting import read_backtest
+from fintrader.files import append_jsonl, read_json, read_jsonl, seal, write_json
+from fintrader.pipeline import load_config, walk_forward
+from fintrader.pipeline import run as run_stages
+from fintrader.results.looks import Ledger
+from tests.cli.test_commands import complaint
+from tests.engines.runs import TINY, Done, fintrader, write_config
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+SMALL = TINY["tournament"] | {"pods": 2, "budget": {"env_steps": 256}, "leaderboard_size": 2, "ensemble_size": 2}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run whose runs folder nobody may change."""
+    return run_stages(load_config(write_config(tmp_path_factory.mktemp("made"), tournament=SMALL)))
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copytree(made.parent, tmp_path / "runs")) / made.name
+
+
+def audit(run: Path) -> Done:
+    return fintrader("audit", str(run))
+
+
+def test_a_run_as_it_was_made_passes(run: Path) -> None:
+    done = audit(run)
+    assert done.status == 0, done.out
+    assert "ok     trials: 2, as the manifest says" in done.out
+    assert "2 trials, look 1 at these bars (line 1)" in done.out
+    assert "all 9 checks passed" in done.out
+    told = fintrader("looks", "--runs-dir", str(run.parent))
+    assert told.status == 0, told.out
+    assert "4: " in told.out
+    assert read_backtest(run / "backtest").changed == ""
+    before = Ledger(run.parent).path.read_bytes()
+    fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent))
+    assert Ledger(run.parent).path.read_bytes() == before, "shown again, a result is no look"
+
+
+def values(name: str, **changes: Any) -> Callable[[Path], None]:
+    def edit(run: Path) -> None:
+        write_json(run / name, read_json(run / name) | changes)
+
+    return edit
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def edit(run: Path) -> None:
+        path = run / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return edit
+
+
+def lines_without(event: str) -> Callable[[Path], None]:
+    def edit(run: Path) -> None:
+        path = run / "events.jsonl"
+        kept = [line for line in path.read_text().splitlines(keepends=True) if f'"event": "{event}"' not in line]
+        path.write_text("".join(kept))
+
+    return edit
+
+
+def a_pod_from_everywhere(run: Path) -> None:
+    """The last pod, its events and its share of every sum, as somebody does who knows the files."""
+    shutil.rmtree(run / "pods" / "p0001")
+    events = [event for event in read_jsonl(run / "events.jsonl") if event.get("pod") != "p0001"]
+    (run / "events.jsonl").unlink()
+    for event in events:
+        append_jsonl(run / "events.jsonl", event | ({"trials": 1} if event["event"] == "finished" else {}))
+    for name in ("manifest.json", "ensemble/ensemble.json", "backtest/context.json"):
+        write_json(run / name, read_json(run / name) | {"trials": 1})
+
+
+def a_table(run: Path) -> None:
+    path = run / "backtest" / "equity.parquet"
+    table = pd.read_parquet(path)
+    table["equity_usd"] *= 1.01
+    table.to_parquet(path, index=False)
+
+
+def a_snapshot(run: Path) -> None:
+    next((run / "snapshots").iterdir()).write_bytes(b"another")
+
+
+def a_line_of_the_ledger(run: Path) -> None:
+    path = run.parent / "looks.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
+
+
+def the_ledgers_end(run: Path) -> None:
+    path = run.parent / "looks.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+
+def the_result_and_its_seal(run: Path) -> None:
+    """Edited, and sealed anew as fintrader itself seals."""
+    from fintrader.results.backtest_files import hashes_of, make_seal, read_seal
+    from fintrader.results.folders import Folder
+
+    home = run / "backtest"
+    look = read_seal(Folder(home.resolve()))["look"]
+    values("backtest/metrics.json", ensemble={"sharpe": 9.0})(run)
+    (home / "seal.json").write_bytes(make_seal(hashes_of(home), look))
+
+
+def the_whole_ledger(run: Path) -> None:
+    """Written anew, its chain whole, with fewer trials."""
+    path = run.parent / "looks.jsonl"
+    lines, before = [], json.loads(path.read_bytes().splitlines()[0])["before"]
+    for raw in path.read_bytes().splitlines():
+        body = json.loads(raw)
+        del body["sha256"]
+        body |= {"before": before} | ({"trials": 1} if "trials" in body else {})
+        lines.append(seal(body))
+        before = json.loads(lines[-1])["sha256"]
+    path.write_bytes(b"".join(lines))
+
+
+CHEATS: list[tuple[Callable[[Path], None], str]] = [
+    (values("manifest.json", trials=1), "manifest.json says 1 trials, and what the run left behind makes 2"),
+    (values("manifest.json", data_hash="0" * 64), "name different bars"),
+    (values("pods/p0001/result.json", score=None), "in events.jsonl"),
+    (values("pods/p0001/spec.json", seed=77), "belongs to another spec.json"),
+    (without("pods/p0000"), "p0000 have no spec.json: their folders were deleted"),
+    (without("pods/p0001"), "p0001 have no spec.json: their folders were deleted"),
+    (without("pods/p0001/result.json"), "p0001 have no result.json: it was deleted"),
+    (without("events.jsonl"), "events.jsonl is missing"),
+    (lines_without("finished"), "does not say that the tournament finished"),
+    (lines_without("applied"), "have a result that events.jsonl never counted"),
+    (a_pod_from_everywhere, "1 snapshots belong to no result: pods were deleted"),
+    (a_snapshot, "was changed"),
+    (without("snapshots"), "which a result names, is missing"),
+    (without("config.yaml"), "config.yaml is missing"),
+    (lambda run: (run / "config.yaml").write_text("seed: 3\n") and None, "config.yaml is not the one"),
+    (values("backtest/context.json", trials=1), "context.json is another"),
+    (values("backtest/honesty.json", verdict="Skill."), "honesty.json is another"),
+    (values("backtest/metrics.json", ensemble={"sharpe": 9.0}), "metrics.json is another"),
+    (a_table, "equity.parquet is another"),
+    (without("backtest/sensitivity.json"), "sensitivity.json is missing"),
+    (without("backtest/seal.json"), "it has no seal.json"),
+    (without("backtest/report.html"), "report.html is missing"),
+    (without("backtest"), "it was deleted"),
+    (the_result_and_its_seal, "seal.json is not the one that the ledger of looks has the hash of"),
+    (a_line_of_the_ledger, "line 1 does not follow the line before it"),
+    (the_ledgers_end, "seal.json is not the one that the ledger of looks has the hash of"),
+    (lambda run: (run.parent / "looks.jsonl").unlink(), "its look stands on a ledger, and there is none here"),
+    (the_whole_ledger, "its look stands on another ledger than this one"),
+]
+
+
+@pytest.mark.parametrize(("cheat", "said"), CHEATS)
+def test_every_cheat_is_named(cheat: Callable[[Path], None], said: str, run: Path) -> None:
+    cheat(run)
+    done = audit(run)
+    assert done.status == 1, done.out
+    assert said in done.out
+    assert "WRONG" in done.out
+
+
+def test_a_changed_result_is_seen_wherever_it_is_opened(run: Path, tmp_path: Path) -> None:
+    values("backtest/context.json", trials=1)(run)
+    sentence = "This result was changed after it was written: context.json is another"
+    assert read_backtest(run / "backtest").changed.startswith(sentence)
+    other = shutil.copytree(run, run.parent / "other")
+    shown = fintrader("compare", str(run), str(other), "--out", str(tmp_path / "page.html"))
+    assert shown.status == 0, shown.err
+    assert sentence in shown.out
+    assert sentence in (tmp_path / "page.html").read_text()
+    assert sentence in fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).out
+
+
+def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("one", "two"):
+        shutil.copytree(run, elsewhere / name)
+    words = ("compare", str(elsewhere / "one"), str(elsewhere / "two"), "--out", str(tmp_path / "page.html"))
+    for _ in range(2):
+        assert fintrader(*words).status == 0
+    (line,) = Ledger(elsewhere).looks()
+    assert (line.look.kind, line.look.folder) == ("compare", "one")
+    original = Ledger(run.parent).looks()[0].look
+    assert (line.look.result, line.look.bars.key) == (original.result, original.bars.key)
+    told = fintrader("looks", "--runs-dir", str(elsewhere))
+    assert (told.status, told.out.count("stands on another ledger")) == (0, 2)
+
+
+@pytest.mark.slow
+def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
+    def again(cost: str) -> int:
+        assert fintrader("backtest", str(run), "--backtest.cost-bps", cost).status == 0
+        return int(read_backtest(run / "backtest").context["looks"])
+
+    assert [again("1"), again("2"), again("1")] == [2, 3, 2]
+    shutil.copytree(run, run.parent / "renamed")
+    assert fintrader("backtest", str(run.parent / "renamed"), "--backtest.cost-bps", "3").status == 0
+    assert read_backtest(run.parent / "renamed" / "backtest").context["looks"] == 4
+    told = fintrader("looks", "--runs-dir", str(run.parent))
+    assert told.status == 0, told.out
+    assert "renamed, tiny" in told.out
+    assert audit(run).status == 0, audit(run).out
+
+
+def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run: Path) -> None:
+    the_ledgers_end(run)
+    Ledger(run.parent).record(Ledger(run.parent).looks()[0].look)
+    assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0, "the look itself is there"
+    path = run.parent / "looks.jsonl"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
+    told = fintrader("looks", "--runs-dir", str(run.parent))
+    assert (told.status, "line 1 does not follow the line before it" in told.out) == (1, True)
+    assert "line 1 does not follow the line before it" in complaint("backtest", str(run))
+    path.unlink()
+    told = fintrader("looks", "--runs-dir", str(run.parent))
+    assert (told.status, "there is none here: it was deleted" in told.out) == (1, True)
+
+
+def test_what_cannot_be_audited_says_why(run: Path, tmp_path: Path) -> None:
+    values("manifest.json", stages={})(run)
+    assert "nothing to audit before its tournament has finished" in complaint("audit", str(run))
+    assert "no such folder" in complaint("audit", str(tmp_path / "nothing"))
+    assert "no such folder" in complaint("looks", "--runs-dir", str(tmp_path / "nothing"))
+    assert fintrader("looks", "--runs-dir", str(tmp_path)).status == 0
+
+
+@pytest.mark.slow
+def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_path: Path) -> None:
+    one = SMALL | {"pods": 1, "ensemble_size": 1}
+    controlled = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
+    lengths = {"train_sessions": 8, "validation_sessions": 4, "test_sessions": 6, "embargo_sessions": 1}
+    sizes = {"data": {"source": TINY["data"]["source"] | {"num_sessions": 26}}, "walkforward": lengths}
+    heirs = write_config(tmp_path / "heirs", from_run=str(made), tournament=one, backtest=controlled, **sizes)
+    done = audit(run_stages(load_config(heirs)))
+    assert done.status == 0, done.out
+    assert "trials: 3, as the manifest says" in done.out
+    blocks = one | {"validation": "kfold", "validation_folds": 2}
+    folder = walk_forward(
+        load_config(write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes))
+    )
+    done = audit(folder)
+    assert done.status == 0, done.out
+    assert "pods of tiny/folds/01" in done.out
+    assert "trials: 2, as the manifest says" in done.out
+    shutil.rmtree(folder / "folds" / "00")
+    assert "a fold before the last is missing" in audit(folder).out

@@ -1,0 +1,200 @@
+"""The ledger of looks: what counts as a look at which window, and whose hand shows on it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.synchronize
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fintrader.files import seal
+from fintrader.results.looks import FIRST, Ledger, LedgerError, Look, Window, astray, by_window, result_hash
+
+DAY = 86_400_000_000_000
+
+
+def window(first: int = 0, days: int = 10, symbols: str = "ABCD", seed: int = 0, made_up: bool = False) -> Window:
+    """Daily bars of one-letter symbols; prices depend on day, symbol and seed alone."""
+    minutes = (20_000 + first + np.arange(days)) * DAY
+    close = np.array([[seed + ord(name) + day for name in symbols] for day in range(first, first + days)], dtype=float)
+    return Window.of(tuple(symbols), minutes, close, made_up)
+
+
+def look(result: str = "a", bars: Window | None = None, name: str = "test", run: str = "run") -> Look:
+    bars = window() if bars is None else bars
+    return Look("backtest", run, None, run, 0, name, bars, ("ensemble",), result, 8, f"fintrader run {run}")
+
+
+def numbers(ledger: Ledger, *looks: Look) -> list[int]:
+    return [ledger.record(one)[0] for one in looks]
+
+
+def test_a_window_is_known_by_its_bars() -> None:
+    bars = window()
+    minutes, close = 20_000 * DAY + np.arange(10) * DAY, np.array([[ord(x) + t for x in "DCBA"] for t in range(10)])
+    assert Window.of(("D", "C", "B", "A"), minutes, close.astype(np.float32)) == bars, "columns in another order"
+    holes = np.where(close == close, close, np.nan).astype(float)
+    holes[0, 0] = np.nan
+    assert Window.of(("D", "C", "B", "A"), minutes, holes).key != bars.key
+    assert (bars.first, bars.last) == ("2024-10-04", "2024-10-13")
+    assert window(seed=1).key != bars.key
+    assert window(days=9).key != bars.key
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (window(), True),
+        (window(seed=1), True),  # adjusted otherwise, say
+        (window(9), True),  # one day in common
+        (window(10), False),
+        (window(symbols="ABC"), True),  # leaving one out makes no new window
+        (window(symbols="A"), False),
+        (window(symbols="WXYZ"), False),
+        (window(made_up=True), True),  # the very same bars
+        (window(seed=1, made_up=True), False),
+    ],
+)
+def test_a_look_counts_where_days_and_symbols_overlap(other: Window, same: bool, tmp_path: Path) -> None:
+    assert window().overlaps(other) is same
+    assert numbers(Ledger(tmp_path), look(), look("b", other)) == [1, 2 if same else 1]
+
+
+def test_only_another_result_on_held_out_bars_is_another_look(tmp_path: Path) -> None:
+    looks = (look("a"), look("a", run="renamed"), look("b"), look("t", name="train"), look("v", name="validation"))
+    assert numbers(Ledger(tmp_path), *looks, look("c"), look("a"), look("b")) == [1, 1, 2, 3, 3, 4, 1, 2]
+    lines = Ledger(tmp_path).looks()
+    assert len(lines) == 8
+    (told,) = by_window(lines)
+    assert (told.looks, told.results, told.runs) == (4, 5, ("renamed", "run"))
+    assert told.names == ("test", "train", "validation")
+
+
+def test_results_are_the_same_up_to_rounding() -> None:
+    returns = np.array([0.01, -0.02, 0.0])
+    known = result_hash({"ensemble": returns, "best": returns})
+    assert result_hash({"best": returns + 1e-15, "ensemble": returns * 1.0}) == known
+    assert result_hash({"ensemble": returns + 1e-9, "best": returns}) != known
+    assert result_hash({"ensemble": returns}) != known
+
+
+def edit(lines: list[bytes]) -> None:
+    lines[1] = lines[1].replace(b'"trials": 8', b'"trials": 1')
+
+
+def edit_with_its_hash(lines: list[bytes]) -> None:
+    body = json.loads(lines[1]) | {"trials": 1}
+    del body["sha256"]
+    lines[1] = seal(body)
+
+
+def edit_last(lines: list[bytes]) -> None:
+    lines[3] = lines[3].replace(b'"trials": 8', b'"trials": 1')
+
+
+def another_version(lines: list[bytes]) -> None:
+    lines[:] = [seal({"format": "fintrader-looks-9", "n": 1, "before": FIRST})]
+
+
+CHEATS: list[tuple[Callable[[list[bytes]], object], str]] = [
+    (edit, "line 2 was changed"),
+    (edit_with_its_hash, "line 3 does not follow"),
+    (edit_last, "line 4 was changed"),
+    (lambda lines: lines.pop(0), "line 1 does not follow"),
+    (lambda lines: lines.pop(2), "line 3 does not follow"),
+    (lambda lines: lines.insert(1, lines.pop(2)), "line 2 does not follow"),
+    (lambda lines: lines.insert(1, b"nonsense\n"), "line 2 was changed"),
+    (another_version, "line 1 was written by another version"),
+]
+
+
+@pytest.mark.parametrize(("cheat", "said"), CHEATS)
+def test_a_changed_ledger_is_told_by_the_line(
+    cheat: Callable[[list[bytes]], object], said: str, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path)
+    numbers(ledger, *map(look, "abcd"))
+    lines = ledger.path.read_bytes().splitlines(keepends=True)
+    cheat(lines)
+    ledger.path.write_bytes(b"".join(lines))
+    for use in (ledger.lines, lambda: ledger.record(look("e"))):
+        with pytest.raises(LedgerError, match=rf"{said}.*move it away"):
+            use()
+    assert ledger.path.read_bytes() == b"".join(lines), "nothing is added to it"
+
+
+def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for name, result in (("one", "a"), ("two", "b")):
+        number, line = ledger.record(look(result, run=name))
+        assert number == line["line"] == {"one": 1, "two": 2}[name]
+        home = tmp_path / name / "backtest"
+        home.mkdir(parents=True)
+        (home / "seal.json").write_bytes(seal({"format": "fintrader-seal-1", "files": {}, "look": line}))
+    assert astray(tmp_path) == ([], [])
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole[: whole.index(b"\n") + 1])
+    assert astray(tmp_path) == (["two, test window: its look, line 2 of the ledger, is not there: " + DELETED], [])
+    ledger.path.unlink()
+    assert len(astray(tmp_path)[0]) == 2
+    ledger.record(look("z"))
+    deleted, foreign = astray(tmp_path)
+    assert (deleted, len(foreign)) == ([], 2)
+    assert "another ledger" in foreign[0]
+
+
+DELETED = "lines were deleted or written anew"
+
+
+def test_a_line_that_a_kill_cut_short_is_mended(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    numbers(ledger, look("a"), look("b"))
+    whole = ledger.path.read_bytes()
+    second = whole.index(b"\n") + 1
+    for cut in (second, second + 1, second + 90, len(whole) - 1):
+        ledger.path.write_bytes(whole[:cut])
+        assert len(ledger.looks()) == 1
+        assert numbers(ledger, look("b"), look("c")) == [2, 3]
+        assert len(ledger.looks()) == 3
+
+
+def _record(folder: str, worker: int, gate: multiprocessing.synchronize.Barrier) -> None:
+    gate.wait()
+    for k in range(10):
+        Ledger(folder).record(look(f"{worker}-{k}"))
+
+
+def test_runs_that_end_at_once_all_count(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(4)
+    workers = [context.Process(target=_record, args=(str(tmp_path), k, gate)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    lines = Ledger(tmp_path).looks()
+    assert [line.number for line in lines] == list(range(1, 41))
+    assert len({line.look.result for line in lines}) == 40
+    assert Ledger(tmp_path).record(look("last"))[0] == 41
+
+
+def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "looks.jsonl").mkdir()
+    with pytest.raises(LedgerError, match="choose a folder that can be written to"):
+        Ledger(tmp_path).record(look())
+    with pytest.raises(LedgerError, match="cannot be read"):
+        Ledger(tmp_path).lines()
+
+
+def test_a_run_is_where_its_manifest_lies(tmp_path: Path) -> None:
+    home = tmp_path / "runs" / "demo" / "backtest" / "validation"
+    home.mkdir(parents=True)
+    assert Ledger.of_run(home) is None
+    (tmp_path / "runs" / "demo" / "manifest.json").write_text("{}")
+    found = Ledger.of_run(home)
+    assert found is not None
+    assert found.path == tmp_path / "runs" / "looks.jsonl"

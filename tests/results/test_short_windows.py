@@ -1,0 +1,93 @@
+"""Growth over less than a quarter is not compounded to a year, anywhere; and a p-value is never printed as 0.000."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from fintrader.backtesting import write_backtest, yardsticks
+from fintrader.backtesting.bootstrap import intervals
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulate import simulate
+from fintrader.envs import EnvSettings
+from fintrader.report.compare import render_comparison
+from fintrader.report.html import render_report
+from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.catalogue import BY_KEY, COMPOUNDED, FEWEST_SESSIONS
+from fintrader.results.figures import excess_figure
+from fintrader.results.formatting import DASH, chance, p_equals, short_window, table_html, table_text
+from tests.engines.policies import noisy_policy
+from tests.factories import make_market
+
+BARS = 5
+WHY = f"under {FEWEST_SESSIONS} sessions"
+
+
+def traded(sessions: int) -> dict[str, BacktestResult]:
+    """A policy and its baselines over so many sessions."""
+    market = make_market(80 * BARS, 4, session_bars=BARS).window(0, sessions * BARS)
+    settings = EnvSettings()
+    return yardsticks(market, settings).beside({"ensemble": simulate(noisy_policy(4), market, settings)})
+
+
+@pytest.fixture(scope="module")
+def short() -> dict[str, BacktestResult]:
+    return traded(FEWEST_SESSIONS - 1)
+
+
+@pytest.fixture(scope="module")
+def enough() -> dict[str, BacktestResult]:
+    return traded(FEWEST_SESSIONS)
+
+
+def test_what_compounds_growth_to_a_year_begins_with_a_quarter(
+    short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
+) -> None:
+    for name, result in short.items():
+        known = {key for key, value in result.metrics.items() if value is not None}
+        assert not COMPOUNDED & known, name
+        assert result.metrics["sessions"] == FEWEST_SESSIONS - 1
+        assert {"cumulative_return", "annual_volatility", "sharpe", "max_drawdown"} <= known
+    assert {key for key in COMPOUNDED if enough["ensemble"].metrics[key] is None} == set()
+
+
+def test_no_metric_that_compounds_was_forgotten() -> None:
+    compounding = re.compile(r"\^\(?252|annual return|CAGR", re.I)
+    assert {key for key, metric in BY_KEY.items() if compounding.search(metric.formula)} == COMPOUNDED
+
+
+def test_the_interval_of_the_annual_return_begins_there_too(
+    short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
+) -> None:
+    assert set(intervals(short["ensemble"].daily_returns, seed=0)[0]) == {"sharpe", "max_drawdown"}
+    assert set(intervals(enough["ensemble"].daily_returns, seed=0)[0]) == {"sharpe", "annual_return", "max_drawdown"}
+
+
+def test_terminal_notebook_report_and_comparison_say_why(
+    short: dict[str, BacktestResult], enough: dict[str, BacktestResult], tmp_path: Path
+) -> None:
+    stored, longer = (
+        write_backtest(tmp_path / name, results) for name, results in (("short", short), ("enough", enough))
+    )
+    line = short_window(stored.metrics.values())
+    assert WHY in line
+
+    def shown(one: StoredBacktest) -> list[str]:
+        pages = [render_report(one), render_comparison({"one": one, "two": one}), table_html(one.metrics)]
+        return [" ".join(html.unescape(page).split()) for page in [table_text(one.metrics), *pages]]
+
+    assert [line in page for page in shown(stored)] == [True] * 4
+    assert [WHY in page for page in shown(longer)] == [False] * 4
+    assert shown(stored)[1].count(f'<span title="{WHY}">{DASH}</span>') >= len(COMPOUNDED) * len(stored.strategies)
+    assert "Annual return, 95 % interval" not in shown(stored)[1]
+    assert "Annual return, 95 % interval" in shown(longer)[1]
+
+
+def test_a_p_value_is_never_nothing() -> None:
+    assert (chance(0.0), chance(0.0004), chance(0.0123)) == ("< 0.001", "< 0.001", "0.012")
+    assert (p_equals(1e-9), p_equals(0.25)) == ("p < 0.001", "p = 0.250")
+    row = {"excess": 0.1, "low": 0.05, "high": 0.15, "p_value": 1 / 5001}
+    assert "p < 0.001" in excess_figure({"equal_weight": row}).data[0].hovertemplate

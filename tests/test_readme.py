@@ -1,0 +1,90 @@
+"""README and documentation say what the records say; stale figures, typed figures and unclean records are refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from benchmarks import readme
+from benchmarks._figures import BLOCKS
+from benchmarks._records import MARK, commits, read, refused
+
+PAGES = {page: (readme.ROOT / page).read_text() for page in readme.PAGES}
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, Any]:
+    return read()
+
+
+def wrong(text: str, records: dict[str, Any], page: str = "README.md", **how: Any) -> list[str]:
+    return list(readme.problems(page, text, records, **how))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_say_what_the_records_say(page: str, records: dict[str, Any]) -> None:
+    assert wrong(PAGES[page], records, page) == []
+    assert readme.rewritten(PAGES[page], records) == PAGES[page]
+
+
+def test_every_block_stands_on_a_page() -> None:
+    used = [at[1] for text in PAGES.values() for at in readme.BLOCK.finditer(text)]
+    assert sorted(used) == sorted(BLOCKS)
+
+
+def test_a_record_that_was_measured_again_makes_the_page_stale(records: dict[str, Any]) -> None:
+    changed = copy.deepcopy(records)
+    changed["training"]["default_4096_times_64"] += 1
+    (found,) = wrong(PAGES["README.md"], changed)
+    assert "'speed' are not those of the records; run `python benchmarks/readme.py`" in found
+    assert wrong(readme.rewritten(PAGES["README.md"], changed), changed) == []
+
+
+def test_a_new_set_or_seed_of_real_bars_gets_its_rows(records: dict[str, Any]) -> None:
+    grown = copy.deepcopy(records)
+    sets = grown["real"]["sets"]
+    sets |= {"us14/1": sets["us14/0"], "n100/0": sets["us14/0"]}
+    text = readme.rewritten(PAGES["README.md"], grown)
+    for title in ("14 US stocks, minutes, seed 0", "14 US stocks, minutes, seed 1", "NASDAQ-100, minutes"):
+        assert text.count(f"| {title} |") == 4, title
+
+
+def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:
+    page = PAGES["README.md"]
+    assert "a table outside the marks" in wrong(page + "\n| ours | 2.1 |\n", records)[0]
+    inside = page.replace("## What came out\n", "## What came out\n\nSharpe 2.1 in `v2`.\n", 1)
+    assert "a figure outside the marks among the results: Sharpe 2.1" in wrong(inside, records)[0]
+    assert wrong(page + "\n| `v2` | ![ours](docs/2.png) |\n", records) == []
+
+
+def test_a_record_of_an_unclean_tree_is_refused_or_marked(records: dict[str, Any]) -> None:
+    changed = copy.deepcopy(records)
+    changed["training"]["commit"] = "0123456789ab+changes"
+    text = readme.rewritten(PAGES["README.md"], changed)
+    (found,) = wrong(text, changed, allowed=frozenset(changed) - {"training"})
+    assert "training.json was measured with local changes; commit, measure again" in found
+    assert wrong(text, changed, allowed=frozenset(changed)) == []
+    row = next(line for line in text.splitlines() if "`training` 0123456" in line)
+    assert row.endswith(f"{MARK} |")
+    assert f"{MARK} measured with local changes" in text
+    del changed["training"]["machine"]
+    assert "names no machine" in refused(changed, ["training"], frozenset(changed))[0]
+
+
+def test_parts_of_a_record_have_commits_too() -> None:
+    record = {"commit": "a", "parts": [{"commit": "b+changes"}, {"commits": ["c", "d"]}], "figures": {"x": 1}}
+    assert list(commits(record)) == ["a", "b+changes", "c", "d"]
+
+
+def test_blocks_and_records_that_are_missing_are_named(records: dict[str, Any]) -> None:
+    def why(text: str, known: dict[str, Any]) -> str:
+        return "\n".join(readme.unmade("README.md", text, known))
+
+    real = "<!-- figures: real -->\n<!-- end -->\n"
+    assert why(real, records) == ""
+    assert "no block is called 'luck'; there are quickstart" in why(real.replace("real", "luck"), records)
+    assert "has no <!-- end -->" in why("<!-- figures: real -->\n", records)
+    fewer = {name: one for name, one in records.items() if name != "real"}
+    assert "'real' needs benchmarks/results/real.json" in why(real, fewer)
