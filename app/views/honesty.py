@@ -15,6 +15,7 @@ from fintrader.results.formatting import (
     chance,
     count,
     interval,
+    main_strategy,
     number,
     percent,
     probability,
@@ -36,7 +37,7 @@ NOTES = {
     "(Bailey and López de Prado 2014); 0.95 is convincing",
     "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
 }
-KNOWN_RATIOS = ("sharpe", "low", "high", "expected_best", "expected_best_effective")
+KNOWN_RATIOS = ("sharpe", "expected_best", "expected_best_effective")
 KINDS = {
     "fill": "Where orders fill",
     "delay_bars": "Orders delayed, bars",
@@ -51,12 +52,12 @@ def render(runs: RunsFolder) -> None:
     report = stored.honesty
     verdict(report, stored)
     if report:
-        numbers(report)
+        numbers(report, stored)
         left, right = st.columns(2)
         with left, guarded():
-            intervals(report)
+            intervals(report, stored)
         with right, guarded():
-            luck(report)
+            luck(report, stored)
         with guarded():
             rivals(report)
         left, right = st.columns(2)
@@ -93,7 +94,7 @@ def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
         st.markdown(plain(stands, 600))
 
 
-def numbers(report: dict[str, Any]) -> None:
+def numbers(report: dict[str, Any], stored: StoredBacktest) -> None:
     """The figures behind the sentence."""
     sharpe = part(report, "sharpe")
     track = count(sharpe.get("minimum_track_record_sessions"))
@@ -102,9 +103,9 @@ def numbers(report: dict[str, Any]) -> None:
         ("Trials", count(report.get("trials")), NOTES["trials"]),
         ("Sharpe", ratio(sharpe.get("sharpe")), "Of the test window, annualised"),
         (
-            f"{percent(sharpe.get('level'), 0)} interval",
-            interval(sharpe.get("low"), sharpe.get("high")),
-            "Of the Sharpe ratio, by its sampling error (Mertens 2002)",
+            "95 % interval",
+            interval(*sharpe_band(stored)),
+            "Of the Sharpe ratio: stationary bootstrap of daily returns (Politis and Romano 1994)",
         ),
         ("Best by luck", ratio(sharpe.get("expected_best")), NOTES["expected_best"]),
         ("Deflated Sharpe", probability(sharpe.get("deflated")), NOTES["deflated"]),
@@ -114,10 +115,12 @@ def numbers(report: dict[str, Any]) -> None:
     tables.numbers(cells)
 
 
-def intervals(report: dict[str, Any]) -> None:
+def intervals(report: dict[str, Any], stored: StoredBacktest) -> None:
     """Bootstrap intervals."""
     st.subheader("Bootstrap intervals", anchor=False)
     bands = {key: band for key, band in part(report, "intervals").items() if isinstance(band, dict)}
+    if "sharpe" in bands:
+        bands["sharpe"] |= dict(zip(("low", "high"), sharpe_band(stored), strict=True))
     rows = []
     for key, band in bands.items():
         ends = {name.capitalize(): statistic(key, band.get(name)) for name in ("low", "estimate", "high")}
@@ -130,14 +133,21 @@ def intervals(report: dict[str, Any]) -> None:
     st.caption(f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White).")
 
 
-def luck(report: dict[str, Any]) -> None:
+def sharpe_band(stored: StoredBacktest) -> tuple[float | None, float | None]:
+    """The one interval of the Sharpe ratio that is shown anywhere."""
+    own = stored.metrics[main_strategy(stored.strategies)]
+    return number(own.get("sharpe_low")), number(own.get("sharpe_high"))
+
+
+def luck(report: dict[str, Any], stored: StoredBacktest) -> None:
     """The Sharpe ratio with its interval beside what luck would show."""
     sharpe = part(report, "sharpe")
     values = {key: number(sharpe.get(key)) for key in KNOWN_RATIOS}
-    if values["sharpe"] is None or values["low"] is None or values["high"] is None:
+    low, high = sharpe_band(stored)
+    if values["sharpe"] is None:
         return
     st.subheader("Sharpe ratio, 95 % interval, and what luck shows", anchor=False)
-    charts.show(figures.sharpe_figure(values), "honesty_luck")
+    charts.show(figures.sharpe_figure(values, low, high), "honesty_luck")
     source = sharpe.get("trial_variance_source")
     if isinstance(source, str):
         effective = ratio(sharpe.get("effective_trials"), 1)

@@ -128,6 +128,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "lookahead": commands.pipeline_verb("lookahead", "check_lookahead", _LOOKAHEAD, cuts=3),
     "backtest": commands.backtest,
     "compare": commands.compare,
+    "reproduce": commands.reproduce,
     "status": commands.status,
     "lineage": commands.lineage,
     "scale": commands.scale,

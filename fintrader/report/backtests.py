@@ -26,6 +26,7 @@ from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.report.html import luck_rows, write_report
+from fintrader.report.recipe import data_recipe, made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
@@ -142,6 +143,7 @@ class Backtests(Mapping[str, BacktestResult]):
         context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
         context |= {} if trials is None else {"trials": trials}
         context |= {"policy": note} if (note := self[self.name].note) else {}
+        context |= {"recipe": made_by(), "market": data_recipe(self.market.meta)}
         return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
 
     def __repr__(self) -> str:

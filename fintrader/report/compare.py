@@ -9,6 +9,7 @@ from pathlib import Path
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.html import verdict
+from fintrader.report.notices import market_notice
 from fintrader.report.page import Page, facts, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
@@ -23,6 +24,8 @@ from fintrader.results.formatting import (
     probability,
     statistic,
 )
+
+_LEFT_OUT = ("strategies", "quality", "market", "recipe")
 
 
 def labels(places: Sequence[str]) -> list[str]:
@@ -51,6 +54,9 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
     trials = sum(int(stored.context.get("trials") or 0) for stored in runs.values())
+    made_up = [f"{name}: {notice}" for name, stored in runs.items() if (notice := market_notice(stored.context))]
+    if made_up:
+        page.notice(" ".join(made_up))
     page.header("Comparison", _heading(runs), f"{trials:,} trials in all of them together.", about)
     page.contents()
     caption = (
@@ -64,7 +70,7 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     worth = [f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>" for name, stored in runs.items()]
     page.section("What each is worth", *worth, link="Verdicts")
     for name, stored in runs.items():
-        known = {key: value for key, value in sorted(stored.context.items()) if key not in ("strategies", "quality")}
+        known = {key: value for key, value in sorted(stored.context.items()) if key not in _LEFT_OUT}
         page.section(name, facts({str(key).replace("_", " "): value for key, value in known.items()}))
     return page.render()
 

@@ -11,7 +11,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.files import write_text
-from fintrader.report.page import Page, facts, note, number, side_by_side, table
+from fintrader.report.notices import cost_words, market_notice, survivorship_words
+from fintrader.report.page import Page, note, number, side_by_side, table
+from fintrader.report.provenance import data_section, provenance_section
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
@@ -22,7 +24,6 @@ from fintrader.results.formatting import (
     active_headings,
     chance,
     count,
-    interval,
     is_baseline,
     main_strategy,
     percent,
@@ -34,11 +35,11 @@ from fintrader.results.formatting import (
     window_words,
 )
 
-_EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
+_EXTRA_COLUMNS = (("minute_max_drawdown", "Max drawdown, every bar"), ("turnover", "Turnover a year"))
+_EXTRA_COLUMNS += (("cost_usd", "Costs"),)
+_HEADINGS = {"max_drawdown": "Max drawdown, session closes"}
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
-_FACTS = {"run_command": "policies trained by", "changed": "not as trained"}
-_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "left_out")
 
 
 def verdict(stored: StoredBacktest) -> str:
@@ -69,7 +70,10 @@ def render_report(stored: StoredBacktest) -> str:
     tone = "good" if stored.honesty.get("likely_skill") else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     lead = f"{summary(stored)} {standing(stored.metrics, stored.context)}".strip()
+    if notice := market_notice(stored.context):
+        page.notice(notice)
     page.header(run, verdict(stored), lead, about, tone=tone)
+    page.told({"Survivorship": survivorship_words(stored.context), "Costs": cost_words(stored, main)})
     page.contents()
     page.section("Against the baselines", _paper_table(stored, main), _active_table(stored, main), link="Baselines")
     _curves(page, stored, main)
@@ -79,8 +83,8 @@ def render_report(stored: StoredBacktest) -> str:
     _trading(page, stored, main)
     _sensitivity(page, stored, main)
     page.section("Every number", _all_metrics(stored), link="Metrics")
-    _data(page, stored.context)
-    page.section("How to get this again", _provenance(stored.context), link="Provenance")
+    data_section(page, stored.context)
+    provenance_section(page, stored)
     return page.render()
 
 
@@ -123,7 +127,7 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
         "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. An annual "
         "return of a window shorter than a year is an extrapolation."
     )
-    return table(["Strategy", *[heading for _, heading in columns]], rows) + note(caption)
+    return table(["Strategy", *[_HEADINGS.get(key, heading) for key, heading in columns]], rows) + note(caption)
 
 
 def _active_table(stored: StoredBacktest, main: str) -> str:
@@ -147,19 +151,28 @@ def _active_table(stored: StoredBacktest, main: str) -> str:
 
 
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
-    curves = stored.curve()
+    curves, rival = stored.curve(), stored.portfolio
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
     page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
-    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)))
+    by_bar = ordered[[name for name in ordered.columns if name in (main, rival) and (name == main or name != "cash")]]
+    own = stored.metrics[main]
+    depths = [statistic(key, own.get(key)) for key in ("max_drawdown", "minute_max_drawdown")]
+    text = f"{figures.title_of(main)}: {depths[0]} at its deepest between session closes, {depths[1]} at every bar."
+    charts = [
+        page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)),
+        page.chart("drawdown-bars", figures.drawdown_figure(by_bar)),
+    ]
+    page.section("", *charts, note(text))
 
 
 def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
     found = stored.honesty
     if not found:
         return
-    returned = stored.metrics[main].get("cumulative_return")
+    own = stored.metrics[main]
+    returned = own.get("cumulative_return")
     drawn: dict[str, Callable[[Any], go.Figure]] = {
-        "sharpe": figures.sharpe_figure,
+        "sharpe": lambda part: figures.sharpe_figure(part, own.get("sharpe_low"), own.get("sharpe_high")),
         "excess": figures.excess_figure,
         "random_portfolios": lambda part: figures.random_portfolios_figure(part, returned),
         "overfitting": figures.overfitting_figure,
@@ -167,18 +180,23 @@ def _luck(page: Page, stored: StoredBacktest, main: str) -> None:
     charts = [page.chart(key.split("_")[0], draw(found[key])) for key, draw in drawn.items() if found.get(key)]
     rolling = bool(stored.context.get("folds"))
     page.section(
-        "Can this be luck?", _luck_table(found, rolling), _rivals_table(found), side_by_side(*charts), link="Luck"
+        "Can this be luck?", _luck_table(found, rolling, own), _rivals_table(found), side_by_side(*charts), link="Luck"
     )
 
 
-def _luck_table(found: Mapping[str, Any], rolling: bool) -> str:
-    rows = luck_rows(found, rolling)
+def _luck_table(found: Mapping[str, Any], rolling: bool, own: Mapping[str, Any]) -> str:
+    rows = luck_rows(found, rolling, own)
     cells = [("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)]) for name, value, said in rows]
     return table(["Question", "Answer", "Meaning"], cells, css="left words")
 
 
-def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str, str, str]]:
-    """One row a question that `honesty.assess` answers: the question, the number, and what it means in words."""
+def luck_rows(
+    found: Mapping[str, Any], rolling: bool = False, own: Mapping[str, Any] | None = None
+) -> list[tuple[str, str, str]]:
+    """One row a question that `honesty.assess` answers: the question, the number, and what it means in words.
+
+    `own`: the strategy's metrics, among them the Sharpe ratio's one interval.
+    """
     rows: list[tuple[str, str, str]] = []
 
     def add(question: str, answer: str, meaning: str) -> None:
@@ -186,9 +204,15 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
 
     ratios, trials = found.get("sharpe"), found.get("trials")
     add("Trials this result was selected from", count(trials or None), "the more, the luckier the best")
+    bands, blocks = dict(found.get("intervals", {})), ratio(found.get("block_sessions"), 1)
+    drawn_again = f"stationary bootstrap, blocks of {blocks} sessions on average"
+    if own is not None:
+        bands["sharpe"] = {"low": own.get("sharpe_low"), "high": own.get("sharpe_high")}
+    for key in sorted(bands, reverse=True):  # the Sharpe ratio first
+        low, high = (statistic(key, (bands[key] or {}).get(end)) for end in ("low", "high"))
+        if DASH not in (low, high):
+            add(f"{BY_KEY[key].title}, 95 % interval", f"{low} to {high}", drawn_again)
     if ratios:
-        band = interval(ratios["low"], ratios["high"])
-        add("Sharpe ratio, 95 % interval", band, "normal approximation (Lo 2002, Mertens 2002), from this window")
         skill = probability(ratios["probabilistic"])
         add("Probabilistic Sharpe ratio", skill, "P(true Sharpe > 0), had nothing been tried")
         if ratios.get("deflated") is not None:
@@ -202,11 +226,6 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[tuple[str
         needed = ratios.get("minimum_track_record_sessions")
         text = f"{count(needed)} sessions" if needed else DASH
         add("Minimum track record", text, f"for P(Sharpe > 0) = 0.95; this window has {found['sessions']}")
-    for key, resampled in found.get("intervals", {}).items():
-        if resampled and resampled["low"] is not None:
-            text = f"{statistic(key, resampled['low'])} to {statistic(key, resampled['high'])}"
-            blocks = f"blocks of {ratio(found['block_sessions'], 1)} sessions on average"
-            add(f"{BY_KEY[key].title}, 95 % interval", text, f"stationary bootstrap, {blocks}")
     overfit = found.get("overfitting")
     if overfit:
         text = probability(overfit["probability"])
@@ -356,24 +375,3 @@ def _folds(page: Page, stored: StoredBacktest) -> None:
     head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
     text = "Cumulative return of each test window; between windows the positions are sold, at costs."
     page.section("Fold by fold", table(head, rows, css="dense") + note(text), link="Folds")
-
-
-def _data(page: Page, context: Mapping[str, Any]) -> None:
-    """What the figures stand on: the window's extent and holes, what was mended, and the faults found."""
-    named: dict[str, Any] = {}
-    for key in ("data", "quality"):
-        part = context.get(key)
-        if isinstance(part, Mapping):
-            named |= {str(name).replace("_", " "): value for name, value in part.items()}
-    if named:
-        page.section("The data behind it", facts(named), link="Data")
-
-
-def _provenance(context: Mapping[str, Any]) -> str:
-    trading = context.get("trading")
-    trading = dict(trading) if isinstance(trading, Mapping) else {}
-    known = {**context, **trading}  # a row for each of the trading settings
-    first = ("command", "run_command", "run", "window", "seed", "trials", "looks", "changed", *trading)
-    keys = [*(key for key in first if key in known), *sorted(set(known) - {*first, "trading", *_SHOWN_ELSEWHERE})]
-    values = {_FACTS.get(key, str(key).replace("_", " ")): known[key] for key in keys}
-    return facts(values) if values else note("Nothing was recorded about the run.")

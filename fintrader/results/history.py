@@ -62,6 +62,11 @@ class History:
     bars; None where it is not known. The index above is another thing: a level that nobody paid to hold."""
 
     @property
+    def sharpe_interval(self) -> tuple[float | None, float | None]:
+        """Both ends of the Sharpe ratio's 95 % interval; a history alone cannot resample, and knows none."""
+        return None, None
+
+    @property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
         """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and knows none."""
         return None, None

@@ -136,7 +136,7 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     assert 'src="http' not in page
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
     assert "a &lt;/script&gt; run" in page
-    assert page.count("</script>") == 3
+    assert page.count("</script>") == 4
     for heading in ("Against the baselines", "Can this be luck?", "Positions and trades", "How to get this again"):
         assert f"<h2>{heading}</h2>" in page
     assert "fintrader run configs/quickstart.yaml" in page

@@ -101,7 +101,7 @@ def test_the_evidence_in_report_and_app(template: Path, stored: StoredBacktest, 
         assert cards(test)[card] == report[question][0], card
     assert cards(test)["Sharpe"] == report["Sharpe ratio"][0]
     bands = table_with(test, "Estimate").set_index("Metric")
-    for title in ("Annual return", "Max drawdown"):
+    for title in ("Annual return", "Max drawdown, sessions"):
         assert f"{bands.loc[title, 'Low']} to {bands.loc[title, 'High']}" == report[f"{title}, 95 % interval"][0]
     rivals = table_with(test, "Against").set_index("Against")
     page = render_report(stored)

@@ -48,10 +48,11 @@ def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -
     return figure.update_xaxes(tickformat=".1%")
 
 
-def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
-    """The Sharpe ratio with its interval beside what the best of the trials shows without skill. `found`: `sharpe`."""
+def sharpe_figure(found: Mapping[str, Any], low: float | None, high: float | None) -> go.Figure:
+    """The Sharpe ratio with its interval beside what the best of the trials shows without skill. `found`: `sharpe`;
+    `low`, `high`: the metrics `sharpe_low` and `sharpe_high`, None where there is no interval."""
     figure = go.Figure()
-    ends = found["low"], found["high"]
+    ends = None if low is None or high is None else (low, high)
     _point(figure, found["sharpe"], "this result", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}", ends)
     mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
     for label, key in (("luck, all trials", "expected_best"), ("luck, effective trials", "expected_best_effective")):

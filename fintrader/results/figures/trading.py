@@ -12,7 +12,19 @@ import plotly.graph_objects as go
 
 from fintrader.metrics import session_ends
 from fintrader.results.figures.curves import Session
-from fintrader.results.figures.style import DASHES, INK, MUTED, ZERO, colour_of, layout, lines, time_axis, title_of
+from fintrader.results.figures.style import (
+    DASHES,
+    INK,
+    MUTED,
+    ZERO,
+    colour_of,
+    layout,
+    lines,
+    most_telling,
+    say_left_out,
+    time_axis,
+    title_of,
+)
 
 BUY, SELL = "#0b6e99", "#b42318"
 SHADES = (
@@ -231,10 +243,11 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
     """
     steps = np.linspace(0, 50, 26)
     figure = go.Figure()
-    for position, name in enumerate(equity.columns):
+    names = [str(name) for name in equity.columns if float(turnover[name].sum()) > 0]
+    kept = most_telling(names)
+    say_left_out(figure, names, kept)
+    for position, name in enumerate(kept):
         traded = float(turnover[name].sum())
-        if traded <= 0:
-            continue
         curve = equity[name].to_numpy()
         profit = curve[-1] - curve[0] + float(costs[name].sum())
         figure.add_trace(
