@@ -14,6 +14,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulate import Bindable, simulate
@@ -144,7 +145,8 @@ class Backtests(Mapping[str, BacktestResult]):
         context |= {} if trials is None else {"trials": trials}
         context |= {"policy": note} if (note := self[self.name].note) else {}
         context |= {"recipe": made_by(), "market": data_recipe(self.market.meta)}
-        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
+        found = analyse(self._results, self.market)
+        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found))
 
     def __repr__(self) -> str:
         return f"{self._title()}\n{table_text(self.tables.metrics, self.tables.portfolio)}"

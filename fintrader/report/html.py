@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.files import write_text
+from fintrader.report.allocator import allocator_sections
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.report.provenance import data_section, provenance_section
@@ -81,6 +82,7 @@ def render_report(stored: StoredBacktest) -> str:
     _luck(page, stored, main)
     _returns(page, stored, main)
     _trading(page, stored, main)
+    allocator_sections(page, stored, main)
     _sensitivity(page, stored, main)
     page.section("Every number", _all_metrics(stored), link="Metrics")
     data_section(page, stored.context)

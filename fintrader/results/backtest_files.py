@@ -84,6 +84,8 @@ class StoredBacktest:
     """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
     sensitivity: list[dict[str, Any]]
     """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
+    analysis: dict[str, Any]
+    """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at hand."""
 
     def __init__(self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any]) -> None:
         self.metrics, self.parts = metrics, parts
@@ -173,6 +175,7 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
     except NotThereError:
         raise NotThereError("there is no backtest yet: it is written when the tournament has ended") from None
     others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json"]
+    others += ["analysis.json"]
     found: list[Signature | None] = [whole]
     for name in others:
         try:
@@ -292,4 +295,5 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "context": lambda folder: _record(folder, "context.json"),
     "honesty": lambda folder: _record(folder, "honesty.json"),
     "sensitivity": _sensitivity,
+    "analysis": lambda folder: _record(folder, "analysis.json"),
 }

@@ -15,6 +15,7 @@ from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import (
     DASHES,
     INK,
+    MOST_LINES,
     MUTED,
     ZERO,
     colour_of,
@@ -86,6 +87,32 @@ def turnover_figure(turnover: pd.Series, equity: pd.Series, session: Session, *,
     time_axis(figure, times)
     figure = layout(figure, "Turnover of each session", "share of equity", percent=True, height=280)
     return figure.update_layout(showlegend=False, hovermode="closest")
+
+
+def pnl_figure(profit: pd.DataFrame) -> go.Figure:
+    """Profit so far, USD, of the symbols that made or lost most, the others together. `profit`: `[S, N]` USD of each
+    session and symbol."""
+    order = profit.sum().abs().sort_values(ascending=False, kind="stable").index
+    shown = profit[order[: MOST_LINES - 1]].copy()
+    if len(order) > MOST_LINES - 1:
+        shown[f"{len(order) - MOST_LINES + 1} others"] = profit[order[MOST_LINES - 1 :]].sum(axis=1)
+    figure = go.Figure()
+    times = pd.DatetimeIndex(profit.index)
+    for position, name in enumerate(shown.columns):
+        figure.add_trace(
+            go.Scatter(
+                x=np.arange(len(shown)),
+                y=shown[name].cumsum().to_numpy(),
+                name=html.escape(str(name)),
+                mode="lines",
+                line={"width": 1.6, "color": SHADES[position % len(SHADES)]},
+                customdata=list(times.strftime("%d %b %Y")),
+                hovertemplate="%{customdata}: %{y:$,.0f}<extra>" + html.escape(str(name)) + "</extra>",
+            )
+        )
+    time_axis(figure, times)
+    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
+    return layout(figure, "Profit so far by symbol, net of costs", "USD", height=380)
 
 
 def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
