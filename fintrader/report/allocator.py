@@ -58,8 +58,8 @@ def _profit(page: Page, stored: StoredBacktest, main: str) -> None:
         lines.append(("", [str(month), _usd(gain), *named]))
     lines.append(("main", ["All", _usd(total), "", ""]))
     text = (
-        "Profit of a symbol: what its position gained between session closes, less what was paid for it and its trades' "
-        "costs. The rows sum to the change of the equity."
+        "Profit of a symbol: what its position gained between session closes, less what was paid for it and the costs "
+        "of its trades. The rows sum to the change of the equity."
     )
     page.section(
         "Where the profit came from",
@@ -248,8 +248,8 @@ def _execution(page: Page, stored: StoredBacktest) -> None:
             rows.append(("main" if row["participation"] == "All" else "", cells))
         head = ["Share of the bar's volume", "Fills", "Notional", "Mean share", "Largest share", "Slippage", "Costs"]
         text = (
-            "Slippage: the fill's price beyond the close at which it was decided, a loss > 0, weighted by notional; the "
-            f"costs come on top. All in all {usd(found['slippage_usd'])} of slippage, {usd(found['cost_usd'])} of costs."
+            "Slippage: the fill's price beyond the close at which it was decided, a loss > 0, weighted by notional. "
+            f"Costs come on top. All in all {usd(found['slippage_usd'])} of slippage, {usd(found['cost_usd'])} costs."
         )
         parts += [table(head, rows, css="dense"), note(text)]
     elif not stored.analysis:
@@ -275,8 +275,8 @@ def _capacity(stored: StoredBacktest) -> list[str]:
         "any volume" if share == "none" else f"{share:.0%} of a bar's volume" if share else "its share of the volume"
     )
     text = (
-        f"Capacity: each row is a whole simulation at that capital, an order taking at most {limit}. Prices do not move "
-        "with the orders beyond the impact that is charged."
+        f"Capacity: each row is a whole simulation at that capital, an order taking at most {limit}. Prices do not "
+        "move with the orders beyond the impact that is charged."
     )
     return [f"<h3>Capacity</h3>{table(head, cells, css='dense')}{note(text)}"]
 
@@ -301,8 +301,8 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
         parts.append(f"<h3>{html.escape(about)}</h3>")
         parts.append(table(["Factor", "Beta", "t", "Built of this universe alone"], rows, css="dense words"))
     text = (
-        "Daily returns, least squares, Newey-West errors. The factors are long the first third of the universe and short "
-        "the last, ranked at the close before, without costs; they are not those of Fama and French."
+        "Daily returns, least squares, Newey-West errors. The factors are long the first third of the universe and "
+        "short the last, ranked at the close before, without costs; they are not those of Fama and French."
     )
     page.section("Factor betas", *parts, note(text), link="Factors")
 

@@ -53,7 +53,8 @@ __all__ = [
     "candles_figure", "capital_figure", "colour_of", "cost_figure", "deepest_drawdowns", "distribution_figure",
     "drawdown_figure",
     "equity_figure", "excess_figure", "exposure_figure", "first_order_cost_figure", "growth_figure",
-    "intraday_figure", "intraday_returns", "monthly_figure", "monthly_returns", "overfitting_figure", "paid_figure", "pnl_figure",
+    "intraday_figure", "intraday_returns", "monthly_figure", "monthly_returns", "overfitting_figure", "paid_figure",
+    "pnl_figure",
     "random_portfolios_figure", "rolling_figure", "rolling_sessions", "sharpe_figure", "timezone_of", "title_of",
     "trades_figure", "trials_figure", "turnover_figure", "weights_figure", "without_figure",
 ]  # fmt: skip
