@@ -188,7 +188,7 @@ def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str]) -
                     str(name).capitalize(),
                     count(row.sessions),
                     *(number(percent(value)) for value in (row.strategy, row.index_)),
-                    *(number(ratio(value)) for value in (row.sharpe, row.beta)),
+                    *map(_ratio, (row.sharpe, row.beta)),
                 ],
             )
             for name, row in zip(
@@ -254,10 +254,10 @@ def _execution(page: Page, stored: StoredBacktest) -> None:
         parts += [table(head, rows, css="dense"), note(text)]
     elif not stored.analysis:
         parts.append(note(_NO_MARKET))
-    page.section("Participation, slippage and capacity", *parts, *_capacity(stored), link="Execution")
+    page.section("Participation, slippage and capacity", *parts, *_capacity(page, stored), link="Execution")
 
 
-def _capacity(stored: StoredBacktest) -> list[str]:
+def _capacity(page: Page, stored: StoredBacktest) -> list[str]:
     rows = capacity(stored.sensitivity)
     if not rows:
         return [
@@ -278,7 +278,8 @@ def _capacity(stored: StoredBacktest) -> list[str]:
         f"Capacity: each row is a whole simulation at that capital, an order taking at most {limit}. Prices do not "
         "move with the orders beyond the impact that is charged."
     )
-    return [f"<h3>Capacity</h3>{table(head, cells, css='dense')}{note(text)}"]
+    drawn = page.chart("capital", figures.capital_figure(rows))
+    return [f"<h3>Capacity</h3>{table(head, cells, css='dense')}{drawn}{note(text)}"]
 
 
 def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
@@ -292,11 +293,11 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
     for name in (one for one in (main, stored.portfolio) if one in found):
         fit = found[name]
         rows = [
-            ("", [row["factor"].capitalize(), number(ratio(row["beta"])), number(ratio(row["t"])), row["about"]])
+            ("", [row["factor"].capitalize(), _ratio(row["beta"]), _ratio(row["t"]), row["about"]])
             for row in fit["betas"]
         ]
         alpha = number(percent(fit["alpha"], signed=True))
-        rows.append(("main", ["Alpha a year", alpha, number(ratio(fit["alpha_t"])), "what the factors leave"]))
+        rows.append(("main", ["Alpha a year", alpha, _ratio(fit["alpha_t"]), "what the factors leave"]))
         about = f"{figures.title_of(name)}: {fit['sessions']} sessions, R² {ratio(fit['r_squared'])}"
         parts.append(f"<h3>{html.escape(about)}</h3>")
         parts.append(table(["Factor", "Beta", "t", "Built of this universe alone"], rows, css="dense words"))
@@ -316,7 +317,11 @@ def _returns_table(what: str, frame: pd.DataFrame, names: Sequence[str]) -> str:
 
 
 def _usd(value: float | None) -> str:
-    return number(usd(value))
+    return number(usd(None if value is None else round(value, 2) + 0.0))  # no cent is no loss
+
+
+def _ratio(value: float | None) -> str:
+    return number(ratio(None if value is None or value != value else round(value, 2) + 0.0))
 
 
 def _share(value: float, capital: float) -> str:

@@ -332,8 +332,6 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     parts = []
     if "cost_bps" in groups:
         parts.append(page.chart("costs", figures.cost_figure(groups["cost_bps"])))
-    if "capital_usd" in groups:
-        parts.append(page.chart("capital", figures.capital_figure(groups["capital_usd"])))
     rows = []
     for kind, title in _KIND_TITLES.items():
         for row in groups.get(kind, []):

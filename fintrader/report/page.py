@@ -187,6 +187,7 @@ table.dense th, table.dense td { padding: 4px 10px; font-size: 13px; }
 table.dense { margin-top: 16px; }
 table.left td, table.left th { text-align: left; }
 table.words td:last-child { color: var(--muted); }
+table.words td:last-child, table.words thead th:last-child { text-align: left; }
 table.words th:first-child { min-width: 15em; white-space: normal; }
 table.left td { white-space: normal; overflow-wrap: anywhere; }
 table.words td { overflow-wrap: break-word; }

@@ -127,7 +127,7 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     if held:
         wide += [
             named(plotting.plot_exposures, "Exposure", returns, positions),
-            named(plotting.show_and_plot_top_positions, "Top 10 positions", returns, alloc, show_and_plot=1),
+            named(plotting.show_and_plot_top_positions, "Top 10 positions", returns, alloc, show_and_plot=0),
             named(plotting.plot_max_median_position_concentration, "Position concentration", positions),
             named(plotting.plot_holdings, "Holdings", returns, positions),
         ]
