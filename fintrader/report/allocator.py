@@ -52,9 +52,8 @@ def _profit(page: Page, stored: StoredBacktest, main: str) -> None:
     by_month = profit.sum(axis=1).groupby(months).sum()
     best = profit.drop(columns=OTHER).groupby(months).sum()
     lines = []
-    for month, gain in by_month.items():
-        most, least = best.loc[month].idxmax(), best.loc[month].idxmin()
-        named = [f"{html.escape(str(name))} {_usd(best.loc[month, name])}" for name in (most, least)]
+    for (month, gain), made in zip(by_month.items(), best.to_numpy(), strict=True):
+        named = [f"{html.escape(str(best.columns[k]))} {_usd(made[k])}" for k in (made.argmax(), made.argmin())]
         lines.append(("", [str(month), _usd(gain), *named]))
     lines.append(("main", ["All", _usd(total), "", ""]))
     text = (
@@ -143,7 +142,7 @@ def _minutes(row: Mapping[str, Any]) -> str:
 def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
     """Years, months, the worst drawdowns, regimes and the worst days of the index."""
     daily, zone = stored.daily_returns(), figures.timezone_of(stored.context)
-    beside = [name for name in dict.fromkeys((main, stored.portfolio, "benchmark")) if name in daily.columns]
+    beside = [name for name in dict.fromkeys((main, stored.portfolio or main, "benchmark")) if name in daily.columns]
     names = [figures.title_of(name) for name in beside]
     daily = daily[beside]
     years, months = periods.yearly(daily, zone), periods.monthly(daily, zone)
@@ -158,14 +157,14 @@ def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
         (
             "",
             [
-                f"{row.Peak:%d %b %Y}",
-                f"{row.Trough:%d %b %Y}",
-                DASH if pd.isna(row.Recovered) else f"{row.Recovered:%d %b %Y}",
-                number(percent(row.Depth)),
-                count(row.Sessions),
+                f"{row['Peak']:%d %b %Y}",
+                f"{row['Trough']:%d %b %Y}",
+                DASH if pd.isna(row["Recovered"]) else f"{row['Recovered']:%d %b %Y}",
+                number(percent(row["Depth"])),
+                count(row["Sessions"]),
             ],
         )
-        for row in depths.itertuples()
+        for row in depths.to_dict("records")
     ]
     head = ["Peak", "Trough", "Recovered", "Depth", "Sessions"]
     drawn = table(head, rows, css="dense") if rows else note("No session closed below an earlier one.")
@@ -181,20 +180,17 @@ def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str]) -
     if states.empty:
         parts = [note(f"Regimes need {periods.FEWEST_SESSIONS} sessions; this window has {len(daily)}.")]
     else:
-        rows = [
-            (
-                "",
-                [
-                    str(name).capitalize(),
-                    count(row.sessions),
-                    *(number(percent(value)) for value in (row.strategy, row.index_)),
-                    *map(_ratio, (row.sharpe, row.beta)),
-                ],
-            )
-            for name, row in zip(
-                states.index, states.rename(columns={"index": "index_"}).itertuples(index=False), strict=True
-            )
-        ]
+        rows = []
+        for name, row in states.to_dict("index").items():
+            returned = [number(percent(row[key])) for key in ("strategy", "index")]
+            cells = [
+                str(name).capitalize(),
+                count(row["sessions"]),
+                *returned,
+                _ratio(row["sharpe"]),
+                _ratio(row["beta"]),
+            ]
+            rows.append(("", cells))
         head = ["The index", "Sessions", "Return a year", "Index a year", "Sharpe", "Beta"]
         text = (
             f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns are means times 252."
@@ -217,8 +213,8 @@ def _holdings(page: Page, stored: StoredBacktest, main: str) -> None:
     rows = []
     for key, title, write in (
         ("invested", "Invested", percent),
-        ("names", "Names held", lambda value: ratio(value, 1)),
-        ("effective", "Effective names, 1/Σ(w/Σ|w|)²", lambda value: ratio(value, 1)),
+        ("names", "Names held", _one_digit),
+        ("effective", "Effective names, 1/Σ(w/Σ|w|)²", _one_digit),
         ("active_share", f"Active share against {_words(rival)}", percent),
     ):
         values = found[key]
@@ -290,7 +286,7 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
         page.section("Factor betas", note("Not known: too few sessions, or symbols, for a regression."), link="Factors")
         return
     parts = []
-    for name in (one for one in (main, stored.portfolio) if one in found):
+    for name in dict.fromkeys(one for one in (main, stored.portfolio or main) if one in found):
         fit = found[name]
         rows = [
             ("", [row["factor"].capitalize(), _ratio(row["beta"]), _ratio(row["t"]), row["about"]])
@@ -322,6 +318,10 @@ def _usd(value: float | None) -> str:
 
 def _ratio(value: float | None) -> str:
     return number(ratio(None if value is None or value != value else round(value, 2) + 0.0))
+
+
+def _one_digit(value: Any) -> str:
+    return ratio(value, 1)
 
 
 def _share(value: float, capital: float) -> str:

@@ -36,8 +36,11 @@ from fintrader.results.formatting import (
     window_words,
 )
 
-_EXTRA_COLUMNS = (("minute_max_drawdown", "Max drawdown, every bar"), ("turnover", "Turnover a year"))
-_EXTRA_COLUMNS += (("cost_usd", "Costs"),)
+_EXTRA_COLUMNS = (
+    ("minute_max_drawdown", "Max drawdown, every bar"),
+    ("turnover", "Turnover a year"),
+    ("cost_usd", "Costs"),
+)
 _HEADINGS = {"max_drawdown": "Max drawdown, session closes"}
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}

@@ -49,7 +49,7 @@ def _made_by(context: Mapping[str, Any]) -> dict[str, Any]:
     recipe, market = (part if isinstance(part := context.get(name), Mapping) else {} for name in ("recipe", "market"))
     if not recipe:
         return {}
-    changed = {True: ", with changes that were not committed", False: ", nothing changed since", None: ""}
+    changed = {True: ", with uncommitted changes", False: ", no uncommitted changes", None: ""}
     processors = [one.get("processor", DASH) for one in recipe.get("processors", ())]
     source = market.get("source")
     return {

@@ -42,7 +42,7 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         report.write_report(tmp_path / folder / "report.html", stored)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
-        *("context.json", "equity.parquet", "honesty.json", "metrics.json"),
+        *("analysis.json", "context.json", "equity.parquet", "honesty.json", "metrics.json"),
         *("positions.parquet", "prices.parquet", "report.html", "sensitivity.json", "trades.parquet"),
     ]
     for name in names:
