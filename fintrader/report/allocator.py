@@ -53,7 +53,8 @@ def _profit(page: Page, stored: StoredBacktest, main: str) -> None:
     best = profit.drop(columns=OTHER).groupby(months).sum()
     lines = []
     for (month, gain), made in zip(by_month.items(), best.to_numpy(), strict=True):
-        named = [f"{html.escape(str(best.columns[k]))} {_usd(made[k])}" for k in (made.argmax(), made.argmin())]
+        ends = int(made.argmax()), int(made.argmin())
+        named = [f"{html.escape(str(best.columns[k]))} {_usd(made[k])}" for k in ends]
         lines.append(("", [str(month), _usd(gain), *named]))
     lines.append(("main", ["All", _usd(total), "", ""]))
     text = (
