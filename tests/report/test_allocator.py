@@ -17,6 +17,7 @@ from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.recipe import read_record
+from fintrader.results.figures import deepest_drawdowns
 from fintrader.results.formatting import percent, ratio, usd
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
@@ -145,7 +146,8 @@ def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> No
     periods = section(page, "periods")
     depths = [cells[3] for cells in rows(periods) if re.fullmatch(r"\d\d \w{3} \d{4}", cells[0])]
     assert depths[0] == percent(own["max_drawdown"])
-    assert len(depths) == 5
+    deepest = deepest_drawdowns(stored.daily_with_start()["ensemble"])["Depth"]
+    assert depths == [percent(depth) for depth in deepest]
 
 
 def test_what_cannot_be_said_is_not_said(market: MarketTensors) -> None:
