@@ -84,7 +84,7 @@ def _attribution(page: Page, stored: StoredBacktest, main: str) -> None:
         ("Active profit", "active_usd", "the difference, which the rows below sum to"),
         ("Selection", "selection_usd", "holding the mean weights throughout, less the portfolio's"),
         ("Timing", "timing_usd", "having other weights than the mean ones when prices moved"),
-        ("Fills", "fills_usd", "what trades made between the price they filled at and their bar's close"),
+        ("Fill prices", "fills_usd", "what trades made between the price they filled at and their bar's close"),
         ("Costs", "costs_usd", "fees, spread, impact and interest, less the portfolio's"),
     ]
     rows = [
@@ -131,7 +131,7 @@ def _trips(page: Page, stored: StoredBacktest, main: str) -> None:
         days = (row["mean_minutes"] or 0.0) / 1440
         held = DASH if row["mean_minutes"] is None else f"{ratio(days, 1)} days" if days >= 1 else _minutes(row)
         cells.append(("main" if row["which"] == "All" else "", [row["which"], count(row["lots"]), *money, held]))
-    head = ["Closed lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding"]
+    head = ["Lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding"]
     text = "First in, first out; net of both trades' costs; nights and weekends count as time."
     page.section("Round trips", table(head, cells, css="dense"), note(text), link="Round trips")
 

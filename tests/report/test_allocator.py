@@ -118,7 +118,7 @@ def test_profit_is_told_by_symbol_and_by_month_and_sums_up(page: str, stored: St
 
 def test_the_parts_of_the_active_profit_are_in_the_report(page: str, stored: StoredBacktest) -> None:
     text, found = section(page, "attribution"), stored.analysis["attribution"]
-    for name, key in (("Selection", "selection"), ("Timing", "timing"), ("Fills", "fills"), ("Costs", "costs")):
+    for name, key in (("Selection", "selection"), ("Timing", "timing"), ("Fill prices", "fills"), ("Costs", "costs")):
         assert row(text, name)[0] == usd(found[f"{key}_usd"])
     assert row(text, "Active profit")[0] == usd(found["active_usd"])
     assert row(text, "Less: equal weight on the same capital")[0] == usd(found["portfolio_pnl_usd"])
