@@ -58,6 +58,10 @@ class RunError(FintraderError):
     """A run's folder is missing, belongs to another configuration, or is in use by another process."""
 
 
+class ReportError(FintraderError):
+    """A report cannot be read back, or what it tells of cannot be run again here."""
+
+
 class StorageError(FintraderError):
     """An object store cannot be used: its package is not installed, or it answers something unexpected."""
 

@@ -93,6 +93,13 @@ class BacktestResult(History):
         return measure(self)
 
     @cached_property
+    def sharpe_interval(self) -> tuple[float | None, float | None]:
+        """Both ends of its 95 % interval, the one that is shown everywhere: the stationary bootstrap of daily returns.
+        None below eight sessions."""
+        band = intervals(self.daily_returns, seed=0)[0]["sharpe"]
+        return band.low, band.high
+
+    @cached_property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
         """Both ends of its 95 % interval: the stationary bootstrap of daily returns less the portfolio's, the same days
         of both. None below eight sessions, and where nothing is active."""

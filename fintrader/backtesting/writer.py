@@ -9,6 +9,7 @@
     trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
+    analysis.json      what an allocator asks and only the market can answer (`analysis.analyse`)
     sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
     seal.json          SHA-256 of the files above, so that a change is seen when it is opened; who draws a report or
                        notes a look seals again (`backtest_files.make_seal`)
@@ -29,6 +30,7 @@ import numpy as np
 import pandas as pd
 
 from fintrader import metrics as m
+from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
@@ -46,6 +48,7 @@ def tabulate(
     context: Mapping[str, Any] | None = None,
     honesty: Mapping[str, Any] | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
+    analysis: Mapping[str, Any] | None = None,
 ) -> StoredBacktest:
     """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
     if not results:
@@ -68,6 +71,7 @@ def tabulate(
         "honesty": dict(honesty or {}),
         "sensitivity": [dict(row) for row in sensitivity],
         "changed": "",
+        "analysis": dict(analysis or {}),
     }
     return StoredBacktest({name: dict(result.metrics) for name, result in results.items()}, parts)
 
@@ -158,7 +162,7 @@ def write_backtest(
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials, look = context.get("trials"), int(context.get("looks") or 1)
     honesty = assess(results, trials=trials if isinstance(trials, int) and trials > 0 else None, look=look, **evidence)
-    stored = tabulate(results, context, honesty, sensitivity)
+    stored = tabulate(results, context, honesty, sensitivity, analyse(results, evidence.get("market")))
     folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
         (folder / name).unlink(missing_ok=True)
@@ -168,6 +172,7 @@ def write_backtest(
     write_json(folder / "context.json", stored.context)
     write_json(folder / "honesty.json", stored.honesty)
     write_json(folder / "sensitivity.json", stored.sensitivity)
+    write_json(folder / "analysis.json", stored.analysis)
     last = dump_json(stored.metrics).encode()
     hashes = {name: file_sha256(folder / name) for name in FILES} | {"metrics.json": hashlib.sha256(last).hexdigest()}
     write_bytes(folder / SEAL, make_seal(hashes))

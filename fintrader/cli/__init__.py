@@ -130,6 +130,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compare": commands.compare,
     "looks": commands.looks,
     "audit": commands.audit,
+    "reproduce": commands.reproduce,
     "status": commands.status,
     "lineage": commands.lineage,
     "scale": commands.scale,

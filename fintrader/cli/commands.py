@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader.cli.options import help_config, parse, parse_config, positional
-from fintrader.config import Settings, SettingsT, is_url
+from fintrader.config import PathText, Settings, SettingsT, is_url
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 
@@ -80,6 +80,35 @@ def compare(argv: list[str]) -> None:
         except LedgerError as error:
             print(f"not noted as a look: {error}")
     print(write_comparison(out, found))
+
+
+class ReproduceOptions(Settings):
+    """How a report is run again."""
+
+    keep: Path | None = None
+    """Folder in which the run that is made stays; a temporary one, which is removed, unless set."""
+    data: PathText | None = None
+    """Where the bars lie here, if not where the report's configuration says."""
+    allow_code: bool = False
+    """Import the code that the report's configuration names (features or a reward of its author's own)."""
+
+
+def reproduce(argv: list[str]) -> None:
+    """REPORT.html [--keep DIR] [--data PATH]: run a report's run again and compare every metric; status 1 if one
+    differs."""
+    from fintrader import pipeline
+
+    report, options = _with_options("reproduce", ReproduceOptions(), argv, "REPORT.html")
+    found = pipeline.reproduce(Path(report), **dict(options))
+    for line in found.others:
+        print(f"other here: {line}")
+    if found.others:
+        print(f"so bytes may differ; numbers within {found.tolerance:g} of each other (relative) count as equal")
+    for difference in found.differences:
+        print(difference)
+    same = found.compared - len(found.differences)
+    print(f"{same} of {found.compared} metrics equal" + ("" if found.differences else ": the report is reproduced"))
+    sys.exit(1 if found.differences else 0)
 
 
 # --- ask and steer -------------------------------------------------------------------------------------------
@@ -252,13 +281,13 @@ def export_tensorboard(argv: list[str]) -> None:
     print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
 
 
-def _with_options(command: str, defaults: SettingsT, argv: list[str]) -> tuple[str, SettingsT]:
-    """RUN_DIR and the options after it."""
+def _with_options(command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR") -> tuple[str, SettingsT]:
+    """The argument (`of`) and the options after it."""
 
     def options(words: list[str]) -> SettingsT:
-        return parse(type(defaults), defaults, words, f"{command} RUN_DIR")
+        return parse(type(defaults), defaults, words, f"{command} {of}")
 
-    folder, rest = positional(command, "RUN_DIR", argv, lambda: options(["--help"]))
+    folder, rest = positional(command, of, argv, lambda: options(["--help"]))
     return folder, options(rest)
 
 

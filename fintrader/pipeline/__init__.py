@@ -2,10 +2,11 @@
 
 from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
 from fintrader.pipeline.data import build_data, check_lookahead, rehearse_data, report_quality, verify_data
+from fintrader.pipeline.reproduce import reproduce
 from fintrader.pipeline.run import backtest_run, run, run_tournament, walk_forward
 from fintrader.pipeline.session import open_run, open_store, refresh
 from fintrader.pipeline.train import replay_run, train_one
 
 __all__ = ["CHOICES", "BacktestSettings", "RunConfig", "backtest_run", "build_data", "check_lookahead"]
 __all__ += ["load_config", "open_run", "open_store", "refresh", "rehearse_data", "replay_run", "report_quality"]
-__all__ += ["run", "run_tournament", "train_one", "verify_data", "walk_forward"]
+__all__ += ["reproduce", "run", "run_tournament", "train_one", "verify_data", "walk_forward"]

@@ -29,10 +29,12 @@ from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import dump_json, read_json, write_bytes
-from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.recipe import run_recipe
 from fintrader.pipeline.session import run_store
 from fintrader.progress import Progress, reporter
 from fintrader.report.html import write_report
+from fintrader.report.recipe import data_recipe
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
 from fintrader.results.folders import Folder
@@ -302,6 +304,7 @@ def _provenance(
     env = backtest_settings(config)
     trained = config.trading if repeat is None else repeat.trained
     other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
+    own = config if repeat is None else load_config(config.folder.config)
     context = {
         "run": config.name,
         "window": title or window,
@@ -310,6 +313,7 @@ def _provenance(
         "trading": {name: getattr(env, name) for name in CONVENTIONS},
         "seed": config.seed,
         "settings_hash": settings_hash(config, window),
+        "recipe": run_recipe(config, manifest, window, own=own, rolling=title is not None),
         **{name: manifest.values[name] for name in ("data_hash", "config_hash", "versions", "command")},
     }
     if other:
@@ -350,13 +354,14 @@ def _data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any
             f"the feature {planted['feature']} is made up and knows the future: an information coefficient of "
             f"{planted['ic']:g} with the return of the next {planted['horizon']} bars"
         )
+    record: dict[str, Any] = {}
     if (build := path.with_name("build.json")).is_file():
         record = read_json(build)
         summary["mended_bars"] = record.get("repairs") or "none"
         summary["symbols_left_out"] = len(record.get("left_out") or {})
         if suspect := survivors_only(record.get("survivorship") or {"survivors_only": False}):
             summary["survivorship"] = suspect
-    found = {"data": summary}
+    found = {"data": summary, "market": data_recipe(first.meta, record)}
     if (quality := path.with_name("quality.json")).is_file():
         found["quality"] = read_json(quality)["kinds"]
     return found

@@ -14,6 +14,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
@@ -28,6 +29,7 @@ from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
 from fintrader.report.html import write_report
 from fintrader.report.luck import luck_rows
+from fintrader.report.recipe import data_recipe, made_by
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
@@ -159,7 +161,9 @@ class Backtests(Mapping[str, BacktestResult]):
         context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
         context |= {} if trials is None else {"trials": trials}
         context |= {"policy": note} if (note := self[self.name].note) else {}
-        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials)))
+        context |= {"recipe": made_by(), "market": data_recipe(self.market.meta)}
+        found = analyse(self._results, self.market)
+        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found))
 
     def __repr__(self) -> str:
         return f"{self._title()}\n{table_text(self.tables.metrics, self.tables.portfolio)}"

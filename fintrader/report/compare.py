@@ -10,6 +10,7 @@ from fintrader.backtesting.evidence import LEVEL
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.html import verdict
+from fintrader.report.notices import market_notice
 from fintrader.report.page import Page, facts, metric, note, number, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
@@ -25,6 +26,8 @@ from fintrader.results.formatting import (
     short_window,
 )
 from fintrader.results.looks import union_of_looks
+
+_LEFT_OUT = ("strategies", "quality", "market", "recipe")
 
 
 def labels(places: Sequence[str]) -> list[str]:
@@ -52,6 +55,9 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     page = Page("Comparison of runs")
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
+    made_up = [f"{name}: {notice}" for name, stored in runs.items() if (notice := market_notice(stored.context))]
+    if made_up:
+        page.notice(" ".join(made_up))
     both = union_of_looks(runs)
     bars = "these bars" if len(windows) == 1 else "the bars of these windows"
     looks = f"{both.looks:,} different result{'s' * (both.looks != 1)} looked at on {bars}"
@@ -70,7 +76,7 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     worth = [f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>" for name, stored in runs.items()]
     page.section("What each is worth", *worth, link="Verdicts")
     for name, stored in runs.items():
-        known = {key: value for key, value in sorted(stored.context.items()) if key not in ("strategies", "quality")}
+        known = {key: value for key, value in sorted(stored.context.items()) if key not in _LEFT_OUT}
         page.section(name, facts({str(key).replace("_", " "): value for key, value in known.items()}))
     return page.render()
 

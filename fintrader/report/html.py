@@ -10,8 +10,11 @@ from typing import Any
 import pandas as pd
 
 from fintrader.files import write_text
+from fintrader.report.allocator import allocator_sections
 from fintrader.report.luck import luck_section
-from fintrader.report.page import Page, facts, metric, note, number, table
+from fintrader.report.notices import cost_words, market_notice, survivorship_words
+from fintrader.report.page import Page, metric, note, number, table
+from fintrader.report.provenance import data_section, provenance_section
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
@@ -30,11 +33,14 @@ from fintrader.results.formatting import (
     window_words,
 )
 
-_EXTRA_COLUMNS = (("turnover", "Turnover a year"), ("cost_usd", "Costs"))
+_EXTRA_COLUMNS = (
+    ("minute_max_drawdown", "Max drawdown, every bar"),
+    ("turnover", "Turnover a year"),
+    ("cost_usd", "Costs"),
+)
+_HEADINGS = {"max_drawdown": "Max drawdown, session closes"}
 _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, bars"}
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
-_FACTS = {"run_command": "policies trained by", "changed": "not as trained", "looks": "look at these bars, of all runs"}
-_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "left_out")
 
 
 def verdict(stored: StoredBacktest) -> str:
@@ -68,7 +74,10 @@ def render_report(stored: StoredBacktest) -> str:
     tone = "good" if stored.honesty.get("likely_skill") and not stored.changed else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     lead = f"{summary(stored)} {standing(stored.metrics, stored.context)}".strip()
+    if notice := market_notice(stored.context):
+        page.notice(notice)
     page.header(run, verdict(stored), lead, about, tone=tone)
+    page.told({"Survivorship": survivorship_words(stored.context), "Costs": cost_words(stored, main)})
     page.contents()
     page.section("Against the baselines", _paper_table(stored, main), _active_table(stored, main), link="Baselines")
     _curves(page, stored, main)
@@ -76,10 +85,11 @@ def render_report(stored: StoredBacktest) -> str:
     luck_section(page, stored, main)
     _returns(page, stored, main)
     _trading(page, stored, main)
+    allocator_sections(page, stored, main)
     _sensitivity(page, stored, main)
     page.section("Every number", _all_metrics(stored), link="Metrics")
-    _data(page, stored.context)
-    page.section("How to get this again", _provenance(stored.context), link="Provenance")
+    data_section(page, stored.context)
+    provenance_section(page, stored)
     return page.render()
 
 
@@ -121,7 +131,7 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
     caption = "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. " + (
         short_window(stored.metrics.values()) or "An annual return of less than a year is an extrapolation."
     )
-    return table(["Strategy", *[heading for _, heading in columns]], rows) + note(caption)
+    return table(["Strategy", *[_HEADINGS.get(key, heading) for key, heading in columns]], rows) + note(caption)
 
 
 def _active_table(stored: StoredBacktest, main: str) -> str:
@@ -145,10 +155,18 @@ def _active_table(stored: StoredBacktest, main: str) -> str:
 
 
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
-    curves = stored.curve()
+    curves, rival = stored.curve(), stored.portfolio
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
     page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
-    page.section("", page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)))
+    by_bar = ordered[[name for name in ordered.columns if name in (main, rival) and (name == main or name != "cash")]]
+    own = stored.metrics[main]
+    depths = [statistic(key, own.get(key)) for key in ("max_drawdown", "minute_max_drawdown")]
+    text = f"{figures.title_of(main)}: {depths[0]} at its deepest between session closes, {depths[1]} at every bar."
+    charts = [
+        page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)),
+        page.chart("drawdown-bars", figures.drawdown_figure(by_bar)),
+    ]
+    page.section("", *charts, note(text))
 
 
 def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
@@ -204,8 +222,6 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     parts = []
     if "cost_bps" in groups:
         parts.append(page.chart("costs", figures.cost_figure(groups["cost_bps"])))
-    if "capital_usd" in groups:
-        parts.append(page.chart("capital", figures.capital_figure(groups["capital_usd"])))
     rows = []
     for kind, title in _KIND_TITLES.items():
         for row in groups.get(kind, []):
@@ -249,24 +265,3 @@ def _folds(page: Page, stored: StoredBacktest) -> None:
     head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
     text = "Cumulative return of each test window; between windows the positions are sold, at costs."
     page.section("Fold by fold", table(head, rows, css="dense") + note(text), link="Folds")
-
-
-def _data(page: Page, context: Mapping[str, Any]) -> None:
-    """What the figures stand on: the window's extent and holes, what was mended, and the faults found."""
-    named: dict[str, Any] = {}
-    for key in ("data", "quality"):
-        part = context.get(key)
-        if isinstance(part, Mapping):
-            named |= {str(name).replace("_", " "): value for name, value in part.items()}
-    if named:
-        page.section("The data behind it", facts(named), link="Data")
-
-
-def _provenance(context: Mapping[str, Any]) -> str:
-    trading = context.get("trading")
-    trading = dict(trading) if isinstance(trading, Mapping) else {}
-    known = {**context, **trading}  # a row for each of the trading settings
-    first = ("command", "run_command", "run", "window", "seed", "trials", "looks", "changed", *trading)
-    keys = [*(key for key in first if key in known), *sorted(set(known) - {*first, "trading", *_SHOWN_ELSEWHERE})]
-    values = {_FACTS.get(key, str(key).replace("_", " ")): known[key] for key in keys}
-    return facts(values) if values else note("Nothing was recorded about the run.")

@@ -100,7 +100,7 @@ def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
         skill = f"P(true Sharpe > 0), alone; Sharpe ratio {ratio(ratios['sharpe'])}"
         add("Probabilistic Sharpe ratio", probability(ratios["probabilistic"]), skill)
     for key, resampled in found["intervals"].items():
-        if resampled and resampled["low"] is not None:
+        if resampled["low"] is not None:
             text = f"{statistic(key, resampled['low'])} to {statistic(key, resampled['high'])}"
             blocks = f"blocks of {ratio(found['block_sessions'], 1)} sessions on average"
             add(f"{BY_KEY[key].title}, 95 % interval", text, f"stationary bootstrap, {blocks}")

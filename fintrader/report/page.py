@@ -39,6 +39,19 @@ class Page:
         ]
         self._parts.append(f"<header>{''.join(parts)}</header>")
 
+    def notice(self, text: str) -> None:
+        """A line that nobody can overlook."""
+        self._parts.append(f'<p class="notice" role="alert">{html.escape(text)}</p>')
+
+    def told(self, lines: Mapping[str, str]) -> None:
+        """Words and what they stand for, one a line, right below the header."""
+        rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in lines.items())
+        self._parts.append(f'<dl class="told">{rows}</dl>')
+
+    def carry(self, element: str) -> None:
+        """An element that is not shown."""
+        self._parts.append(element)
+
     def contents(self) -> None:
         """A line of links to the sections that follow, filled in when the page is rendered."""
         self._parts.append("\0contents\0")
@@ -59,7 +72,9 @@ class Page:
         height = int(figure.layout.height or 380) - 40
         self._charts[key] = go.Figure(figure).update_layout(title=None, margin_t=36, height=height)
         heading = f"<h3>{html.escape(text)}</h3>" if text else ""
-        return f'<div>{heading}<div class="chart" id="chart-{key}" style="min-height:{height}px"></div></div>'
+        place = f'<div class="chart" id="chart-{key}" style="min-height:{height}px"></div>'
+        said = (figure.layout.meta or {}).get("note")
+        return f"<div>{heading}{place}{note(said) if said else ''}</div>"
 
     def render(self) -> str:
         links = "".join(f'<a href="#{key}">{html.escape(text)}</a>' for key, text in self._links)
@@ -147,6 +162,12 @@ header { padding: 8px 0 20px; }
 h1 { margin: 0; font-size: 26px; line-height: 1.32; font-weight: 650; max-width: 40em; }
 .lead { margin: 12px 0 0; font-size: 17px; }
 .about { margin: 12px 0 0; color: var(--muted); }
+.notice { margin: 0 0 16px; padding: 10px 14px; background: #fdecea; border: 1px solid #b42318; border-radius: 6px; }
+.notice { color: #7a1a12; font-weight: 600; }
+dl.told { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0 0 16px; font-size: 14px; }
+dl.told dt { color: var(--muted); }
+dl.told dd { margin: 0; }
+pre { overflow-x: auto; background: var(--wash); padding: 12px; font-size: 12px; line-height: 1.45; }
 h1.doubt { border-left: 5px solid #d9730d; padding-left: 14px; }
 h1.good { border-left: 5px solid #448361; padding-left: 14px; }
 nav { position: sticky; top: 0; z-index: 5; background: var(--wash); padding: 8px 0; display: flex; gap: 4px 18px; }
@@ -174,6 +195,7 @@ table.dense th, table.dense td { padding: 4px 10px; font-size: 13px; }
 table.dense { margin-top: 16px; }
 table.left td, table.left th { text-align: left; }
 table.words td:last-child { color: var(--muted); }
+table.words td:last-child, table.words thead th:last-child { text-align: left; }
 table.words th:first-child { min-width: 15em; white-space: normal; }
 table.left td { white-space: normal; overflow-wrap: anywhere; }
 table.words td { overflow-wrap: break-word; }
@@ -188,6 +210,8 @@ code { font: 13px/1.5 ui-monospace, "Cascadia Mono", Menlo, monospace; }
   nav { flex-wrap: nowrap; overflow-x: auto; }
   table.words th:first-child { min-width: 8em; }
   main { padding: 16px 10px 40px; }
+  dl.told { grid-template-columns: 1fr; }
+  dl.told dd { margin-bottom: 6px; }
   h1 { font-size: 20px; }
   section { padding: 14px 12px; border-radius: 6px; }
   th, td { padding: 7px 8px; font-size: 13px; }

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pandas as pd
 
 from fintrader.errors import BacktestError
 from fintrader.files import atomic_file
+from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import main_strategy
 
@@ -67,21 +69,83 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
     why = why_no_tear_sheet(stored)
     if why is not None:
         raise BacktestError(why)
-    inputs = tear_sheet_inputs(stored, strategy)
-    inputs.pop("transactions")  # hundreds of thousands of minute fills: turnover is in our own report
     with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # pyfolio imports and draws with many, and prints its tables as objects
         import matplotlib
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
-        import pyfolio
 
-        positions = inputs.pop("positions")
-        figure = pyfolio.create_returns_tear_sheet(**inputs, positions=positions, return_fig=True)
+        figure = tear_sheet(stored, strategy)
         # No time of writing, so that equal results give equal files.
         timeless = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_file(path) as file:
             figure.savefig(file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=timeless)
         plt.close("all")
     return path
+
+
+def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
+    """pyfolio's panels of returns, positions and transactions as one matplotlib figure.
+
+    Its own sheets look back six months for rolling figures, and are empty below that; here the windows are those of
+    the report (`figures.rolling_sessions`). Panels that this strategy has nothing to show in are left out.
+    """
+    import matplotlib.pyplot as plt
+    from pyfolio import plotting, pos, timeseries
+
+    inputs = tear_sheet_inputs(stored, strategy)
+    returns, positions, transactions = (inputs[name] for name in ("returns", "positions", "transactions"))
+    benchmark = inputs["benchmark_rets"] if strategy != "benchmark" else None
+    window = figures.rolling_sessions(len(returns)) or LEAST_SESSIONS
+    held = bool(positions.drop(columns="cash").to_numpy().any())
+    zone = figures.timezone_of(stored.context)
+
+    def beta(ax: Any) -> None:
+        timeseries.rolling_beta(returns, benchmark, rolling_window=window).plot(ax=ax)
+        ax.set(title=f"Rolling beta to the benchmark ({window} sessions)", ylabel="Beta", xlabel="")
+
+    def named(draw: Callable[..., Any], title: str, *given: Any, **options: Any) -> Callable[[Any], None]:
+        def panel(ax: Any) -> None:
+            draw(*given, ax=ax, **options)
+            ax.set_title(title)
+
+        return panel
+
+    rolling = f"({window} sessions)"
+    alloc = pos.get_percent_alloc(positions)
+    wide: list[Callable[[Any], None]] = [
+        named(plotting.plot_rolling_returns, "Cumulative returns", returns, factor_returns=benchmark),
+        named(plotting.plot_returns, "Returns", returns),
+        *([beta] if benchmark is not None and benchmark.std() > 0 else []),
+        named(plotting.plot_rolling_volatility, f"Rolling volatility {rolling}", returns, rolling_window=window),
+        named(plotting.plot_rolling_sharpe, f"Rolling Sharpe ratio {rolling}", returns, rolling_window=window),
+        named(plotting.plot_drawdown_periods, "Top 5 drawdown periods", returns, top=5),
+        named(plotting.plot_drawdown_underwater, "Underwater plot", returns),
+        named(plotting.plot_return_quantiles, "Return quantiles", returns),
+    ]
+    if held:
+        wide += [
+            named(plotting.plot_exposures, "Exposure", returns, positions),
+            named(plotting.show_and_plot_top_positions, "Top 10 positions", returns, alloc, show_and_plot=0),
+            named(plotting.plot_max_median_position_concentration, "Position concentration", positions),
+            named(plotting.plot_holdings, "Holdings", returns, positions),
+        ]
+    if len(transactions):
+        wide += [
+            named(plotting.plot_turnover, "Daily turnover", returns, transactions, positions),
+            named(plotting.plot_daily_volume, "Daily trading volume", returns, transactions),
+            named(plotting.plot_txn_time_hist, f"Transactions by time of day, {zone}", transactions, tz=zone),
+        ]
+    calendar = [
+        named(plotting.plot_monthly_returns_heatmap, "Monthly returns (%)", returns),
+        named(plotting.plot_annual_returns, "Annual returns", returns),
+        named(plotting.plot_monthly_returns_dist, "Distribution of monthly returns", returns),
+    ]
+    figure = plt.figure(figsize=(14, 5 * (len(wide) + 1)))
+    grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5)
+    for row, panel in enumerate(wide):
+        panel(figure.add_subplot(grid[row, :]))
+    for column, panel in enumerate(calendar):
+        panel(figure.add_subplot(grid[len(wide), column]))
+    return figure

@@ -100,6 +100,8 @@ class StoredBacktest:
     """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
     changed: str
     """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty where all is well."""
+    analysis: dict[str, Any]
+    """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at hand."""
 
     def __init__(
         self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any], folder: Path | None = None
@@ -192,6 +194,7 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
     except NotThereError:
         raise NotThereError("there is no backtest yet: it is written when the tournament has ended") from None
     others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json", SEAL]
+    others += ["analysis.json"]
     found: list[Signature | None] = [whole]
     for name in others:
         try:
@@ -381,4 +384,5 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "honesty": lambda folder: _record(folder, "honesty.json"),
     "sensitivity": _sensitivity,
     "changed": _changed,
+    "analysis": lambda folder: _record(folder, "analysis.json"),
 }

@@ -156,6 +156,22 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     ),
     "ratio": (
         ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√252", "Sharpe (1994); empyrical", _daily(m.sharpe)),
+        (
+            "sharpe_low",
+            "Sharpe ratio, low end",
+            _RATIO,
+            "2.5 % quantile, blocks of days resampled",
+            "Politis and Romano (1994)",
+            lambda s: s.of.sharpe_interval[0],
+        ),
+        (
+            "sharpe_high",
+            "Sharpe ratio, high end",
+            _RATIO,
+            "97.5 % quantile, blocks of days resampled",
+            "Politis and Romano (1994)",
+            lambda s: s.of.sharpe_interval[1],
+        ),
         ("sortino", "Sortino ratio", _RATIO, "mean(r)·252/downside risk", "Sortino (1994)", _daily(m.sortino)),
         ("calmar", "Calmar ratio", _RATIO, "annual return/|max drawdown|", "Young (1991); empyrical", _daily(m.calmar)),
         ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(m.omega)),
@@ -163,7 +179,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _daily(m.martin_ratio)),
     ),
     "drawdown": (
-        ("max_drawdown", "Max drawdown", _SHARE, "min(V/peak − 1)", EMPYRICAL, _daily(m.max_drawdown)),
+        (
+            "max_drawdown",
+            "Max drawdown, sessions",
+            _SHARE,
+            "min(V/peak − 1), closes",
+            EMPYRICAL,
+            _daily(m.max_drawdown),
+        ),
         ("average_drawdown", "Average drawdown", _SHARE, "mean depth", "Burke (1994)", _daily(m.average_drawdown)),
         (
             "longest_drawdown_days",
@@ -284,7 +307,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("minute_annual_volatility", "Volatility, bars", _YEAR, "std·√(bars a year)", "-", _bars(m.annual_volatility)),
         ("minute_sharpe", "Sharpe ratio, bars", _RATIO, "mean/std·√(bars a year)", "-", _bars(m.sharpe)),
         ("minute_sortino", "Sortino ratio, bars", _RATIO, "as daily", "-", _bars(m.sortino)),
-        ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "every bar", "-", lambda s: m.max_drawdown(s.minute)),
+        ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "at every bar", "-", lambda s: m.max_drawdown(s.minute)),
     ),
 }
 _OF_POSITIONS = {"invested_share", "break_even_cost_bps", *(row[0] for row in _GROUPS["trading"][5:])}

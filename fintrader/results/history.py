@@ -62,6 +62,11 @@ class History:
     bars; None where it is not known. The index above is another thing: a level that nobody paid to hold."""
 
     @property
+    def sharpe_interval(self) -> tuple[float | None, float | None]:
+        """Both ends of the Sharpe ratio's 95 % interval; a history alone cannot resample, and knows none."""
+        return None, None
+
+    @property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
         """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and knows none."""
         return None, None
@@ -159,7 +164,7 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """
     open_lots: dict[str, list[_Lot]] = {}
     closed: list[tuple[str, float, float, float]] = []
-    times = trades["fill_time"].astype("int64").to_numpy()
+    times = pd.DatetimeIndex(trades["fill_time"]).as_unit("ns").asi8
     columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind"))
     for time, symbol, shares, price, cost, kind in zip(times, *columns, strict=True):
         lots = open_lots.setdefault(symbol, [])

@@ -48,6 +48,11 @@ def charts_of(page: str) -> dict[str, Any]:
     return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
 
 
+def values_of(packed: Any) -> np.ndarray:
+    """A trace's values, as plotly packs arrays."""
+    return np.frombuffer(base64.b64decode(packed["bdata"]), dtype=packed["dtype"])
+
+
 def test_every_odd_result_has_a_report() -> None:
     market, settings = make_market(60, 4), EnvSettings()
     idle = simulate(idle_policy, make_market(60, 3), settings)
@@ -79,7 +84,15 @@ def test_charts_hold_what_was_simulated() -> None:
     assert any(key.startswith("trades-") for key in charts)
     for key in charts:
         assert f'id="chart-{key}"' in page
-    assert len(charts["equity"]["data"]) == len(results)
+    assert len(results) == 9
+    for chart in charts.values():
+        assert sum(trace["type"] == "scatter" and "lines" in trace["mode"] for trace in chart["data"]) < 10
+    left_out = set(results) - {trace["name"].replace(" ", "_").lower() for trace in charts["equity"]["data"]}
+    assert left_out == {"cash"}
+    assert "8 of 9 are drawn; left out, but in the tables: Cash." in page
+    deepest = {name: values_of(charts[name]["data"][0]["y"]).min() for name in ("drawdown", "drawdown-bars")}
+    assert deepest["drawdown"] == pytest.approx(results["ensemble"].metrics["max_drawdown"])
+    assert deepest["drawdown-bars"] == pytest.approx(results["ensemble"].metrics["minute_max_drawdown"])
     assert len(charts["costs"]["data"][0]["y"]) == 3
     assert page_of(results, sensitivity=rows) == page
 

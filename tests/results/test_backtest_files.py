@@ -42,7 +42,7 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         report.write_report(tmp_path / folder / "report.html", stored)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
-        *("context.json", "equity.parquet", "honesty.json", "metrics.json"),
+        *("analysis.json", "context.json", "equity.parquet", "honesty.json", "metrics.json"),
         *("positions.parquet", "prices.parquet", "report.html", "seal.json"),
         *("sensitivity.json", "trades.parquet"),
     ]
@@ -152,7 +152,7 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     assert 'src="http' not in page
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
     assert "a &lt;/script&gt; run" in page
-    assert page.count("</script>") == 3
+    assert page.count("</script>") == 4
     for heading in (
         "Against the baselines",
         "Can this be luck? The held-out window",

@@ -195,7 +195,7 @@ BOTH = {
     "costs": ("honesty", "", "honesty_sweep"),
     "capital": ("honesty", "", "honesty_capital"),
 }
-ALONE = {"excess", "without"} | {f"trades-{k}" for k in range(9)}
+ALONE = {"excess", "without", "drawdown-bars", "pnl", "exposure"} | {f"trades-{k}" for k in range(9)}
 """Charts of the report that the app tells as a table, or draws as candles of the market file."""
 
 

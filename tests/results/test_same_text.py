@@ -100,9 +100,9 @@ def test_the_evidence_in_report_and_app(template: Path, stored: StoredBacktest, 
     assert report["E-value"][0].startswith(f"{cards(test)['E-value']}, most ")
     assert cards(test)["Seen here"] == f"from {report['Power'][0].removesuffix(' or more')}"
     bands = table_with(test, "Estimate").set_index("Metric")
-    assert set(bands.index) == {"Sharpe ratio", "Max drawdown"}, "thirty sessions have no annual return"
-    low, high = bands.loc["Max drawdown", ["Low", "High"]]
-    assert f"{low} to {high}" == report["Max drawdown, 95 % interval"][0]
+    assert set(bands.index) == {"Sharpe ratio", "Max drawdown, sessions"}, "thirty sessions have no annual return"
+    low, high = bands.loc["Max drawdown, sessions", ["Low", "High"]]
+    assert f"{low} to {high}" == report["Max drawdown, sessions, 95 % interval"][0]
     rivals = table_with(test, "Against").set_index("Against")
     page = render_report(stored)
     excess = rows_of(page[page.index("Excess over") :])

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fintrader.metrics import TRADING_DAYS, drawdowns, episodes, returns_of, session_ends
-from fintrader.results.figures.style import PALETTE, ZERO, layout, lines, time_axis
+from fintrader.results.figures.style import MOST_LINES, PALETTE, ZERO, layout, lines, say_left_out, time_axis
 
 Session = NDArray[np.int64] | pd.Series
 """`[T]`: number of each bar's session, never decreasing."""
@@ -86,6 +86,9 @@ def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> 
     `daily`: name to daily returns (index: the session's last bar, UTC), the first against the starting capital.
     """
     figure = go.Figure()
+    kept = list(daily)[:MOST_LINES]  # as they were named: runs have no rank
+    say_left_out(figure, list(daily), kept)
+    daily = {name: daily[name] for name in kept}
     indices = [pd.DatetimeIndex(returns.index) for returns in daily.values()]
     for position, ((name, returns), times) in enumerate(zip(daily.items(), indices, strict=True)):
         growth = np.concatenate([[1.0], np.cumprod(1 + returns.to_numpy())])

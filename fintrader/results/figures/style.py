@@ -7,7 +7,7 @@ can show, with the extremes of every stretch kept exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,8 +17,10 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.results.figures.downsample import keep
-from fintrader.results.formatting import BASELINES
+from fintrader.results.formatting import BASELINES, in_order
 
+MOST_LINES = 8
+"""Most curves in a chart: more than there are colours to tell apart help nobody."""
 POINTS = 2000
 """Most points of a drawn curve."""
 INK, MUTED, GRID, ZERO = "#1f2933", "#616e7c", "#e4e7eb", "#9aa5b1"
@@ -94,7 +96,28 @@ def stamps(times: pd.DatetimeIndex) -> list[str]:
     return list(times.strftime("%Y-%m-%d %H:%M UTC"))
 
 
+def most_telling(names: Sequence[str], first: Sequence[str | None] = ()) -> list[str]:
+    """At most MOST_LINES of `names`, in their order: those of `first`, then as tables rank them; cash, a flat line,
+    comes last."""
+    ranked = [*(name for name in first if name in names), *in_order(name for name in names if name != "cash"), *names]
+    kept = list(dict.fromkeys(ranked))[:MOST_LINES]
+    return [name for name in names if name in kept]
+
+
+def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -> None:
+    """Note in `layout.meta["note"]` what a chart does not draw."""
+    missing = [title_of(str(name)) for name in names if name not in kept]
+    if missing:
+        note = f"{len(kept)} of {len(names)} are drawn; left out, but in the tables: {', '.join(missing)}."
+        figure.update_layout(meta={**(figure.layout.meta or {}), "note": note})
+
+
 def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None = None) -> None:
+    """Draw one line a column, the MOST_LINES most telling ones; of the others the figure's note says the names."""
+    names = [str(name) for name in curves.columns]
+    kept = most_telling(names, [main])
+    say_left_out(figure, names, kept)
+    curves = curves[[name for name in curves.columns if str(name) in kept]]
     times = pd.DatetimeIndex(curves.index)
     for position, name in enumerate(curves.columns):
         values = curves[name].to_numpy(dtype=np.float64)

@@ -12,7 +12,20 @@ import plotly.graph_objects as go
 
 from fintrader.metrics import session_ends
 from fintrader.results.figures.curves import Session
-from fintrader.results.figures.style import DASHES, INK, MUTED, ZERO, colour_of, layout, lines, time_axis, title_of
+from fintrader.results.figures.style import (
+    DASHES,
+    INK,
+    MOST_LINES,
+    MUTED,
+    ZERO,
+    colour_of,
+    layout,
+    lines,
+    most_telling,
+    say_left_out,
+    time_axis,
+    title_of,
+)
 
 BUY, SELL = "#0b6e99", "#b42318"
 SHADES = (
@@ -74,6 +87,32 @@ def turnover_figure(turnover: pd.Series, equity: pd.Series, session: Session, *,
     time_axis(figure, times)
     figure = layout(figure, "Turnover of each session", "share of equity", percent=True, height=280)
     return figure.update_layout(showlegend=False, hovermode="closest")
+
+
+def pnl_figure(profit: pd.DataFrame) -> go.Figure:
+    """Profit so far, USD, of the symbols that made or lost most, the others together. `profit`: `[S, N]` USD of each
+    session and symbol."""
+    order = profit.sum().abs().sort_values(ascending=False, kind="stable").index
+    shown = profit[order[: MOST_LINES - 1]].copy()
+    if len(order) > MOST_LINES - 1:
+        shown[f"{len(order) - MOST_LINES + 1} others"] = profit[order[MOST_LINES - 1 :]].sum(axis=1)
+    figure = go.Figure()
+    times = pd.DatetimeIndex(profit.index)
+    for position, name in enumerate(shown.columns):
+        figure.add_trace(
+            go.Scatter(
+                x=np.arange(len(shown)),
+                y=shown[name].cumsum().to_numpy(),
+                name=html.escape(str(name)),
+                mode="lines",
+                line={"width": 1.6, "color": SHADES[position % len(SHADES)]},
+                customdata=list(times.strftime("%d %b %Y")),
+                hovertemplate="%{customdata}: %{y:$,.0f}<extra>" + html.escape(str(name)) + "</extra>",
+            )
+        )
+    time_axis(figure, times)
+    figure.add_hline(y=0, line={"color": ZERO, "width": 1})
+    return layout(figure, "Profit so far by symbol, net of costs", "USD", height=380)
 
 
 def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
@@ -231,10 +270,11 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
     """
     steps = np.linspace(0, 50, 26)
     figure = go.Figure()
-    for position, name in enumerate(equity.columns):
+    names = [str(name) for name in equity.columns if float(turnover[name].sum()) > 0]
+    kept = most_telling(names)
+    say_left_out(figure, names, kept)
+    for position, name in enumerate(kept):
         traded = float(turnover[name].sum())
-        if traded <= 0:
-            continue
         curve = equity[name].to_numpy()
         profit = curve[-1] - curve[0] + float(costs[name].sum())
         figure.add_trace(

@@ -1,0 +1,107 @@
+"""Where a strategy's profit over its benchmark portfolio came from: which symbols it held, when, at what fills.
+
+With w the strategy's weights at the close of a bar and b the portfolio's, both of equity, r the symbols' returns over
+the next bar and V the strategy's equity, the profit of a bar is
+
+    V (Σ w r + fills - costs),
+
+where `fills` is what trades made between the price they filled at and the bar's close. The same return earned by the
+portfolio, on the strategy's capital, is V (Σ b r + its fills - its costs). The difference of the two, over all bars, is
+
+    selection  Σ V (w̄ - b̄) r                   what holding the mean weights throughout would have made
+    timing     Σ V ((w - w̄) - (b - b̄)) r        what changing them made
+    fills, costs                                the strategy's less the portfolio's.
+
+Their sum is the difference to the cent: nothing is left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader.backtesting.result import BacktestResult
+from fintrader.data.tensors import MarketTensors
+
+Array = NDArray[np.float64]
+_BLOCK = 4096
+"""Bars that are looked at together: `[T, N]` is not copied as a whole."""
+
+
+def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
+    """`[T, N]`: return of each symbol over each bar, splits and dividends included; windows one after another.
+
+    0 at the first bar of a window, and where there is no price on both sides.
+    """
+    parts = []
+    for market in markets:
+        close = market.adjusted_close.cpu().numpy()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            steps = np.vstack([np.zeros((1, close.shape[1])), close[1:] / close[:-1] - 1])
+        parts.append(np.where(np.isfinite(steps), steps, 0.0))
+    whole: Array = np.concatenate(parts)
+    return whole
+
+
+def attribute(result: BacktestResult, portfolio: BacktestResult | None, returns: Array) -> dict[str, Any]:
+    """The split above, as plain JSON in USD, in total and by symbol.
+
+    `portfolio`: None for cash; one without positions (an index) cannot be split, and cash stands in for it. `returns`:
+    `[T, N]`, as `symbol_returns` gives them.
+    """
+    rival = portfolio if portfolio is not None and portfolio.has_positions else None
+    capital = np.append(0.0, result.equity[:-1])  # at the close before each bar; nothing is earned at the first
+    own_mean, own_total = _means(result, returns, capital)
+    their_mean, their_total = (0.0 * own_mean, 0.0 * own_total) if rival is None else _means(rival, returns, capital)
+    selection = (own_mean - their_mean) * (capital @ returns)
+    timing = own_total - their_total - selection
+    pnl = float(result.equity[-1] - result.equity[0])
+    theirs, their_costs = (0.0, 0.0) if rival is None else _on(rival, capital)
+    costs = their_costs - float(result.costs_usd.sum())
+    active = pnl - theirs
+    order = np.argsort(-np.abs(selection + timing), kind="stable")
+    rows = [
+        {
+            "symbol": result.symbols[k],
+            "mean_weight": float(own_mean[k]),
+            "portfolio_weight": float(their_mean[k]),
+            "selection_usd": float(selection[k]),
+            "timing_usd": float(timing[k]),
+        }
+        for k in order
+    ]
+    return {
+        "portfolio": "cash" if rival is None else rival.name,
+        "pnl_usd": pnl,
+        "portfolio_pnl_usd": theirs,
+        "active_usd": active,
+        "selection_usd": float(selection.sum()),
+        "timing_usd": float(timing.sum()),
+        "fills_usd": active - float(selection.sum() + timing.sum()) - costs,
+        "costs_usd": costs,
+        "symbols": rows,
+    }
+
+
+def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Array, Array]:
+    """`[N]` mean weight before each bar, and `[N]` Σ V w r."""
+    bars = len(returns)
+    mean, total = np.zeros(returns.shape[1]), np.zeros(returns.shape[1])
+    for start in range(1, bars, _BLOCK):
+        stop = min(start + _BLOCK, bars)
+        before = result.weights(slice(start - 1, stop - 1))
+        mean += before.sum(axis=0)
+        total += (before * returns[start:stop] * capital[start:stop, None]).sum(axis=0)
+    return mean / (bars - 1), total
+
+
+def _on(result: BacktestResult, capital: Array) -> tuple[float, float]:
+    """What the returns and the costs of a result would have been on this capital, USD."""
+    before = result.equity[:-1]
+    alive = before > 0
+    steps = np.divide(result.equity[1:], before, out=np.ones_like(before), where=alive) - 1
+    costs = np.divide(result.costs_usd[1:], before, out=np.zeros_like(before), where=alive)
+    return float(capital[1:] @ steps), float(capital[1:] @ costs)

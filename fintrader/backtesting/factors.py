@@ -1,0 +1,116 @@
+"""How much of a strategy is what anybody could hold: regression of its daily returns on factors of its own universe.
+
+The factors are built of the symbols at hand, so they are not those of Fama and French: `market` is the mean return of
+the members; each other factor is the mean return of the third of them that ranks highest, less that of the lowest,
+ranked at the close of the session before. No factor pays costs. Of the first LOOKBACK sessions there is nothing to rank
+by, and they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader import metrics as m
+from fintrader.data.tensors import MarketTensors
+
+Array = NDArray[np.float64]
+LOOKBACK = 20
+FEWEST_SESSIONS, FEWEST_SYMBOLS = 30, 6
+FACTORS = {
+    "market": "mean return of the members",
+    "momentum": f"highest less lowest return of the last {LOOKBACK} sessions",
+    "reversal": "lowest less highest return of the last 5 sessions",
+    "volatility": f"highest less lowest volatility of the last {LOOKBACK} sessions",
+    "size": f"smallest less largest traded value of the last {LOOKBACK} sessions",
+}
+
+
+def factor_returns(markets: Sequence[MarketTensors]) -> Array:
+    """`[S, K]` daily returns of FACTORS, NaN while there is nothing to rank by; windows one after another."""
+    returns, value, member = (np.concatenate(parts) for parts in zip(*map(_by_session, markets), strict=True))
+    sessions = len(returns)
+    table = np.full((sessions, len(FACTORS)), np.nan)
+    for s in range(sessions):
+        here = member[s] & np.isfinite(returns[s])
+        if here.any():
+            table[s, 0] = returns[s, here].mean()
+        if s < LOOKBACK:
+            continue
+        past = returns[s - LOOKBACK : s]
+        ranked_by = (
+            np.log1p(past).sum(axis=0),
+            -np.log1p(past[-5:]).sum(axis=0),
+            past.std(axis=0),
+            -value[s - LOOKBACK : s].mean(axis=0),
+        )
+        for k, score in enumerate(ranked_by, start=1):
+            table[s, k] = _spread(returns[s], score, here)
+    return table
+
+
+def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
+    """Mean return of the highest third less that of the lowest; NaN below FEWEST_SYMBOLS."""
+    known = np.flatnonzero(here & np.isfinite(score))
+    if known.size < FEWEST_SYMBOLS:
+        return float("nan")
+    ranked = known[np.argsort(score[known], kind="stable")]
+    third = ranked.size // 3
+    return float(returns[ranked[-third:]].mean() - returns[ranked[:third]].mean())
+
+
+def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """`[S, N]` returns (the first against the window's first bar), traded value in USD, and who was a member."""
+    session = market.session.cpu().numpy()
+    ends, starts = m.session_ends(session), m.session_starts(session)
+    close = market.adjusted_close.cpu().numpy()
+    levels = close[np.append(0, ends)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        returns = levels[1:] / levels[:-1] - 1
+    traded = np.nan_to_num(market.volume.cpu().numpy() * market.close.cpu().numpy()).astype(np.float64)
+    return returns, np.add.reduceat(traded, starts, axis=0), market.member.cpu().numpy()[starts]
+
+
+def factor_betas(daily: Array, factors: Array) -> dict[str, Any]:
+    """Least squares of daily returns `[S]` on the factors `[S, K]` that are known, with Newey-West errors; plain JSON.
+
+    `alpha` is a year's (mean times 252). Empty below FEWEST_SESSIONS of which all factors are known.
+    """
+    usable = [k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS]
+    rows = np.isfinite(factors[:, usable]).all(axis=1) if usable else np.zeros(len(daily), dtype=bool)
+    y, x = daily[rows], factors[rows][:, usable]
+    moving = x.std(axis=0) > 0
+    usable, x = [k for k, moves in zip(usable, moving, strict=True) if moves], x[:, moving]
+    size, width = len(y), len(usable) + 1
+    if size < FEWEST_SESSIONS or width == 1 or y.max() == y.min():
+        return {}
+    design = np.column_stack([np.ones(size), x])
+    bread = np.linalg.pinv(design.T @ design)
+    beta = bread @ design.T @ y
+    residual = y - design @ beta
+    errors = np.sqrt(np.diag(bread @ _long_run(design * residual[:, None]) @ bread))
+    names = list(FACTORS)
+    ratios = np.divide(beta, errors, out=np.zeros_like(beta), where=errors > 0)
+    return {
+        "sessions": size,
+        "alpha": float(beta[0]) * m.TRADING_DAYS,
+        "alpha_t": float(ratios[0]),
+        "r_squared": 1 - float(residual @ residual / np.square(y - y.mean()).sum()),
+        "betas": [
+            {"factor": names[k], "beta": float(beta[j]), "t": float(ratios[j]), "about": FACTORS[names[k]]}
+            for j, k in enumerate(usable, start=1)
+        ],
+    }
+
+
+def _long_run(moments: Array) -> Array:
+    """Newey and West (1987), with ⌊4 (S/100)^(2/9)⌋ lags."""
+    lags = int(4 * (len(moments) / 100) ** (2 / 9))
+    total: Array = moments.T @ moments
+    for lag in range(1, lags + 1):
+        cross = moments[lag:].T @ moments[:-lag]
+        total = total + (1 - lag / (lags + 1)) * (cross + cross.T)
+    return total

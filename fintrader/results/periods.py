@@ -1,0 +1,75 @@
+"""Results by calendar, by the state of the market, and on its worst days. All take wide daily returns.
+
+`daily`: one column a strategy (index: the session's last bar, UTC), as `StoredBacktest.daily_returns` gives them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fintrader import metrics as m
+
+LOOKBACK = 20
+"""Sessions before a session by which its regime is told, itself not among them."""
+FEWEST_SESSIONS = 3 * LOOKBACK
+STRESS_DAYS = 10
+
+
+def yearly(daily: pd.DataFrame, timezone: str) -> pd.DataFrame:
+    """Compound return of every strategy in each calendar year, and `sessions`."""
+    years = pd.DatetimeIndex(daily.index).tz_convert(timezone).year
+    table = (1 + daily).groupby(years).prod() - 1
+    return table.assign(sessions=daily.groupby(years).size()).rename_axis(index="year", columns=None)
+
+
+def monthly(daily: pd.DataFrame, timezone: str) -> pd.DataFrame:
+    """Compound return of every strategy in each calendar month (index: `2020-03`), and `sessions`."""
+    months = pd.DatetimeIndex(daily.index).tz_convert(timezone).strftime("%Y-%m")
+    table = (1 + daily).groupby(months).prod() - 1
+    return table.assign(sessions=daily.groupby(months).size()).rename_axis(index="month", columns=None)
+
+
+def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.DataFrame:
+    """The days on which `index` lost most, the worst first, and what every strategy did on them."""
+    losing = daily[daily[index] < 0]
+    return losing.sort_values(index, kind="stable").head(days)
+
+
+def regimes(daily: pd.DataFrame, index: str) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Which sessions `[S]` belong to which state of `index`; empty below FEWEST_SESSIONS.
+
+    Volatility: thirds of the standard deviation of the last LOOKBACK sessions. Trend: whether the index stands above
+    where it stood LOOKBACK sessions ago. Both are known before the session begins; that the thirds are those of this
+    window is not. The first LOOKBACK sessions belong nowhere.
+    """
+    if len(daily) < FEWEST_SESSIONS:
+        return {}
+    moved = daily[index]
+    spread = moved.rolling(LOOKBACK).std().shift(1)
+    grown = np.log1p(moved).rolling(LOOKBACK).sum().shift(1)
+    low, high = spread.quantile(1 / 3), spread.quantile(2 / 3)
+    found = {
+        "calm third": spread <= low,
+        "middle third": (spread > low) & (spread <= high),
+        "volatile third": spread > high,
+        "index has risen": grown > 0,
+        "index has fallen": grown <= 0,
+    }
+    return {name: which.to_numpy() for name, which in found.items()}
+
+
+def regime_table(daily: pd.DataFrame, index: str, strategy: str) -> pd.DataFrame:
+    """One row a regime: `sessions`, what a year of it returns (mean × 252) for `strategy` and `index`, and the
+    strategy's `sharpe` and `beta` in it."""
+    rows = {}
+    for name, which in regimes(daily, index).items():
+        ours, theirs = daily[strategy].to_numpy()[which], daily[index].to_numpy()[which]
+        rows[name] = {
+            "sessions": int(which.sum()),
+            "strategy": m.active_return(ours, np.zeros_like(ours)),
+            "index": m.active_return(theirs, np.zeros_like(theirs)),
+            "sharpe": m.sharpe(ours),
+            "beta": m.beta(ours, theirs),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fintrader.cli import main
+from fintrader.errors import ConfigError, ReportError
+from fintrader.pipeline import load_config, run
+from fintrader.pipeline.recipe import config_from, portable
+from fintrader.pipeline.reproduce import compare, differing, reproduce
+from fintrader.report.recipe import element, made_by, read_record
+from fintrader.results.backtest_files import read_backtest
+from tests.engines.runs import TINY, fintrader, write_config
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny finished run."""
+    small = TINY["tournament"] | {"pods": 2}
+    quick = {"null_model": False, "sensitivity": False, "tear_sheet": "none"}
+    path = write_config(tmp_path_factory.mktemp("finished"), tournament=small, backtest=quick)
+    return run(load_config(path))
+
+
+@pytest.fixture
+def report(finished: Path, tmp_path: Path) -> Path:
+    """Its report alone, elsewhere, as a colleague gets it."""
+    return Path(shutil.copy(finished / "backtest" / "report.html", tmp_path / "report.html"))
+
+
+def changed(report: Path, **values: object) -> Path:
+    """The same report with other values in its record."""
+    record = read_record(report) | values
+    text = report.read_text()
+    new = element(record)
+    return _written(report, re.sub(r'<script type="application/json".*?</script>', lambda _: new, text))
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Path) -> None:
+    record, stored = read_record(report), read_backtest(finished / "backtest")
+    assert record["metrics"] == stored.metrics  # unrounded
+    recipe = record["recipe"]
+    assert recipe["config"] == portable(load_config(finished / "config.yaml"))
+    assert "runs_dir" not in recipe["config"]
+    assert str(finished.parent) not in element(record)
+    assert {name: recipe[name] for name in made_by()} == made_by()
+    assert record["market"]["source"] == {"kind": "synthetic"}
+    assert record["market"]["calendar"] == "XNAS"
+    assert record["market"]["build_version"] >= 7
+    assert len(record["data_hash"]) == 64
+    page = report.read_text()
+    assert page.index("Synthetic market with a planted signal") < page.index(stored.honesty["verdict"])
+
+
+def test_the_command_runs_it_again_and_finds_every_metric_equal(report: Path, tmp_path: Path) -> None:
+    done = fintrader("reproduce", str(report), "--keep", str(tmp_path / "again"))
+    assert done.status == 0, done.err
+    total = sum(len(row) for row in read_record(report)["metrics"].values())
+    assert f"{total} of {total} metrics equal: the report is reproduced" in done.out
+    assert read_backtest(tmp_path / "again" / "tiny" / "backtest").metrics == read_record(report)["metrics"]
+    done = fintrader("reproduce", str(report), "--keep", str(tmp_path / "again"))
+    assert done.status == 2
+    assert "is there already; choose another folder for --keep" in done.err
+
+
+def test_a_number_that_was_touched_is_found(report: Path) -> None:
+    metrics = read_record(report)["metrics"]
+    metrics["ensemble"]["sharpe"] *= 1.01
+    found = reproduce(changed(report, metrics=metrics))
+    assert [(one.strategy, one.metric) for one in found.differences] == [("ensemble", "sharpe")]
+    assert "sharpe: " in str(found.differences[0])
+    assert "%" in str(found.differences[0])
+
+
+def test_a_backtest_made_again_is_reproduced_with_its_own_settings(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "runs" / finished.name))
+    main(["backtest", str(folder), "--backtest.cost-bps", "5"])
+    record = read_record(folder / "backtest" / "report.html")
+    assert record["recipe"]["backtest"]["backtest"]["cost_bps"] == 5
+    assert record["recipe"]["config"]["backtest"]["cost_bps"] is None
+    assert reproduce(folder / "backtest" / "report.html").equal
+
+
+def test_other_bars_are_told_before_anything_is_trained(report: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"other bars: .*--data PATH"):
+        reproduce(changed(report, data_hash="0" * 64), keep=tmp_path / "kept")
+    assert not list((tmp_path / "kept").glob("*/leaderboard.sqlite"))
+    record = read_record(report)
+    files = {"kind": "files", "path": str(tmp_path / "gone.parquet")}
+    config = record["recipe"]["config"]
+    config["data"] = {**config["data"], "source": files}
+    changed(report, recipe={**record["recipe"], "config": config})
+    with pytest.raises(ReportError, match=r"cannot be had here .*gone\.parquet.*--data PATH"):
+        reproduce(report)
+    with pytest.raises(ReportError, match="cannot be had here"):
+        reproduce(report, data=str(tmp_path / "elsewhere.parquet"))
+
+
+def test_what_a_stranger_wrote_is_checked(report: Path, tmp_path: Path) -> None:
+    record = read_record(report)
+    config = record["recipe"]["config"]
+    foreign = {**config, "env": {**config["env"], "reward": "os:abort"}}
+    with pytest.raises(ReportError, match=r"imports os:abort; .*--allow-code True"):
+        reproduce(changed(report, recipe={**record["recipe"], "config": foreign}))
+    with pytest.raises(ConfigError, match="colour: unknown setting"):
+        reproduce(changed(report, recipe={**record["recipe"], "config": {**config, "colour": "red"}}))
+    with pytest.raises(ReportError, match="says nothing of runs_dir"):
+        config_from({**config, "runs_dir": "/etc"}, "it", allow_code=False)
+    with pytest.raises(ReportError, match="made in Python"):
+        reproduce(changed(report, recipe=made_by()))
+    with pytest.raises(ReportError, match="record is damaged"):
+        reproduce(changed(report, recipe={**record["recipe"], "verb": "rm"}))
+    with pytest.raises(ReportError, match="another version"):
+        reproduce(changed(report, format="fintrader-report-0"))
+    with pytest.raises(ReportError, match="no record"):
+        reproduce(_written(tmp_path / "page.html", "<html></html>"))
+    with pytest.raises(ReportError, match="No such file"):
+        reproduce(tmp_path / "nowhere.html")
+    with pytest.raises(ReportError, match="record is damaged"):
+        reproduce(_written(tmp_path / "torn.html", element({"format": "x"}).replace("}", "")))
+
+
+def test_no_text_leaves_the_record() -> None:
+    hostile = "</script><script>alert(1)</script><!-- & \u2028"
+    text = element({"run": hostile})
+    inside = text.removeprefix('<script type="application/json" id="record">').removesuffix("</script>")
+    assert not {"<", ">", "&", "\u2028"} & set(inside)
+    assert json.loads(inside) == {"run": hostile}
+
+
+def test_numbers_are_compared_as_closely_as_code_and_machine_allow() -> None:
+    told = {"a": {"x": 1.0, "y": None, "z": 0.0}, "b": {"x": 2.0}}
+    found = {"a": {"x": 1.0 + 1e-9, "y": None, "z": 1e-9}, "b": {"x": 2.0, "new": 3.0}}
+    count, differences = compare(told, found, 0.0)
+    assert (count, [(one.strategy, one.metric) for one in differences]) == (5, [("a", "x"), ("a", "z"), ("b", "new")])
+    count, differences = compare(told, found, 1e-6)
+    assert [(one.told, one.found) for one in differences] == [(None, 3.0)]
+    assert compare(told, told, 0.0) == (4, ())
+
+
+def test_another_machine_or_version_is_named() -> None:
+    here = made_by()
+    clean = {**here, "dirty": False}
+    assert [said for said in differing(clean) if "no commit holds" not in said] == []
+    old = {**clean, "commit": "f" * 40, "versions": {**here["versions"], "torch": "1.0"}}
+    said = " ".join(differing({**old, "processors": [{"processor": "Another 3000", "torch": "AVX", "numba": "x"}]}))
+    assert "commit ffffffffffff in the report" in said
+    assert "torch 1.0 in the report" in said
+    assert "processor Another 3000 in the report" in said
+    fixed = {**clean, "processors": [{"processor": "Another 3000"}], "config": {"reproducible": "across_machines"}}
+    assert "processor" not in " ".join(differing(fixed))  # which promises the same bytes there

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.backtesting import simulate, simulate_baselines
+from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.writer import tabulate
+from fintrader.envs import EnvSettings
+from fintrader.results import periods
+from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_table, symbol_pnl, trips
+from tests.engines.policies import noisy_policy
+from tests.factories import make_market
+
+
+@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_profit_by_symbol_is_what_a_ledger_by_symbol_says(events: bool, short: bool) -> None:
+    market = make_market(300, 4, session_bars=20, events=events)
+    settings = EnvSettings(cost_bps=7, short=short, max_leverage=1.5 if short else 1.0, borrow_bps_per_year=300)
+    result = simulate(noisy_policy(4), market, settings, name="ensemble")
+    stored = tabulate({"ensemble": result})
+    profit = symbol_pnl(stored, "ensemble")
+    assert profit.shape[0] == 15
+    assert profit.to_numpy().sum() == pytest.approx(result.equity[-1] - result.equity[0], abs=0.005)  # to the cent
+    wealth = result.equity[[0, *range(19, 300, 20)]]
+    assert profit.sum(axis=1).to_numpy() == pytest.approx(np.diff(wealth), abs=0.005)
+    for k, symbol in enumerate(result.symbols):  # cash of each symbol, fill by fill, and what is left of it
+        cash = sum(
+            -fill.shares * fill.price_usd - fill.cost_usd
+            for fill in result.trades.itertuples()
+            if fill.symbol == symbol and fill.kind != "split"
+        )
+        expected = cash + result.shares[-1, k] * result.mark[-1, k]
+        assert profit.get(symbol, pd.Series([0.0])).sum() == pytest.approx(expected, abs=0.005)
+    interest = result.costs_usd.sum() - result.trades["cost_usd"].sum()
+    assert profit[OTHER].sum() == pytest.approx(result.income_usd.sum() - interest, abs=0.005)
+    assert (abs(profit[OTHER].sum()) > 0.01) == (events or short)
+    table = pnl_table(profit, stored.trades)
+    assert table["cost_usd"].sum() == pytest.approx(result.trades["cost_usd"].sum())
+    assert table["fills"].sum() == (result.trades["kind"] != "split").sum()
+    assert table["profit_usd"].is_monotonic_decreasing
+
+
+def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
+    market, settings = make_market(400, 4, session_bars=20, gaps=False), EnvSettings(cost_bps=5)
+    windows = [market.window(0, 200), market.window(200, 400)]
+    whole = stitch([simulate(noisy_policy(4), one, settings, name="ensemble") for one in windows])
+    profit = symbol_pnl(tabulate({"ensemble": whole}), "ensemble")
+    assert profit.to_numpy().sum() == pytest.approx(whole.equity[-1] - whole.equity[0], abs=0.005)
+    assert profit[OTHER].abs().max() < 0.005
+    idle = symbol_pnl(tabulate({"cash": simulate_baselines(market, settings, every=True)["cash"]}), "cash")
+    assert list(idle.columns) == [OTHER]
+    assert idle.to_numpy().sum() == 0
+
+
+def test_round_trips_by_hand() -> None:
+    def fill(minute: int, shares: float, price: float, cost: float) -> dict[str, object]:
+        time = pd.Timestamp("2024-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
+        rest = {"fill_time": time, "symbol": "A", "kind": "order"}
+        return {**rest, "shares": shares, "price_usd": price, "cost_usd": cost}
+
+    bought = [fill(0, 10, 100, 1.0), fill(5, 10, 110, 1.0)]
+    rows = trips(pd.DataFrame([*bought, fill(10, -10, 120, 1.0), fill(20, -10, 105, 1.0)]))
+    everything, gains, losses = rows
+    assert [row["lots"] for row in rows] == [2, 1, 1]
+    assert (gains["profit_usd"], losses["profit_usd"]) == (pytest.approx(198), pytest.approx(-52))
+    assert everything["profit_usd"] == pytest.approx(146)
+    assert everything["mean_minutes"] == pytest.approx(12.5)
+    assert (everything["best_usd"], everything["worst_usd"]) == (pytest.approx(198), pytest.approx(-52))
+    assert trips(pd.DataFrame(bought)) == []
+
+
+def test_active_share_by_hand() -> None:
+    market, settings = make_market(60, 4, session_bars=20, gaps=False), EnvSettings(cost_bps=5)
+    baselines = simulate_baselines(market, settings, every=True)
+    stored = tabulate({"ensemble": simulate(noisy_policy(4), market, settings), **baselines})
+    found = active_shares(stored, "ensemble", "equal_weight")
+    own, theirs = stored.weights("ensemble"), stored.weights("equal_weight")
+    for k in range(3):
+        gaps = [abs(own.get(s, theirs[s] * 0).iloc[k] - theirs[s].iloc[k]) for s in theirs.columns]
+        cash = abs(own.iloc[k].sum() - theirs.iloc[k].sum())
+        assert found["active_share"].iloc[k] == pytest.approx((sum(gaps) + cash) / 2)
+        assert found["effective"].iloc[k] == pytest.approx(own.iloc[k].sum() ** 2 / (own.iloc[k] ** 2).sum())
+    assert active_shares(stored, "equal_weight", "equal_weight")["active_share"].max() == 0
+    against_cash = active_shares(stored, "equal_weight", None)
+    assert against_cash["active_share"].to_numpy() == pytest.approx(against_cash["invested"].to_numpy())
+    assert against_cash["effective"].to_numpy() == pytest.approx([4, 4, 4], rel=0.05)
+    assert active_shares(stored, "cash", "cash")["effective"].tolist() == [0, 0, 0]
+
+
+def test_capacity_rows_are_in_order() -> None:
+    rows = [{"kind": "capital_usd", "setting": "10000000"}, {"kind": "fill"}, {"kind": "capital_usd", "setting": "1e6"}]
+    assert [row["setting"] for row in capacity(rows)] == ["1e6", "10000000"]
+
+
+def daily(sessions: int = 120) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    days = pd.date_range("2023-11-20 20:59", periods=sessions, freq="B", tz="UTC")
+    index = rng.normal(0, np.where(np.arange(sessions) < sessions // 2, 0.002, 0.02))
+    return pd.DataFrame({"ensemble": 0.001 + 0.5 * index, "benchmark": index}, index=days)
+
+
+def test_years_and_months_by_hand() -> None:
+    days = pd.DatetimeIndex(["2019-12-31", "2020-01-02", "2020-01-31", "2020-02-03"], tz="UTC")
+    frame = pd.DataFrame({"a": [0.1, 0.1, 0.1, -0.5]}, index=days)
+    years = periods.yearly(frame, "UTC")
+    assert years["a"].tolist() == pytest.approx([0.1, 1.1 * 1.1 * 0.5 - 1])
+    assert years["sessions"].tolist() == [1, 3]
+    months = periods.monthly(frame, "UTC")
+    assert months.index.tolist() == ["2019-12", "2020-01", "2020-02"]
+    assert months["a"].tolist() == pytest.approx([0.1, 0.21, -0.5])
+    night = pd.DataFrame({"a": [0.1]}, index=pd.DatetimeIndex(["2019-12-31 22:00"], tz="UTC"))
+    assert periods.yearly(night, "Australia/Sydney").index.tolist() == [2020]
+
+
+def test_stress_days_are_the_worst_of_the_index() -> None:
+    frame = daily()
+    found = periods.stress_days(frame, "benchmark", 3)
+    assert found["benchmark"].tolist() == sorted(frame["benchmark"])[:3]
+    assert found["ensemble"].tolist() == pytest.approx([0.001 + 0.5 * value for value in found["benchmark"]])
+    assert periods.stress_days(frame.abs(), "benchmark").empty
+
+
+def test_regimes_are_what_loops_say() -> None:
+    frame = daily()
+    table = periods.regime_table(frame, "benchmark", "ensemble")
+    index, ours = frame["benchmark"].to_numpy(), frame["ensemble"].to_numpy()
+    days = range(periods.LOOKBACK, 120)
+    spread = {s: np.std(index[s - periods.LOOKBACK : s], ddof=1) for s in days}
+    bounds = np.quantile(list(spread.values()), [1 / 3, 2 / 3])
+    volatile = [s for s in days if spread[s] > bounds[1]]
+    assert table.loc["volatile third", "sessions"] == len(volatile)
+    assert table.loc["volatile third", "strategy"] == pytest.approx(252 * ours[volatile].mean())
+    fallen = [s for s in days if np.prod(1 + index[s - periods.LOOKBACK : s]) <= 1]
+    assert table.loc["index has fallen", "sessions"] == len(fallen)
+    assert table.loc["index has fallen", "index"] == pytest.approx(252 * index[fallen].mean())
+    assert table["sessions"].iloc[:3].sum() == table["sessions"].iloc[3:].sum() == 100
+    assert table["beta"].to_numpy() == pytest.approx([0.5] * 5)
+    assert periods.regime_table(daily(59), "benchmark", "ensemble").empty
+
+
+def test_a_session_moves_no_regime_of_its_own_or_of_an_earlier_one() -> None:
+    frame = daily()
+    changed = frame.copy()
+    changed.iloc[100:, 1] = -0.3
+    before, after = (periods.regimes(one, "benchmark")["index has risen"] for one in (frame, changed))
+    assert before[:101].tolist() == after[:101].tolist()
