@@ -39,7 +39,7 @@ from fintrader.results.backtest_files import PRICE_COLUMNS, SEAL, StoredBacktest
 from fintrader.results.history import gross_exposure
 
 TABLES = ("equity", "positions", "prices", "trades")
-FILES = (*(f"{name}.parquet" for name in TABLES), "context.json", "honesty.json", "sensitivity.json")
+FILES = (*(f"{name}.parquet" for name in TABLES), "context.json", "honesty.json", "sensitivity.json", "analysis.json")
 """All but metrics.json and the seal, which come last."""
 
 
