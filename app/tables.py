@@ -38,6 +38,15 @@ def vouched(stored: StoredBacktest, run: str = "") -> None:
         st.error(plain(f"{run}: {stored.changed}" if run else stored.changed, 400), icon=":material/gpp_bad:")
 
 
+def judged(stored: StoredBacktest, run: str = "") -> None:
+    """The verdict, beside everything that is shown of a backtest."""
+    verdict = stored.honesty.get("verdict")
+    if not isinstance(verdict, str):
+        verdict = "Not assessed: `fintrader backtest` on the run writes what can be said of luck."
+    show = st.success if stored.honesty.get("likely_skill") is True and not stored.changed else st.warning
+    show(plain(f"{run}: {verdict}" if run else verdict, 900), icon=":material/balance:")
+
+
 def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
     """A line of figures: title, value, and what to say when somebody points at it."""
     with st.container(horizontal=True, gap="small"):

@@ -45,6 +45,7 @@ def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
     tables.vouched(stored)
+    tables.judged(stored)
     main, others = pick_strategies(stored)
     context_line(stored, folder)
     tables.cards(stored, main)

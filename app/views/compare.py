@@ -8,8 +8,8 @@ from fintrader.errors import FintraderError
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.formatting import count, number, statistic
-from fintrader.results.looks import union_of_looks
+from fintrader.results.formatting import chance, count, number, statistic
+from fintrader.results.looks import LEVEL, union_of_looks
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
 from fintrader_app.shell import choose_several, guarded, label, page, plain
@@ -43,9 +43,15 @@ def render(runs: RunsFolder) -> None:
     shown = {line: stored[line.partition(" / ")[0]] for line in lines}
     overlay(shown)
     with guarded():
-        both = union_of_looks({line.partition(" / ")[0]: backtest for line, backtest in shown.items()})
+        chosen = {line.partition(" / ")[0]: backtest for line, backtest in shown.items()}
+        both = union_of_looks(chosen)
         looks = f"{count(both.looks)} different results looked at on their bars"
         st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
+        for run, backtest in chosen.items():
+            tables.judged(backtest, run)
+        if both.looks > 1:
+            least = chance(LEVEL / both.looks)
+            st.caption(f"Whoever picks one of {count(both.looks)} results is held to p {least} (Bonferroni).")
     with guarded():
         differences(shown)
 

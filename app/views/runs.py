@@ -7,7 +7,7 @@ import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import duration, moment, number
+from fintrader.results.formatting import duration, moment, number, verdict_words
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
@@ -21,6 +21,9 @@ COLUMNS = {
     "took": st.column_config.TextColumn("Took", alignment="right"),
     "trials": st.column_config.NumberColumn("Trials"),
     "return": st.column_config.NumberColumn("Return", format="percent", help="Ensemble, test window, net of costs"),
+    "verdict": st.column_config.TextColumn(
+        "Verdict", help="Of the test window against the benchmark portfolio; the Honesty page has the whole of it"
+    ),
     "index": st.column_config.NumberColumn("Index", format="percent", help="The benchmark over the same bars"),
     "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
@@ -41,6 +44,7 @@ def table(found: list[Summary]) -> pd.DataFrame:
                 "status": MARK[run.status],
                 "created": None if created is None else created.replace(tzinfo=None),
                 "trials": run.trials,
+                "verdict": verdict_words(run.verdict),
                 "return": number(headline.get("cumulative_return")),
                 "index": number(run.metrics.get("benchmark", {}).get("cumulative_return")),
                 "sharpe": number(headline.get("sharpe")),

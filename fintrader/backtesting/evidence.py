@@ -29,11 +29,10 @@ from scipy import fft, stats
 from fintrader.backtesting.bootstrap import block_length
 from fintrader.metrics import TRADING_DAYS
 from fintrader.results.catalogue import FEWEST_SESSIONS
+from fintrader.results.looks import LEVEL
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]
-LEVEL = 0.05
-"""Of all looks at a window together."""
 LATER = 0.2
 """Share of what is left of it that each further look gets of the one before."""
 POWER = 0.8

@@ -28,6 +28,7 @@ from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, finite
 from fintrader.results.formatting import chance, count, is_baseline, main_strategy, percent, ratio
 from fintrader.results.history import rounding_apart
+from fintrader.results.looks import LEVEL
 
 Array = NDArray[np.float64]
 YEAR = math.sqrt(TRADING_DAYS)
@@ -296,7 +297,7 @@ def _would_change(report: Mapping[str, Any]) -> list[str]:
         return said
     stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
     said.append(f"New sessions would confirm it; another look at these is held to a level of {stricter}.")
-    if (shift := found["shift"]) is not None and shift["p_value"] > ev.LEVEL:
+    if (shift := found["shift"]) is not None and shift["p_value"] > LEVEL:
         said.append(f"What it held paid, not when: shifted in time it earned as much (p = {chance(shift['p_value'])}).")
     if null_model_did_as_well(report["selection"]["null_model"]):
         said.append("The same search without information was chosen with as good a score.")

@@ -6,7 +6,6 @@ import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fintrader.backtesting.evidence import LEVEL
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
 from fintrader.report.html import verdict
@@ -25,7 +24,7 @@ from fintrader.results.formatting import (
     percent,
     short_window,
 )
-from fintrader.results.looks import union_of_looks
+from fintrader.results.looks import LEVEL, union_of_looks
 
 _LEFT_OUT = ("strategies", "quality", "market", "recipe")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
@@ -185,6 +186,11 @@ def when(value: Any) -> str:
 def window_words(window: str) -> str:
     """`test` as "test window"; a walk-forward already says what it is."""
     return window if window.startswith("walk-forward") else f"{window} window"
+
+
+def verdict_words(verdict: Any) -> str:
+    """What a verdict comes to, as `Not distinguishable from luck`; a dash where there is none."""
+    return re.split("[:,]", verdict)[0] if isinstance(verdict, str) and verdict else DASH
 
 
 # --- strategies ------------------------------------------------------------------------------------------------

@@ -220,6 +220,8 @@ class Summary:
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Strategy -> metric -> value, as `backtest/metrics.json` has it; empty before the backtest."""
+    verdict: str | None = None
+    """What the held-out window says, in sentences; None before the backtest."""
 
     @property
     def seconds(self) -> float | None:
@@ -281,10 +283,12 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         return Summary(name, "broken", "manifest.json is of another format or version")
     problem = None
     strategies: dict[str, dict[str, Any]] = {}
+    verdict = None
     if backtested:
         try:
             stored = folder.json("backtest", "metrics.json")
             strategies = {name: row for name, row in stored.items() if isinstance(row, dict)}
+            verdict = _text(folder.json("backtest", "honesty.json").get("verdict"))
             problem = changed_metrics(Folder(folder.path("backtest")))
         except FintraderError as error:
             problem = str(error)
@@ -302,6 +306,7 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         versions={str(k): str(v) for k, v in mappings.get("versions", {}).items()},
         stages={str(k): v for k, v in mappings.get("stages", {}).items() if isinstance(v, dict)},
         metrics=strategies,
+        verdict=verdict,
         **known,
     )
 
