@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from _measured import engines_table, optimum_table, scaling_table, table  # mkdocs puts the folder of a hook on the path
+from _measured import calibration_table, engines_table, optimum_table, scaling_table, table  # mkdocs puts the folder of a hook on the path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
-    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines)"
+    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines|calibration)"
     r"(?:: (\S+))?(?: (\S+))? -->$",
     re.M,
 )
@@ -277,6 +277,7 @@ _MAKERS: dict[str, Callable[..., str]] = {
     "settings": settings_table,
     "scaling": scaling_table,
     "engines": engines_table,
+    "calibration": calibration_table,
     "own": own_table,
     "optimum": optimum_table,
     "metrics": metrics_table,

@@ -100,6 +100,23 @@ def engines_table(which: str, *_: Any) -> str:
     return f"{table(head, rows)}\n\nCommit {stored['commit'][:12]}."
 
 
+def calibration_table(which: str, *_: Any) -> str:
+    """How often the verdict's tests call luck skill (`size`), and skill skill (`power`, `at_it`)."""
+    path = RESULTS / "calibration.json"
+    if not path.is_file():
+        return "No measurement is stored: run `fintrader bench calibration --save`."
+    stored = json.loads(path.read_text())
+    rows = []
+    for row in stored[which]:
+        against = "cash" if row["cash"] else "equal weight"
+        skill = [] if which == "size" else [f"{row['ratio']:.2f} over {against}"]
+        shares = [f"{row[test]:.1%}" for test in ("alpha", "shift", "betting")]
+        rows.append([f"{row['sessions']:,}", str(row["trials"]), *skill, f"**{shares[0]}**", *shares[1:]])
+    skilled = [] if which == "size" else ["true ratio"]
+    found = table(["sessions", "trials", *skilled, "the verdict's test", "shifts in time", "betting"], rows)
+    return f"{found}\n\n{stored['repeats']} repeats each, commit {stored['commit'][:12]}."
+
+
 def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
     names = ("n", "mean_ms", "p05_ms", "p50_ms", "p95_ms", "max_ms")
     rows = [[f"`{name}`", *(f"{found[key]:,g}" for key in names)] for name, found in stored["constants"].items()]
