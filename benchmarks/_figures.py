@@ -37,8 +37,10 @@ def quickstart(records: Records) -> str:
         f"{metrics['ensemble']['sessions']:.0f} sessions of test window, {first['cost_bps']:g} bps a trade, an "
         f"ensemble of {first['ensemble_size']} chosen from {first['trials']} trials:"
     )
-    shares = [run["share_of_expected"]["ensemble"] for run in runs]
-    said = f"The ensemble reached {percent(shares[0], 0)} of the best expected log growth"
+    shares = [run["share_of_oracle"]["ensemble"] for run in runs]
+    said = (
+        f"The ensemble reached {percent(shares[0], 0)} of the log growth of an oracle, which knows the signal's states"
+    )
     if len(runs) > 1:
         seeds = joined(f"{run['seed']}" for run in runs[1:])
         said += f" (with seeds {seeds}: {joined(percent(share, 0) for share in shares[1:])})"

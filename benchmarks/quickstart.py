@@ -1,11 +1,11 @@
-"""The quickstart as a newcomer runs it: what its test window shows, its share of the planted optimum, its time.
+"""The quickstart as a newcomer runs it: what its test window shows, its share of an oracle's growth, its time.
 
     python benchmarks/quickstart.py [--seeds 7 1 2] [--runs FOLDER] [--save]
 
 Every seed is a run of `configs/quickstart.yaml` in a process, a folder and a data cache of its own; the first is what
-`make run` gives on this machine. Shares are of the best expected log growth of the planted market
-(`share_of_expected`) and of what the oracle made of the same window (`share_of_oracle`). The seconds are of the whole
-command, `load` says how busy the machine was when it began. The last line is one JSON object.
+`make run` gives on this machine. Shares are of the log growth that the oracle made of the same window
+(`share_of_oracle`). The seconds are of the whole command, `load` says how busy the machine was when it began. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def figures(folder: Path) -> dict[str, Any]:
         "cost_bps": stored.context["cost_bps"],
         "metrics": {name: {key: stored.metrics[name][key] for key in KEYS} for name in SHOWN if name in stored.metrics},
         "verdict": honesty["verdict"],
-        "share_of_expected": planted["share_of_expected"],
         "share_of_oracle": planted["share_of_oracle"],
         "sharpe_by_capital_usd": {
             row["setting"]: row["sharpe"] for row in stored.sensitivity if row["kind"] == "capital_usd"
@@ -77,7 +76,7 @@ def main() -> None:
             folder = run(seed, home) if fresh else home / f"quickstart-{seed}"
             row = figures(folder) | {"seconds": time.monotonic() - began if fresh else None, "load": load}
             rows.append(row)
-            share = row["share_of_expected"]["ensemble"]
+            share = row["share_of_oracle"]["ensemble"]
             print(f"seed {seed}: share {share:.3f}, {row['seconds'] or 0:.0f} s, {row['verdict']}", flush=True)
         finish("quickstart", {"runs": rows}, seed=options.seeds[0], save=options.save)
 

@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from _measured import calibration_table, engines_table, optimum_table, scaling_table, table  # mkdocs puts the folder of a hook on the path
+from _measured import (
+    calibration_table,
+    engines_table,
+    optimum_table,
+    scaling_table,
+    table,
+)  # mkdocs puts the folder of a hook on the path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined

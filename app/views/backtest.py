@@ -8,7 +8,7 @@ import streamlit as st
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import count, number, percent, usd, window_words
+from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, markets, tables
 from fintrader_app.shell import (
@@ -109,12 +109,8 @@ def context_line(stored: StoredBacktest, folder: Folder) -> None:
                     icon=":material/download:",
                     on_click="ignore",
                 )
-    share = artifacts.part(artifacts.part(context, "planted"), "share_of_oracle").get("ensemble")
-    if number(share) is not None:
-        st.caption(
-            f"Synthetic market with a planted signal: the ensemble reached {percent(share, 0)} of the log growth that "
-            "an oracle made of this window."
-        )
+    if planted := planted_words(context):
+        st.caption(planted)
 
 
 def looked_at(looks: object) -> str | None:

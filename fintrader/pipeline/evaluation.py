@@ -21,7 +21,7 @@ from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.yardsticks import Yardsticks
-from fintrader.data.sources.planted import oracle_policy, planted_optimum
+from fintrader.data.sources.planted import oracle_policy
 from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.data.universe import describe as survivors_only
@@ -417,14 +417,14 @@ def information_free_market(path: Path, seed: int, target: Path | None = None) -
 def _planted(
     market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
 ) -> dict[str, Any] | None:
-    """What could be earned at best in a synthetic market, and the share of it that was; None on real bars.
+    """What share of the oracle's log growth over this window was made, in a synthetic market; None on real bars.
 
-    Adds the strategy `oracle`, which knows the planted states and trades them optimally in the same environment.
+    Adds the strategy `oracle`, which knows the planted states and trades them in the same environment so as to maximise
+    expected wealth (not the Sharpe ratio).
     """
     planted = market.meta.get("planted")
     if planted is None or planted["kind"] == IN_REAL or env.action != "target" or env.half_spread_bps or env.impact_bps:
         return None
-    optimum = planted_optimum(planted, env.cost_bps, market.num_bars - 1)
     layout = TradingEnv.evaluation(market, env).layout
     at_once = env.model_copy(update={"trade_rate": 1.0})  # it knows the costs of its steps
     results["oracle"] = simulate(
@@ -432,8 +432,5 @@ def _planted(
     )
     reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
     best = math.log(reached["oracle"])
-    return {
-        "expected_multiple": optimum.expected_multiple,
-        "share_of_expected": {name: optimum.share(reached[name]) for name in ("ensemble", "best", "oracle")},
-        "share_of_oracle": {name: math.log(reached[name]) / best for name in ("ensemble", "best")} if best > 0 else {},
-    }
+    names = ("ensemble", "best") if best > 0 else ()
+    return {"share_of_oracle": {name: math.log(reached[name]) / best for name in names}}

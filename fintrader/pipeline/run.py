@@ -30,7 +30,14 @@ from fintrader.pipeline.session import observing, open_run, watching, workplace
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
-from fintrader.results.formatting import active_table, in_order, metrics_table, percent, standing, window_words
+from fintrader.results.formatting import (
+    active_table,
+    in_order,
+    metrics_table,
+    planted_words,
+    standing,
+    window_words,
+)
 from fintrader.results.looks import Ledger
 from fintrader.runs import Manifest, RunFolder
 from fintrader.storage.mirror import Mirror, mirror_of
@@ -367,13 +374,8 @@ def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: S
     for name, said in context.get("changed", {}).items():
         console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
-    if planted := context.get("planted"):
-        expected = planted["share_of_expected"]["ensemble"]
-        oracle = planted["share_of_oracle"].get("ensemble")
-        console.print(
-            f"Planted signal: the ensemble reached {percent(expected, 0)} of the best expected log growth"
-            + (f", {percent(oracle, 0)} of what the oracle made of this window." if oracle is not None else ".")
-        )
+    if planted := planted_words(context):
+        console.print(planted)
     console.print(stored.changed or stored.honesty["verdict"])
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
         if (folder / name).exists():

@@ -26,6 +26,7 @@ from fintrader.results.formatting import (
     is_baseline,
     main_strategy,
     percent,
+    planted_words,
     ratio,
     short_window,
     standing,
@@ -73,7 +74,8 @@ def render_report(stored: StoredBacktest) -> str:
     page = Page(f"{run}: {figures.title_of(main)}")
     tone = "good" if stored.honesty.get("likely_skill") and not stored.changed else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
-    lead = f"{summary(stored)} {standing(stored.metrics, stored.context)}".strip()
+    told = (summary(stored), standing(stored.metrics, stored.context), planted_words(stored.context))
+    lead = " ".join(part for part in told if part)
     if notice := market_notice(stored.context):
         page.notice(notice)
     page.header(run, verdict(stored), lead, about, tone=tone)

@@ -188,6 +188,16 @@ def window_words(window: str) -> str:
     return window if window.startswith("walk-forward") else f"{window} window"
 
 
+def planted_words(context: Mapping[str, Any]) -> str:
+    """What the ensemble made of a planted signal, as the one share that is shown anywhere; empty without one."""
+    planted = context.get("planted")
+    share = (planted.get("share_of_oracle") or {}).get("ensemble") if isinstance(planted, Mapping) else None
+    if number(share) is None:
+        return ""
+    told = "of the log growth of an oracle, which knows the signal's states and maximises expected wealth"
+    return f"Planted signal: the ensemble made {percent(share, 0)} {told}, in the same window at the same costs."
+
+
 def verdict_words(verdict: Any) -> str:
     """What a verdict comes to, as `Not distinguishable from luck`; a dash where there is none."""
     return re.split("[:,]", verdict)[0] if isinstance(verdict, str) and verdict else DASH

@@ -48,11 +48,6 @@ class PlantedOptimum:
     growth_per_bar: float
     """ln(expected_multiple) / num_bars."""
 
-    def share(self, multiple: float) -> float:
-        """What share of the best achievable log growth a final wealth multiple is (can be negative or above 1)."""
-        best = self.growth_per_bar * self.num_bars
-        return float(np.log(multiple) / best) if best > 0 else 0.0
-
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
