@@ -104,9 +104,11 @@ def _strengths(
     """Every column at `rows` `[R]` with the returns `ahead` `[R, N]`; context with their mean over symbols."""
     known = np.isfinite(ahead)
     together = np.where(known, ahead, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    columns = [(name, market.features[rows, :, k], ahead, traded) for k, name in enumerate(market.feature_names)]
+    columns: list[tuple[str, Tensor, Array, Array]] = [
+        (name, market.features[rows, :, k], ahead, traded) for k, name in enumerate(market.feature_names)
+    ]
     columns += [
-        (name, market.context[rows, k : k + 1], together[:, None], known.any(axis=1, keepdims=True))
+        (name, market.context[rows, k : k + 1], together[:, None], np.asarray(known.any(axis=1, keepdims=True)))
         for k, name in enumerate(market.context_names)
     ]
     for name, values, returns, counted in columns:

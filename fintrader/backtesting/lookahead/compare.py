@@ -110,9 +110,9 @@ def compare_trading(
     for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=True):
         if not torch.equal(obs, their_obs):
             column = int((obs != their_obs).flatten().nonzero()[0])
-            apart = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
+            values = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
             what = column_name(one.layout, market, column)
-            leaks.append(Leak("observation", cut, bar, mode, f"{what}, {apart}"))
+            leaks.append(Leak("observation", cut, bar, mode, f"{what}, {values}"))
             break
     ours_usd, theirs_usd = one.trade_log.equity[:cut], other.trade_log.equity[:cut]
     if (apart := np.flatnonzero(ours_usd != theirs_usd)).size:

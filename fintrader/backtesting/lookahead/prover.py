@@ -207,10 +207,13 @@ class _Pieces:
         for number in chosen.tolist():
             bar = int(rng.integers(self.first[number], self.first[number + 1]))
             wanted[number].append((bar, MODES[int(rng.integers(len(MODES)))]))
-        if self.sessions > 1:
+        if self.sessions > 1 and settings.run and not settings.exhaustive:
+            # one piece for all, so that what a feature does at every so many of its rows comes up
             start = int(rng.integers(self.first[1], max(self.market.num_bars - settings.run, self.first[1]) + 1))
-            for bar in range(start, min(start + settings.run, self.market.num_bars)):
-                wanted[int(self.session[bar])].append((bar, "cut"))
+            bars = range(start, min(start + settings.run, self.market.num_bars))
+            piece = self._piece(int(self.session[start]), [(bar, "cut") for bar in bars])
+            if piece is not None:
+                yield replace(piece, own_bars=0)
         eventful = self._eventful()
         for number in wanted:
             begin, end = int(self.first[number]), int(self.first[number + 1])
@@ -238,9 +241,10 @@ class _Pieces:
         return found
 
     def _piece(self, number: int, cuts: Sequence[tuple[int, Mode]]) -> _Piece | None:
-        """The sessions around one: enough before it, and one after it where there is one."""
-        stop = min(number + 1, self.sessions - 1)
-        trained = stop - 2
+        """The sessions around one: enough before it, and one after it, or after the last cut, where there is one."""
+        last = max((int(self.session[bar]) for bar, _ in cuts), default=number)
+        stop = min(last + 1, self.sessions - 1)
+        trained = min(number - 1, stop - 2)
         if trained < 0:
             return None
         start = max(0, min(number - self.before, trained))
@@ -248,7 +252,7 @@ class _Pieces:
         days, minutes = self.days, self.market.minutes
         view = View(
             int(minutes[first]), int(minutes[end - 1]), days[start], days[stop],
-            (days[trained], days[trained + 1], days[stop]), self.market.symbols,
+            (days[trained], days[trained + 1], days[trained + 2]), self.market.symbols,
         )  # fmt: skip
         own = int(self.first[number + 1] - self.first[number])
         return _Piece(view, first, end - first, own, tuple((bar, self.cut(bar, mode)) for bar, mode in cuts))

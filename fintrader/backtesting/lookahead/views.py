@@ -182,10 +182,11 @@ def ending(bars: Bars, ts: int, last_ts: int) -> Bars:
     if before.all():
         return bars
     known = bars.take(np.flatnonzero(before))
-    one = known.take(known.ts.argmax(keepdims=True)) if len(known) else bars.take(np.array([0]))
+    one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(np.array([0]))
     price = one.close if len(known) else np.ones(1)
     when = np.array([ts if len(known) else last_ts])
-    last = replace(one, ts=when, volume=np.zeros(1), **dict.fromkeys(PRICES, price))
+    prices: dict[str, Any] = dict.fromkeys(PRICES, price)
+    last = replace(one, ts=when, volume=np.zeros(1), **prices)
     return joined(known, last)
 
 
@@ -195,7 +196,8 @@ def joined(one: Bars, other: Bars) -> Bars:
         name: np.append(getattr(one, name), getattr(other, name)) for name in ("ts", "symbol", *PRICES, "volume")
     }
     extras = {name: np.append(values, other.extras[name]) for name, values in one.extras.items()}
-    return replace(one, **columns, extras=extras, row=None)
+    whole: dict[str, Any] = columns
+    return replace(one, **whole, extras=extras, row=None)
 
 
 def scrambled(bars: Bars, rows: Array, rng: np.random.Generator) -> Bars:
@@ -209,6 +211,6 @@ def scrambled(bars: Bars, rows: Array, rng: np.random.Generator) -> Bars:
         changed[where] = values[order] * factor
         return changed
 
-    prices = {name: change(getattr(bars, name), move) for name in PRICES}
+    prices: dict[str, Any] = {name: change(getattr(bars, name), move) for name in PRICES}
     extras = {name: change(values) for name, values in bars.extras.items()}
     return replace(bars, volume=change(bars.volume), extras=extras, **prices)
