@@ -131,10 +131,13 @@ def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Ar
 
 
 def _says(values: Array) -> Array:
-    """Where a column says something: not at the one value that most rows hold, if there is one beside others."""
+    """Where a column says something: not at the one value that most rows hold, if there are several beside it."""
     usual = np.median(values) if len(values) else 0.0  # what most rows hold is in the middle of them
     other = values != usual
-    return other if 3 <= np.count_nonzero(other) < len(values) / 2 else np.ones(len(values), dtype=bool)
+    several = other.any() and np.ptp(values[other]) > 0
+    if several and np.count_nonzero(other) < len(values) / 2:
+        return np.asarray(other)
+    return np.ones(len(values), dtype=bool)
 
 
 def _scores(values: Array) -> Array:
@@ -152,7 +155,7 @@ def _t(samples: Array) -> float:
 def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     """Of a trade on every feature, before costs, and the sessions it stands on.
 
-    Each symbol is held long at the closes where the column is above its median over time, short where it is below,
+    Each symbol is held long at the closes where the column is above its mean over time, short where it is below,
     from the next open to the one after.
     """
     opens = _log(market.open, market.events.growth(market.close))
@@ -165,7 +168,7 @@ def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
         for column in range(market.num_assets):
             rows = np.flatnonzero(known[:, column])
             values = market.features[rows, column, k].numpy()
-            side = np.sign(values - np.median(values)) if len(values) else values
+            side = np.sign(values - values.mean()) if len(values) else values
             earned += np.bincount(day[rows], side * ahead[rows, column], len(earned))
         if len(earned) >= _FEWEST_BLOCKS:
             t = _t(earned)
