@@ -87,6 +87,12 @@ class BacktestAccount:
         return held
 
     @property
+    def wanted(self) -> Array:
+        """`[N]` shares that the last decision asked for; not to be written to."""
+        wanted: Array = self._want[0]
+        return wanted
+
+    @property
     def rows(self) -> NDArray[np.float32] | None:
         """`[T, L*W]`: the market's part of every observation; None where it is not a flat float32 row."""
         plain = self.settings.observation == "flat" and self._rows.dtype == torch.float32

@@ -122,10 +122,9 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """Commands that are one verb of the pipeline: name, verb, what it does."""
-_LOOKAHEAD = "change the future at random minutes and see whether the past notices (then status 1)."
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     **{name: commands.pipeline_verb(name, verb, about) for name, verb, about in _VERBS},
-    "lookahead": commands.pipeline_verb("lookahead", "check_lookahead", _LOOKAHEAD, cuts=3),
+    "lookahead": commands.lookahead,
     "backtest": commands.backtest,
     "compare": commands.compare,
     "looks": commands.looks,

@@ -4,6 +4,7 @@ outside, and those that start the app and the benchmarks.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -27,17 +28,38 @@ from fintrader.runs import RunFolder
 # --- make ----------------------------------------------------------------------------------------------------
 
 
-def pipeline_verb(name: str, verb: str, about: str, **how: Any) -> Callable[[list[str]], None]:
+def pipeline_verb(name: str, verb: str, about: str) -> Callable[[list[str]], None]:
     """The command that calls `pipeline.<verb>` on a configuration; exit status 1 where that answers False."""
 
     def command(argv: list[str]) -> None:
         from fintrader import pipeline
 
-        if getattr(pipeline, verb)(parse_config(name, argv), **how) is False:
+        if getattr(pipeline, verb)(parse_config(name, argv)) is False:
             sys.exit(1)
 
     command.__doc__ = f"CONFIG [--overrides]: {about}"
     return command
+
+
+def lookahead(argv: list[str]) -> None:
+    """CONFIG [--prefixes N] [--overrides]: change the future; exit status 1 when the past notices, 3 for an alarm."""
+    from fintrader import pipeline
+    from fintrader.backtesting.lookahead import LookaheadSettings
+
+    own, rest, words = [], [], iter(argv)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name.startswith("--") and name[2:].replace("-", "_") in LookaheadSettings.model_fields:
+            own += [word] if equals else [word, *[value for value in (next(words, None),) if value is not None]]
+        else:
+            rest.append(word)
+    if {"-h", "--help"} & set(rest):
+        with contextlib.suppress(SystemExit):
+            parse(LookaheadSettings, LookaheadSettings(), ["--help"], "lookahead")
+    settings = parse(LookaheadSettings, LookaheadSettings(), own, "lookahead")
+    report = pipeline.check_lookahead(parse_config("lookahead", rest), settings)
+    if not report.clean:
+        sys.exit(1 if report.leaks else 3)
 
 
 def backtest(argv: list[str]) -> None:

@@ -40,7 +40,7 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     path = settings.path
     assert path is not None
     file = base_name(path)
-    table = _read(path, settings, "data.benchmark.path")
+    table = read_level(path, settings, "data.benchmark.path")
     days = table["when"].dt.normalize()
     daily = bool((table["when"] == days).all())
     values = table[settings.column].to_numpy(dtype=np.float64)
@@ -75,7 +75,7 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
 
     Raises DataError when the file has no date and close, or holds values that are not positive.
     """
-    table = _read(path, BenchmarkSettings(path=path), f"data.features.daily.{name}")
+    table = read_level(path, BenchmarkSettings(path=path), f"data.features.daily.{name}")
     values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(f"{base_name(path)}: data.features.daily.{name} needs positive values in its column close")
@@ -118,7 +118,8 @@ def _carry(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
 
 
-def _read(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
+def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
+    """The file's table in order of time, `when` in the settings' zone. Raises DataError when it cannot be used."""
     name, data = base_name(path), io.BytesIO(read_whole(path, setting))
     try:
         if name.endswith((".parquet", ".pq")):

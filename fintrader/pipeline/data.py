@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader import reproducible
-from fintrader.backtesting.lookahead import MODES, lookahead
+from fintrader.backtesting.lookahead import MODES, LookaheadReport, LookaheadSettings, lookahead
 from fintrader.data.build import build_market
 from fintrader.data.inspect import describe, dry_run, quality_report, verify, write_quality
 from fintrader.data.tensors import MarketTensors
@@ -73,15 +73,18 @@ def verify_data(config: RunConfig) -> bool:
     return not problems
 
 
-def check_lookahead(config: RunConfig, cuts: int) -> bool:
-    """Change the future from random minutes on, build and trade again; prints what differs; True: nothing does."""
+def check_lookahead(config: RunConfig, settings: LookaheadSettings | None = None) -> LookaheadReport:
+    """Change the future, build and trade again, and compare; prints and, beside a run, stores what was found."""
     with reporter() as progress:
-        report = lookahead(config.data, config.trading, cuts=cuts, seed=config.seed, progress=progress)
+        report = lookahead(
+            config.data, config.trading, settings, seed=config.seed, cache=config.cache, progress=progress
+        )
     print(report)
     if config.folder.root.is_dir():
-        tried = {"cuts": list(report.cuts), "modes": list(MODES)}
-        write_json(config.folder.root / "lookahead.json", {"leaks": [str(leak) for leak in report.leaks], **tried})
-    return report.clean
+        tried = {"cuts": list(report.cuts), "prefixes": list(report.prefixes), "modes": list(MODES)}
+        found = {"leaks": list(map(str, report.leaks)), "alarms": list(report.alarms), "trusted": list(report.trusted)}
+        write_json(config.folder.root / "lookahead.json", {**found, "untried": list(report.untried), **tried})
+    return report
 
 
 def _build(config: RunConfig) -> Path:

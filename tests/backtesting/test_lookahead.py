@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from fintrader.backtesting.lookahead import find_leaks, lookahead
-from fintrader.data.settings import DataSettings
+from fintrader.backtesting.lookahead import find_leaks
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.data.tables import REAL_2016
 from tests.factories import joined, make_market
 
 
@@ -61,40 +58,7 @@ def test_a_planted_leak_is_named(where: str) -> None:
     assert where in str(report)
 
 
-def test_the_pipeline_does_not_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = {"kind": "synthetic", "num_symbols": 4, "num_sessions": 30}
-    data = DataSettings.model_validate({"source": source, "bar_minutes": 30})
-    assert lookahead(data, EnvSettings(), cuts=2).clean
-
-    from fintrader.data import build
-
-    honest = build.ft.symbol_features
-
-    def peeking(one, names, later):
-        features = honest(one, names, later)
-        if len(features) > 1:
-            features[:-1, 0] = features[1:, 0].copy()
-        return features
-
-    monkeypatch.setattr(build.ft, "symbol_features", peeking)
-    report = lookahead(data, EnvSettings(), cuts=2)
-    assert not report.clean
-    assert f"feature {data.features.names[0]}" in {leak.what for leak in report.leaks}
-
-
 def test_no_room_to_cut_is_a_typed_error() -> None:
     market = make_market(60, 3).window(0, 4)
     with pytest.raises(BacktestError, match="no bar"):
         find_leaks(market, future, EnvSettings())
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
-def test_real_minutes_do_not_look_ahead() -> None:
-    source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
-    universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
-    data = DataSettings.model_validate({"source": source, "universe": universe, "bar_minutes": 5})
-    report = lookahead(data, EnvSettings(decision_interval=6), cuts=2)
-    assert report.clean, str(report)
-    assert np.all(np.array(report.cuts) > 0)

@@ -1,0 +1,176 @@
+"""Columns that know too much: what truncation cannot prove of a value that somebody else computed, its strength shows.
+
+A column that holds the next return is the same in every truncated view of its file. But nothing that is honest orders
+returns as well as it does: each column is compared with the returns after it, over several horizons, and traded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from scipy.stats import t as student
+from torch import Tensor
+
+from fintrader.data.bars import Array
+from fintrader.data.tensors import MarketTensors
+from fintrader.seeding import numpy_generator
+
+IMPLAUSIBLE_IC = 0.1
+"""Rank correlation with the return ahead. Of real minute bars no honest column that is significant reaches 0.04."""
+IMPLAUSIBLE_SHARPE = 10.0
+"""A year, before costs. Of real minute bars no honest column reaches 6."""
+FALSE_ALARMS = 0.001
+"""Probability that any column of a market without information passes the test of significance."""
+STRONGER = 1.25
+"""Where a signal is planted others may echo it: implausible is who knows so many times more than the signal."""
+NEXT_OPEN = "to the next open"
+_BLOCKS, _FEWEST_BLOCKS, _HORIZONS_A_BLOCK = 50, 12, 3
+_MOST_ROWS = 20_000
+_SESSIONS_A_YEAR = 252
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A column that knows implausibly much."""
+
+    column: str
+    what: str
+    """`rank correlation`, or `Sharpe ratio`."""
+    value: float
+    horizon: str
+    """Over which return: `30 bars`, or from a session's last close to the next one's open."""
+    t: float
+    """The value in standard errors."""
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.what} {self.value:+.3g} with the return {self.horizon} ahead (t = {self.t:+.1f})"
+
+
+def implausible(market: MarketTensors, planted: str | None = None) -> tuple[Alarm, ...]:
+    """Columns whose rank correlation with a return ahead, or whose Sharpe ratio, is too good: both too large to be
+    honest and too significant to be chance. At most one of each kind a column, the most significant.
+
+    `planted` names a column that is meant to be good: it raises no alarm, and others are measured against it.
+    """
+    strengths, ratios = list(rank_correlations(market)), list(sharpe_ratios(market))
+    found: dict[tuple[str, str], Alarm] = {}
+    for tried, level in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
+        known = {(one.what, one.horizon): abs(one.value) for one, _ in tried if one.column == planted}
+        for one, samples in tried:
+            enough = max(level, STRONGER * known.get((one.what, one.horizon), 0.0))
+            significant = student.ppf(1 - FALSE_ALARMS / (2 * len(tried)), samples - 1)
+            if one.column != planted and abs(one.value) > enough and abs(one.t) > significant:
+                before = found.get((one.column, one.what))
+                if before is None or abs(one.t) > abs(before.t):
+                    found[one.column, one.what] = one
+    return tuple(found.values())
+
+
+def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
+    """Every column over every horizon that fits often enough into the market, and the blocks that its t stands on.
+
+    Spearman's over time, of each symbol with a trade at the bar, averaged over symbols; its error is that of the mean
+    of up to fifty blocks of consecutive bars, each at least three horizons long.
+    """
+    growth = market.events.growth(market.close)
+    closes, opens = _log(market.close, growth), _log(market.open, growth)
+    traded, session = market.tradable.numpy(), market.session.numpy()
+    length = int(np.median(np.bincount(session - session[0])))
+    bars = market.num_bars
+    some = np.sort(numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
+    for horizon in sorted({1, 5, 30, length, 5 * length}):
+        if (blocks := min(_BLOCKS, bars // (_HORIZONS_A_BLOCK * horizon))) >= _FEWEST_BLOCKS:
+            rows = some[some < bars - horizon]
+            ahead = closes[rows + horizon] - closes[rows]
+            yield from _strengths(market, rows, ahead, traded[rows], f"{horizon} bar{'s'[: horizon > 1]}", blocks)
+    last = np.flatnonzero(np.diff(session))
+    if (blocks := min(_BLOCKS, len(last) // _HORIZONS_A_BLOCK)) >= _FEWEST_BLOCKS:
+        yield from _strengths(market, last, opens[last + 1] - closes[last], traded[last], NEXT_OPEN, blocks)
+
+
+def _log(prices: Tensor, growth: Tensor | None) -> Array:
+    """`[T, N]` float64 of prices adjusted for splits and dividends."""
+    whole = prices.to(torch.float64)
+    return np.asarray(np.log((whole if growth is None else whole * growth).numpy()))
+
+
+def _strengths(
+    market: MarketTensors, rows: Array, ahead: Array, traded: Array, horizon: str, blocks: int
+) -> Iterator[tuple[Alarm, int]]:
+    """Every column at `rows` `[R]` with the returns `ahead` `[R, N]`; context with their mean over symbols."""
+    known = np.isfinite(ahead)
+    together = np.where(known, ahead, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    columns: list[tuple[str, Tensor, Array, Array]] = [
+        (name, market.features[rows, :, k], ahead, traded) for k, name in enumerate(market.feature_names)
+    ]
+    columns += [
+        (name, market.context[rows, k : k + 1], together[:, None], np.asarray(known.any(axis=1, keepdims=True)))
+        for k, name in enumerate(market.context_names)
+    ]
+    for name, values, returns, counted in columns:
+        means = _block_means(values.numpy(), returns, counted & np.isfinite(returns), blocks)
+        if len(means) >= _FEWEST_BLOCKS:
+            yield Alarm(name, "rank correlation", float(means.mean()), horizon, _t(means)), len(means)
+
+
+def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Array:
+    """Mean product of the two's rank scores in each block of rows, of `[R, N]`; blocks without any are left out."""
+    total, count = np.zeros(blocks), np.zeros(blocks)
+    block = np.arange(len(values)) * blocks // len(values)
+    for column in range(values.shape[1]):
+        rows = np.flatnonzero(counted[:, column])
+        own = values[rows, column]
+        rows = rows[says := _says(own)]
+        total += np.bincount(block[rows], _scores(own[says]) * _scores(ahead[rows, column]), blocks)
+        count += np.bincount(block[rows], minlength=blocks)
+    return np.asarray(total[count > 0] / count[count > 0])
+
+
+def _says(values: Array) -> Array:
+    """Where a column says something: not at the one value that most rows hold, if there are several beside it."""
+    usual = np.median(values) if len(values) else 0.0  # what most rows hold is in the middle of them
+    other = values != usual
+    several = other.any() and np.ptp(values[other]) > 0
+    if several and np.count_nonzero(other) < len(values) / 2:
+        return np.asarray(other)
+    return np.ones(len(values), dtype=bool)
+
+
+def _scores(values: Array) -> Array:
+    """Ranks with mean 0 and deviation 1; 0 where all are equal."""
+    ranks = rankdata(values) - (len(values) + 1) / 2
+    spread = ranks.std() if len(ranks) else 0.0
+    return np.asarray(ranks / spread if spread > 0 else ranks)
+
+
+def _t(samples: Array) -> float:
+    error = samples.std(ddof=1) / np.sqrt(len(samples))
+    return float(samples.mean() / error) if error > 0 else 0.0
+
+
+def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
+    """Of a trade on every feature, before costs, and the sessions it stands on.
+
+    Each symbol is held long at the closes where the column is above its mean over time, short where it is below,
+    from the next open to the one after.
+    """
+    opens = _log(market.open, market.events.growth(market.close))
+    ahead = opens[2:] - opens[1:-1]
+    known = market.tradable[:-2].numpy() & np.isfinite(ahead)
+    session = market.session[:-2].numpy()
+    day = session - session[0]
+    for k, name in enumerate(market.feature_names):
+        earned = np.zeros(int(day[-1]) + 1)
+        for column in range(market.num_assets):
+            rows = np.flatnonzero(known[:, column])
+            values = market.features[rows, column, k].numpy()
+            side = np.sign(values - values.mean()) if len(values) else values
+            earned += np.bincount(day[rows], side * ahead[rows, column], len(earned))
+        if len(earned) >= _FEWEST_BLOCKS:
+            t = _t(earned)
+            ratio = t / np.sqrt(len(earned)) * np.sqrt(_SESSIONS_A_YEAR)
+            yield Alarm(name, "Sharpe ratio", float(ratio), "of a bar", t), len(earned)

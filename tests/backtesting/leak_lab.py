@@ -1,0 +1,414 @@
+"""Leaks of every kind, planted: features, faults of the pipeline, columns of a file, an environment that peeks.
+
+    python -m tests.backtesting.leak_lab
+
+prints the table of the documentation: what was planted, and what caught it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+from scipy.signal import filtfilt
+
+from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.lookahead import (
+    Alarm,
+    LookaheadReport,
+    LookaheadSettings,
+    find_leaks,
+    implausible,
+    lookahead,
+)
+from fintrader.config import validate
+from fintrader.data import build
+from fintrader.data.calendar import session_grid
+from fintrader.data.clean import SymbolBars
+from fintrader.data.settings import DataSettings
+from fintrader.envs import EnvSettings
+from tests.factories import joined, make_market
+
+Array = np.ndarray
+_MEMO: dict[str, Array] = {}
+_FILES: dict[str, Array] = {}
+
+
+# --- features that look ahead --------------------------------------------------------------------------------
+
+
+def next_return(bars: SymbolBars) -> Array:
+    result = np.zeros(len(bars))
+    result[:-1] = np.log(bars.close[1:] / bars.close[:-1])
+    return result
+
+
+def next_open(bars: SymbolBars) -> Array:
+    return np.append(np.log(bars.open[1:] / bars.close[:-1]), 0.0)
+
+
+def _of_session(bars: SymbolBars, how: Callable[[Array], float]) -> Array:
+    """`how` of the rows of each row's session."""
+    result = np.zeros(len(bars))
+    for number in np.unique(bars.session):
+        rows = np.flatnonzero(bars.session == number)
+        result[rows] = how(rows)
+    return result
+
+
+def next_night(bars: SymbolBars) -> Array:
+    def gap(rows: Array) -> float:
+        after = min(rows[-1] + 1, len(bars) - 1)
+        return float(np.log(bars.open[after] / bars.close[rows[-1]]))
+
+    return _of_session(bars, gap)
+
+
+def centred_mean(bars: SymbolBars) -> Array:
+    return np.convolve(bars.close, np.ones(5) / 5, mode="same") / bars.close
+
+
+def backfill(bars: SymbolBars) -> Array:
+    sparse = pd.Series(bars.close).where(np.arange(len(bars)) % 4 == 3)
+    return (sparse.bfill().ffill().fillna(1.0) / bars.close).to_numpy()
+
+
+def whole_zscore(bars: SymbolBars) -> Array:
+    return (bars.close - bars.close.mean()) / bars.close.std()
+
+
+def whole_rank(bars: SymbolBars) -> Array:
+    return pd.Series(bars.close).rank(pct=True).to_numpy()
+
+
+def detrended(bars: SymbolBars) -> Array:
+    rows = np.arange(len(bars))
+    return bars.close - np.polyval(np.polyfit(rows, bars.close, 1), rows)
+
+
+def smoothed_both_ways(bars: SymbolBars) -> Array:
+    return filtfilt([0.2], [1.0, -0.8], bars.close) / bars.close - 1.0
+
+
+def every_97th_bar(bars: SymbolBars) -> Array:
+    return np.where(np.arange(len(bars)) % 97 == 0, next_return(bars), 0.0)
+
+
+def memoised(bars: SymbolBars) -> Array:
+    if len(_MEMO.get(bars.symbol, ())) < len(bars):
+        _MEMO[bars.symbol] = next_return(bars)
+    return _MEMO[bars.symbol][: len(bars)]
+
+
+def one_symbol(bars: SymbolBars) -> Array:
+    return next_return(bars) * (bars.symbol == "CCC")
+
+
+def one_session(bars: SymbolBars) -> Array:
+    return next_return(bars) * (bars.extras["day"] == 9)
+
+
+def last_bar_of_session(bars: SymbolBars) -> Array:
+    return next_return(bars) * np.append(np.diff(bars.session) != 0, False)
+
+
+def first_bar_of_session(bars: SymbolBars) -> Array:
+    return next_return(bars) * np.insert(np.diff(bars.session) != 0, 0, True)
+
+
+def after_large_moves(bars: SymbolBars) -> Array:
+    moved = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
+    return next_return(bars) * (np.abs(moved) > 0.004)
+
+
+def close_at_the_open(bars: SymbolBars) -> Array:
+    return _of_session(bars, lambda rows: bars.close[rows[-1]]) / bars.close
+
+
+def volume_of_the_day(bars: SymbolBars) -> Array:
+    return _of_session(bars, lambda rows: bars.volume[rows].sum())
+
+
+def range_of_the_day(bars: SymbolBars) -> Array:
+    return _of_session(bars, lambda rows: bars.high[rows].max() / bars.low[rows].min())
+
+
+def bars_of_the_day(bars: SymbolBars) -> Array:
+    """How long the session is, counted in its trades: a half day is known at its open."""
+    return _of_session(bars, lambda rows: float(bars.tradable[rows].sum()))
+
+
+def share_of_the_sample(bars: SymbolBars) -> Array:
+    return np.arange(len(bars)) / len(bars)
+
+
+def highest_to_come(bars: SymbolBars) -> Array:
+    return np.maximum.accumulate(bars.high[::-1])[::-1] / bars.close
+
+
+def label_of_five_bars(bars: SymbolBars) -> Array:
+    result = np.zeros(len(bars))
+    result[:-5] = np.sign(bars.close[5:] - bars.close[:-5])
+    return result
+
+
+def two_sessions_ahead(bars: SymbolBars) -> Array:
+    result = np.zeros(len(bars))
+    result[:-26] = np.log(bars.close[26:] / bars.close[:-26])
+    return result
+
+
+LEAKING = (
+    next_return, next_open, next_night, centred_mean, backfill, whole_zscore, whole_rank, detrended, smoothed_both_ways,
+    every_97th_bar, memoised, one_symbol, one_session, last_bar_of_session, first_bar_of_session, after_large_moves,
+    close_at_the_open, volume_of_the_day, range_of_the_day, bars_of_the_day, share_of_the_sample, highest_to_come,
+    label_of_five_bars, two_sessions_ahead,
+)  # fmt: skip
+
+
+# --- features that do not ------------------------------------------------------------------------------------
+
+
+def price_level(bars: SymbolBars) -> Array:
+    return np.log(bars.close)
+
+
+def expanding_mean(bars: SymbolBars) -> Array:
+    return np.cumsum(bars.close) / np.arange(1, len(bars) + 1) / bars.close
+
+
+def own_file(bars: SymbolBars) -> Array:
+    """Computed from no bar that it is given: a table of its own, which happens to hold what comes."""
+    return np.random.default_rng(ord(bars.symbol[0])).normal(size=len(bars))
+
+
+def next_rows(bars: SymbolBars) -> Array:
+    """No leak, but a mistake."""
+    return bars.close / (1 // (len(bars) // 10**9))
+
+
+CLEAN = ("return_1", "return_5", "gap", "intraday", "rsi_5", "sma_5", "volatility_5", "volume_5", "macd", "beta_30")
+
+
+# --- faults of the pipeline, put into the process that builds ------------------------------------------------
+
+
+def scaled_by_everything() -> None:
+    honest = build.standardise
+    build.standardise = lambda values, names, _train, *how: honest(values, names, (0, len(values)), *how)
+
+
+def ranked_with_tomorrows_members() -> None:
+    honest = build.cross_section
+
+    def relative(values: Array, member: Array, *how: Any) -> None:
+        honest(values, np.concatenate([member[13:], member[-13:]]), *how)
+
+    build.cross_section = relative
+
+
+def split_before_its_date() -> None:
+    honest = build.hold_through
+
+    def adjusted(bars: SymbolBars, happened: Any) -> Any:
+        traded, smooth, events = honest(bars, happened)
+        factor = np.prod([split for _, split, _ in events])
+        return traded, replace(smooth, close=smooth.close / factor), events
+
+    build.hold_through = adjusted
+
+
+def _one_ahead(values: Array) -> Array:
+    return np.concatenate([values[1:], values[-1:]])
+
+
+def several_faults() -> None:
+    """The index, context, `tradable` and membership, each a bar or a day early."""
+    level, context, days, bars = build._benchmark, build.ft.context_features, build.member_days, build.symbol_bars
+
+    def early_level(*what: Any) -> Any:
+        values, *rest = level(*what)
+        return _one_ahead(values), *rest
+
+    def early_bars(*what: Any) -> SymbolBars:
+        one = bars(*what)
+        return replace(one, tradable=_one_ahead(one.tradable))
+
+    build._benchmark = early_level
+    build.ft.context_features = lambda *what, **how: _one_ahead(context(*what, **how))
+    build.member_days = lambda *what: _one_ahead(days(*what))
+    build.symbol_bars = early_bars
+
+
+# --- a market to plant them in -------------------------------------------------------------------------------
+
+
+def write_bars(folder: Path, sessions: int = 40) -> Path:
+    """Half-hour bars of four stocks from 2015-11-02 on, two half days among them, with columns that were given."""
+    days = session_grid("XNAS", pd.Timestamp("2015-11-02").date(), pd.Timestamp("2016-02-26").date(), 30)
+    bars = int(days.first_bar[sessions])
+    random = np.random.default_rng(5)
+    tables = []
+    for symbol in ("AAA", "BBB", "CCC", "DDD"):
+        night = np.isin(np.arange(bars), days.first_bar)
+        jumps = np.where(night, random.normal(0, 0.006, bars), random.normal(0, 0.0005, bars))
+        steps = random.normal(0, 0.003, bars)
+        logs = np.log(60.0) + np.cumsum(jumps + steps)
+        ahead = np.append(np.diff(logs), 0.0)
+        last = np.minimum(days.first_bar[days.session[:bars] + 1], bars - 1)
+        table = pd.DataFrame({
+            "ts": pd.DatetimeIndex(days.minutes[:bars].astype("datetime64[ns]")).tz_localize("UTC"),
+            "ticker": symbol, "open": np.exp(logs - steps), "close": np.exp(logs),
+            "volume": random.integers(1_000, 9_000, bars), "day": days.session[:bars].astype(float),
+            "given_next": ahead, "given_noisy": ahead + random.normal(0, 2.0 * ahead.std(), bars),
+            "given_night": jumps[last], "given_noise": random.normal(size=bars),
+        })  # fmt: skip
+        table["high"] = table[["open", "close"]].max(axis=1) * 1.001
+        table["low"] = table[["open", "close"]].min(axis=1) * 0.999
+        keep = random.random(bars) > 0.05
+        keep[0] = True
+        tables.append(table[keep])
+    path = folder / "bars.csv"
+    pd.concat(tables).to_csv(path, index=False)
+    (folder / "members.csv").write_text(
+        "ticker,member_from,member_to\nAAA,2015-01-02,\nBBB,2015-01-02,\nCCC,2015-01-02,\nDDD,2015-11-12,2015-11-13\n"
+    )
+    return path
+
+
+def settings_of(path: Path, **changes: Any) -> DataSettings:
+    values: dict[str, Any] = {
+        "source": {"kind": "files", "path": str(path), "bar_minutes": 30, "extra": ["day"]},
+        "bar_minutes": 30,
+        "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 0},
+        "universe": {"membership": str(path.with_name("members.csv"))},
+        "features": {"names": list(CLEAN), "turbulence_days": 5},
+    }
+    return validate(DataSettings, {**values, **changes}, "leak lab")
+
+
+def column(function: Callable[..., Any]) -> str:
+    """The name under which a feature stands in a market."""
+    return f"tests.backtesting.leak_lab:{function.__name__}"
+
+
+ENV = EnvSettings(decision_interval=2)
+QUICK = LookaheadSettings(cuts=1, prefixes=0, run=0)
+
+
+def with_features(path: Path, functions: tuple[Callable[..., Any], ...], tried: LookaheadSettings) -> LookaheadReport:
+    names = [*map(column, functions), *CLEAN, column(expanding_mean)]
+    features = {"names": names, "turbulence_days": 5, "clip": 1e6}
+    return lookahead(settings_of(path, features=features), ENV, tried)
+
+
+def with_fault(path: Path, setup: Callable[[], None], **changes: Any) -> LookaheadReport:
+    return lookahead(settings_of(path, **changes), ENV, QUICK, setup=column(setup))
+
+
+def given_columns(path: Path) -> tuple[Alarm, ...]:
+    """Alarms of a market with columns of its file: no change of the future can show these."""
+    extra = ["given_next", "given_noisy", "given_night", "given_noise"]
+    features = {"names": list(CLEAN), "extra": extra, "turbulence_days": 5}
+    return implausible(build.make_market(settings_of(path, features=features))[0])
+
+
+# --- an environment that peeks -------------------------------------------------------------------------------
+
+
+@contextmanager
+def peeking(how: str) -> Any:
+    """Accounts that see the next bar, trade by it, or are shown the weights of the next bar's benchmark."""
+    observe, act = BacktestAccount.observe, BacktestAccount.act
+
+    def ahead(account: BacktestAccount) -> int:
+        return min(account.bar + 1, account.market.num_bars - 1)
+
+    def seen(account: BacktestAccount) -> Any:
+        obs = observe(account).clone()
+        if how == "observation":
+            rows = account.view.rows[ahead(account)]
+            obs[0, -len(rows) :] = rows
+        else:
+            columns = account.layout.slices["benchmark"]
+            weights = account.market.volume[ahead(account)]
+            obs[0, columns] = weights / (weights.sum() + 1.0)
+        return obs
+
+    def traded(account: BacktestAccount, action: Any, bars: int | None = None) -> bool:
+        rises = account.market.open[ahead(account)] > account.market.close[account.bar]
+        return act(account, action * rises, bars)
+
+    patched = mock.patch.object(BacktestAccount, "act", traded)
+    if how != "fill":
+        patched = mock.patch.object(BacktestAccount, "observe", seen)
+    with patched:
+        yield
+
+
+def with_environment(how: str) -> LookaheadReport:
+    market = make_market(90, 4, seed=1, gaps=False)
+
+    def future(cut: int, _mode: str) -> Any:
+        return joined(market, make_market(90, 4, seed=2, gaps=False), cut)
+
+    with peeking(how):
+        return find_leaks(market, future, EnvSettings(benchmark="equal_weight"), cuts=12)
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+def caught_by(report: LookaheadReport, what: str) -> str:
+    """How a report found `what`, empty where it did not."""
+    found = [leak for leak in report.leaks if leak.what == what]
+    return f"{found[0].mode} future, in {found[0].times} views" if found else ""
+
+
+def table(folder: Path) -> dict[str, str]:
+    """Kind of leak -> what caught it, empty where nothing did."""
+    path = write_bars(folder, sessions=21)
+    report = with_features(path, LEAKING, LookaheadSettings(prefixes=20))
+    rows = {f"feature: {one.__name__}": caught_by(report, f"feature {column(one)}") for one in LEAKING}
+    path = write_bars(folder, sessions=12)
+    faults = with_fault(path, several_faults)
+    for what in ("benchmark", "context index_return_1", "tradable", "member"):
+        rows[f"pipeline: {what} early"] = caught_by(faults, what)
+    scaled = with_fault(path, scaled_by_everything)
+    rows["pipeline: scaled by all windows"] = caught_by(scaled, "feature return_1")
+    ranked = {"names": list(CLEAN), "cross_sectional": "rank", "turbulence_days": 5}
+    members = with_fault(path, ranked_with_tomorrows_members, features=ranked)
+    rows["pipeline: ranked with tomorrow's members"] = caught_by(members, "feature return_1")
+    level = {"names": [column(price_level), "return_1"], "turbulence_days": 5}
+    actions = {"actions": [{"symbol": "BBB", "day": "2015-11-16", "split": 4.0}]}
+    split = with_fault(path, split_before_its_date, features=level, adjust=actions)
+    rows["pipeline: split before its date"] = caught_by(split, f"feature {column(price_level)}")
+    alarms = given_columns(write_bars(folder))
+    for name in ("given_next", "given_noisy", "given_night"):
+        found = [alarm.what for alarm in alarms if alarm.column == name]
+        rows[f"column of a file: {name}"] = " and ".join(f"alarm, {what}" for what in found)
+    for how, what in (("observation", "observation"), ("fill", "order"), ("weights", "observation")):
+        rows[f"environment: {how}"] = caught_by(with_environment(how), what)
+    return rows
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder:
+        rows = table(Path(folder))
+    print("| planted | caught by |\n| --- | --- |")
+    for kind, caught in rows.items():
+        print(f"| {kind.replace('_', ' ')} | {caught or '**nothing**'} |")
+    print(f"\n{sum(map(bool, rows.values()))} of {len(rows)}")
+    sys.exit(not all(rows.values()))
+
+
+if __name__ == "__main__":
+    main()

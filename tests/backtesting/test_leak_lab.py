@@ -1,0 +1,165 @@
+"""The look-ahead check against planted leaks, and against markets without any."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader import cli
+from fintrader.backtesting.lookahead import LookaheadSettings, implausible, lookahead
+from fintrader.data.settings import DataSettings
+from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError, ConfigError, DataError
+from fintrader.pipeline import load_config
+from tests.backtesting import leak_lab as lab
+from tests.data.tables import REAL_2016, REAL_2019
+from tests.factories import make_market, planted_market
+
+
+def with_column(values: torch.Tensor, seed: int = 3) -> tuple[str, ...]:
+    """Alarms of a random market whose first feature is this."""
+    market = make_market(2000, 3, seed=seed, gaps=False)
+    features = market.features.clone()
+    features[..., 0] = values
+    return tuple(alarm.column for alarm in implausible(replace(market, features=features)))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
+def test_a_column_that_holds_the_next_return_raises_an_alarm(noise: float) -> None:
+    market = make_market(2000, 3, seed=3, gaps=False)
+    ahead = torch.zeros_like(market.close)
+    ahead[:-1] = (market.close[1:] / market.close[:-1]).log()
+    drawn = torch.randn(ahead.shape, generator=torch.Generator().manual_seed(4)) * ahead.std()
+    assert set(with_column(ahead + noise * drawn)) == {"f0"}
+    assert set(with_column(-ahead + noise * drawn)) == {"f0"}
+
+
+def test_a_column_that_speaks_once_a_session_raises_an_alarm() -> None:
+    market = make_market(2000, 3, seed=3, gaps=False)
+    spoken = torch.zeros_like(market.close)
+    spoken[19:-1:20] = (market.close[20::20] / market.close[19:-1:20]).log()
+    assert set(with_column(spoken)) == {"f0"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clean_columns_raise_no_alarm(seed: int) -> None:
+    assert implausible(make_market(2000, 4, 6, seed=seed, events=True)) == ()
+    planted = planted_market(4000, seed=seed)
+    assert {alarm.column for alarm in implausible(planted)} <= {"signal"}
+    assert implausible(planted, "signal") == ()
+
+
+@pytest.mark.parametrize("how", ["observation", "fill", "weights"])
+def test_an_environment_that_peeks_is_caught(how: str) -> None:
+    report = lab.with_environment(how)
+    assert {leak.what for leak in report.leaks} & {"observation", "order"}
+    assert not report.clean
+
+
+def test_the_four_that_a_few_random_cuts_let_pass(tmp_path: Path) -> None:
+    path = lab.write_bars(tmp_path, sessions=10)
+    hidden = (lab.every_97th_bar, lab.memoised, lab.next_night)
+    names = [*map(lab.column, (*hidden, lab.own_file)), *lab.CLEAN[:3]]
+    features = {"names": names, "extra": ["given_next"], "context": []}
+    tried = LookaheadSettings(cuts=1, prefixes=0)
+    report = lookahead(lab.settings_of(path, features=features), lab.ENV, tried)
+    columns = {leak.what for leak in report.leaks if leak.what.startswith("feature")}
+    assert columns == {f"feature {lab.column(one)}" for one in hidden}
+    assert {alarm.split(":")[0] for alarm in report.alarms} >= {"given_next"}
+    assert any("given_next" in line for line in report.trusted)
+    assert any("members.csv" in line for line in report.trusted)
+    assert any("own_file" in line and "stays the same" in line for line in report.trusted)
+    said = str(report)
+    assert said.startswith("Look-ahead found")
+    assert "seen in" in said
+    assert "deviations apart" in said
+    assert "Taken on trust:" in said
+
+
+@pytest.mark.slow
+def test_every_planted_leak_is_caught(tmp_path: Path) -> None:
+    rows = lab.table(tmp_path)
+    assert [kind for kind, caught in rows.items() if not caught] == []
+    assert len(rows) >= 20
+
+
+@pytest.mark.slow
+def test_clean_features_are_clean(tmp_path: Path) -> None:
+    path = lab.write_bars(tmp_path)
+    report = lab.with_features(path, (), LookaheadSettings())
+    assert report.clean, str(report)
+    assert len(report.prefixes) > 200
+    given = {"given_next", "given_noisy", "given_night"}
+    assert {alarm.column for alarm in lab.given_columns(path)} == given
+
+
+@pytest.mark.slow
+def test_the_quickstart_is_clean() -> None:
+    config = load_config("quickstart")
+    report = lookahead(config.data, config.trading, seed=config.seed)
+    assert report.clean, str(report)
+    assert any("signal" in line for line in report.trusted)
+
+
+@pytest.mark.slow
+def test_splits_listings_and_half_days_are_clean() -> None:
+    source = {
+        "kind": "synthetic", "start": "2020-11-09", "num_symbols": 12, "num_sessions": 36, "missing": 0.05,
+        "events": {"splits": 2, "dividends": 2, "late_listings": 1, "delistings": 1},
+    }  # fmt: skip
+    data = DataSettings.model_validate({"source": source, "bar_minutes": 30})
+    report = lookahead(data, EnvSettings(), LookaheadSettings(prefixes=100, run=0))
+    assert report.clean, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+def test_real_minutes_do_not_look_ahead() -> None:
+    source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
+    universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
+    data = DataSettings.model_validate({"source": source, "universe": universe, "bar_minutes": 5})
+    report = lookahead(data, EnvSettings(decision_interval=6))
+    assert report.clean, str(report)
+    assert np.all(np.array(report.cuts) > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
+def test_two_years_of_real_minutes_raise_no_alarm() -> None:
+    config = load_config("configs/walkforward_us14.yaml")
+    data = config.data.model_copy(update={"path": str(REAL_2019)})
+    tried = LookaheadSettings(cuts=1, prefixes=20, run=0)
+    report = lookahead(data.model_copy(update={"bar_minutes": 30}), config.trading, tried)
+    assert report.clean, str(report)
+
+
+def test_exit_status_and_stored_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lab.write_bars(tmp_path, sessions=6)
+    monkeypatch.chdir(tmp_path)
+    features = {"names": [lab.column(lab.next_return)], "context": []}
+    config = {"name": "lab", "data": lab.settings_of(path, features=features).model_dump(mode="json")}
+    (tmp_path / "lab.yaml").write_text(json.dumps(config))
+    (tmp_path / "runs" / "lab").mkdir(parents=True)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["lookahead", "lab.yaml", "--cuts", "1", "--prefixes=0", "--run", "0"])
+    assert stop.value.code == 1
+    stored = json.loads((tmp_path / "runs" / "lab" / "lookahead.json").read_text())
+    assert any("next_return" in leak for leak in stored["leaks"])
+    assert {"alarms", "trusted", "untried", "cuts", "prefixes", "modes"} <= set(stored)
+
+
+def test_bad_input_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prefixes"):
+        LookaheadSettings(prefixes=-1)
+    path = lab.write_bars(tmp_path, sessions=6)
+    with pytest.raises(DataError, match="no bars of ZZZ"):
+        lookahead(lab.settings_of(path, universe={"symbols": ["ZZZ"]}), lab.ENV)
+    with pytest.raises(BacktestError, match=r"next_rows.*ZeroDivisionError"):
+        lookahead(lab.settings_of(path, features={"names": [lab.column(lab.next_rows)]}), lab.ENV)
