@@ -337,12 +337,24 @@ def lookahead(folder: Folder) -> None:
         st.info("Not stored with this run. The check changes the future and compares everything before it:")
         st.code(f"fintrader lookahead {folder.root.parent.name}/{folder.root.name}/config.yaml", language="bash")
         return
-    leaks = report.get("leaks")
-    if isinstance(leaks, list) and not leaks:
-        st.success("No look-ahead was found.", icon=":material/check_circle:")
-    elif isinstance(leaks, list):
+    leaks, alarms, trusted = (listed(report.get(name)) for name in ("leaks", "alarms", "trusted"))
+    if leaks:
         st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
-        st.dataframe(pd.DataFrame([{"Leak": str(leak)} for leak in leaks[:200]]), hide_index=True, width="stretch")
+        st.dataframe(pd.DataFrame([{"Leak": leak} for leak in leaks]), hide_index=True, width="stretch")
+    if alarms:
+        st.warning(
+            "No honest column is this good: look where these come from.", icon=":material/notification_important:"
+        )
+        st.dataframe(pd.DataFrame([{"Alarm": alarm} for alarm in alarms]), hide_index=True, width="stretch")
+    if isinstance(report.get("leaks"), list) and not leaks and not alarms:
+        st.success("No look-ahead was found.", icon=":material/check_circle:")
+    if trusted:
+        st.caption(f"Taken on trust, since nothing here makes them again: {plain(', '.join(trusted), 400)}.")
+
+
+def listed(values: Any, most: int = 200) -> list[str]:
+    """What a file lists, as text."""
+    return [str(value) for value in values[:most]] if isinstance(values, list) else []
 
 
 def selection(folder: Folder) -> None:

@@ -278,7 +278,7 @@ def _finding(report: Mapping[str, Any], rival: str) -> str:
 
 
 def _power(alpha: Mapping[str, Any]) -> str:
-    sees = f"sees an information ratio of {ratio(alpha['visible'], 1)} or more {ev.POWER:.0%} of the time"
+    sees = f"sees an information ratio of {ratio(alpha['visible'], 1)} or more {percent(ev.POWER, 0)} of the time"
     return f"A window of {count(alpha['sessions'])} sessions {sees}; measured is {ratio(alpha['ratio'], 1)}."
 
 

@@ -77,7 +77,7 @@ def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
     if (alpha := evidence["alpha"]) is not None:
         band = f"{percent(alpha['low'], signed=True)} to {percent(alpha['high'], signed=True)}"
         hedged = f"a year beyond a beta of {ratio(alpha['beta'])} to {against}; 95 %: {band}"
-        add("Alpha", percent(alpha["alpha"], signed=True), hedged)
+        add("Alpha over the benchmark portfolio", percent(alpha["alpha"], signed=True), hedged)
         add("p-value", chance(alpha["p_value"]), f"that alpha is not above 0: {alpha['method']}")
         seen = f"information ratio that {count(alpha['sessions'])} sessions show four times in five"
         add("Power", f"{ratio(alpha['visible'])} or more", f"{seen}; measured {ratio(alpha['ratio'])}")

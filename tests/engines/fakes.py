@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,8 +216,10 @@ def many_runs(template: RunFolder, runs: Path, count: int) -> None:
         manifest = Manifest.load(template.manifest)
         manifest.path = folder.manifest
         manifest.update(name=folder.root.name, seed=k, created=f"2026-01-01T{k // 60 % 24:02d}:{k % 60:02d}:00+00:00")
-        shutil.copyfile(template.backtest / "metrics.json", folder.backtest / "metrics.json")
-        for part in ("config.yaml", "leaderboard.sqlite", "events.jsonl", "backtest/equity.parquet"):
+        for path in template.backtest.iterdir():
+            if path.is_file():
+                os.link(path, folder.backtest / path.name)
+        for part in ("config.yaml", "leaderboard.sqlite", "events.jsonl"):
             os.link(template.root / part, folder.root / part)
 
 

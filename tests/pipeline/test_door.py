@@ -102,8 +102,9 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, 
     lines = str(tests).splitlines()
     assert "net of 20 bps a trade" in lines[0]
     assert lines[1].split("  ")[0] == "Strategy"
-    paper, active = lines[2 : 2 + len(tests)], lines[3 + len(tests) :]
-    assert lines[2 + len(tests)].startswith("Against cash ")
+    paper, (short, heading, *active) = lines[2 : 2 + len(tests)], lines[2 + len(tests) :]
+    assert "under 63 sessions" in short
+    assert heading.startswith("Against cash ")
     for name, line, beside in zip(tests, paper, active, strict=True):
         returned, share = (tests[name].metrics[key] for key in ("cumulative_return", "invested_share"))
         assert line.startswith(name.replace("_", " "))

@@ -103,7 +103,7 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
 def test_a_change_is_seen_when_it_is_opened(results: dict[str, BacktestResult], tmp_path: Path) -> None:
     assert write_backtest(tmp_path, results, context=CONTEXT).changed == ""
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(whole) == 9
+    assert len(whole) == 10
     for path, data in whole.items():
         assert read_backtest(tmp_path).changed == ""
         path.write_bytes(data.replace(b"8", b"1") + b" ")

@@ -83,7 +83,7 @@ def alpha_figure(found: Mapping[str, Any]) -> go.Figure:
 
 def betting_figure(values: Sequence[float], days: pd.DatetimeIndex, level: float = 0.05) -> go.Figure:
     """What a bettor on alpha has made of 1, session by session, and the value that is evidence at `level`."""
-    figure = go.Figure(go.Scatter(x=days, y=np.maximum(values, 1e-4), line={"color": _OURS, "width": 2}))
+    figure = go.Figure(go.Scatter(x=days, y=np.maximum(values, 1e-4), mode="lines", line={"color": _OURS, "width": 2}))
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:.3g}<extra></extra>")
     figure.add_hline(y=1 / level, line={"color": _WARN, "width": 1.5, "dash": "dot"})
     figure.add_hline(y=1, line={"color": ZERO, "width": 1})
