@@ -95,7 +95,7 @@ def draw(case: Case, seed: int) -> Drawn:
     theirs = np.zeros(days) if case.cash else returns.mean(axis=1)
     tilts = TILT * persistent(rng.standard_normal((days, case.trials, STOCKS)), LAST)
     tilts -= tilts.mean(axis=2, keepdims=True)
-    lean = case.ratio / np.sqrt(252) * TILT / (np.sqrt(STOCKS) * OWN)
+    lean = case.ratio / np.sqrt(252) * TILT / (np.sqrt(STOCKS - 1) * OWN)
     tilts += lean * (own - own.mean(axis=1, keepdims=True))[:, None, :]
     ours = case.beta * theirs[:, None] + np.einsum("tmn,tn->tm", tilts, returns)
     window = case.sessions
