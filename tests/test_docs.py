@@ -200,6 +200,8 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for which in ("same", "otherwise"):
         stored = (ROOT / "benchmarks" / "results" / "cross_engine.json").exists()
         assert (hooks.on_page_markdown(f"<!-- engines: {which} -->").count("\n|") >= 3) == stored, which
+    for which in ("size", "power", "at_it"):
+        assert hooks.on_page_markdown(f"<!-- calibration: {which} -->").count("\n|") > 7, which
 
 
 @pytest.mark.slow
