@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LOCAL_CHANGES = frozenset(
     {
-        *("app", "backtest", "chaos", "data_build", "efficiency_cpu", "kelly", "known_optimum", "orchestrator"),
+        *("app", "backtest", "chaos", "data_build", "efficiency_cpu", "known_optimum", "orchestrator"),
         *("quickstart", "search"),
     }
 )
