@@ -19,7 +19,7 @@ from benchmarks._records import (
     table,
     times,
 )
-from fintrader.results.formatting import PAPER_COLUMNS
+from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
 
 # --- the quickstart -----------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def quickstart(records: Records) -> str:
     if len(runs) > 1:
         seeds = joined(f"{run['seed']}" for run in runs[1:])
         said += f" (with seeds {seeds}: {joined(percent(share, 0) for share in shares[1:])})"
-    said += f". Verdict: *{first['verdict']}*"
+    said += f". Verdict: *{verdict_words(first['verdict'])}.*"
     seconds = [run["seconds"] for run in runs if run["seconds"]]
     if seconds:
         took = f"{min(seconds):.0f} s" if len(seconds) == 1 else f"{min(seconds):.0f} to {max(seconds):.0f} s"

@@ -15,7 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 LOCAL_CHANGES = frozenset(
     {
         *("app", "backtest", "chaos", "data_build", "efficiency_cpu", "known_optimum", "orchestrator"),
-        *("quickstart", "search"),
+        "search",
     }
 )
 """Records that may have been measured in a tree that was not clean; their rows say so. Every other such record is

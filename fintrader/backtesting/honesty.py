@@ -26,7 +26,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, finite
-from fintrader.results.formatting import chance, count, is_baseline, main_strategy, percent, ratio
+from fintrader.results.formatting import count, is_baseline, main_strategy, p_equals, percent, ratio
 from fintrader.results.history import rounding_apart
 from fintrader.results.looks import LEVEL
 
@@ -266,7 +266,7 @@ def _finding(report: Mapping[str, Any], rival: str) -> str:
         else "of an unknown number of trials"
     )
     nth = f"{_ordinal(found['look'])} look at this window, {chosen}"
-    tested = f"p = {chance(alpha['p_value'])} at a level of {found['level']:.3g}, {nth}"
+    tested = f"{p_equals(alpha['p_value'])} at a level of {found['level']:.3g}, {nth}"
     if not passes:
         return f"Not distinguishable from luck: {where}, {hedged} ({tested})."
     if not ahead:
@@ -298,7 +298,7 @@ def _would_change(report: Mapping[str, Any]) -> list[str]:
     stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
     said.append(f"New sessions would confirm it; another look at these is held to a level of {stricter}.")
     if (shift := found["shift"]) is not None and shift["p_value"] > LEVEL:
-        said.append(f"What it held paid, not when: shifted in time it earned as much (p = {chance(shift['p_value'])}).")
+        said.append(f"What it held paid, not when: shifted in time it earned as much ({p_equals(shift['p_value'])}).")
     if null_model_did_as_well(report["selection"]["null_model"]):
         said.append("The same search without information was chosen with as good a score.")
     return said
