@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import fft, stats
 
 from fintrader.backtesting.bootstrap import block_length
+from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS
 from fintrader.results.catalogue import FEWEST_SESSIONS
 from fintrader.results.looks import LEVEL
@@ -50,7 +51,12 @@ YEAR = math.sqrt(TRADING_DAYS)
 
 
 def level_of_look(look: int) -> float:
-    """The part of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5 % in all."""
+    """The part of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5 % in all.
+
+    Raises BacktestError below 1.
+    """
+    if look < 1:
+        raise BacktestError(f"look {look}: looks at a window are counted from 1")
     return LEVEL * (1 - LATER) * LATER ** (look - 1)
 
 

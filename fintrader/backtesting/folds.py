@@ -43,7 +43,8 @@ class WalkForwardSettings(Settings):
     anchored: bool = False
     """Train from the market's first session on, in every fold, instead of over a window that moves."""
     warm_start: bool = False
-    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new weights."""
+    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new weights. Refused
+    with `tournament.validation: kfold`, whose learners must not have seen the blocks they are judged on."""
 
 
 class Fold(NamedTuple):

@@ -40,6 +40,8 @@ NO_VERDICT = {
 IMPLAUSIBLE = 10.0
 """An annual information ratio above which an error is the likelier explanation."""
 INDEX = "index"
+UNVARIED = 1e-6
+"""A year's active return that is more than rounding."""
 
 
 def assess(
@@ -246,6 +248,8 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
     if alpha is None and report["sessions"] < ev.SHORTEST:
         least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
         return [f"Too short to tell: {count(report['sessions'])} sessions; {least}."]
+    if alpha is None and abs(found["active_return"]) > UNVARIED:
+        return [f"Nothing to judge: beyond its beta to {rival}, what it earned never varied."]
     if alpha is None:
         return [f"Holds its benchmark: nothing that {rival} does not do is left to be judged."]
     return [_finding(report, rival), _power(alpha), *_would_change(report)]

@@ -143,6 +143,11 @@ def _ranked(source: RunStore) -> list[Entry]:
 
 
 def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) -> Inheritance:
+    if heirs.settings.validation == "kfold":
+        raise TournamentError(
+            f"{address} cannot start pods of tournament.validation: kfold: its own have seen the blocks these would be "
+            "judged on; set it to holdout here, or start from nothing (no --from, no walkforward.warm_start)"
+        )
     source = open_store(folder, mirror_of(folder.root))
     ranked = _ranked(source)
     if not ranked:
@@ -196,6 +201,10 @@ def _moved(
     Settings are this run's, but for those that both searched. Raises CheckpointError or TournamentError where the
     networks do not fit.
     """
+    if entry.spec.folds:
+        raise CheckpointError(
+            "it is a mean of K-fold learners, which no pod can go on from (tournament.validation there)"
+        )
     description, trained = header["policy"], header["meta"].get("market")
     if trained is None:
         raise CheckpointError("its policy does not say on which market it was trained")

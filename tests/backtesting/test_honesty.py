@@ -158,6 +158,10 @@ def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
     theirs = np.random.default_rng(0).normal(0, 0.01, 40)
     same = assess(pair(template, theirs, theirs), trials=3)
     assert same["verdict"].startswith("Holds its benchmark")
+    geared = assess(pair(template, 1.5 * theirs, theirs), trials=3)
+    assert geared["verdict"] == "Nothing to judge: beyond its beta to equal weight, what it earned never varied."
+    with pytest.raises(BacktestError, match="counted from 1"):
+        assess(pair(template, 1.5 * theirs, theirs), trials=3, look=-3)
     losing = assess(pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs), trials=3)
     assert losing["verdict"].startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
     assert "in the window" in losing["verdict"]

@@ -129,6 +129,14 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier: Path, tmp
         train_one(configured(tmp_path / "train", earlier))
 
 
+def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_other_run(
+    earlier: Path, tmp_path: Path
+) -> None:
+    folds = ONE | {"validation": "kfold", "validation_folds": 2}
+    with pytest.raises(TournamentError, match="have seen the blocks"):
+        run_tournament(configured(tmp_path / "a", earlier, tournament=folds))
+
+
 def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, tournament=ONE, name="new")
     done = fintrader("tournament", str(config), "--from", str(earlier))
