@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,33 +23,28 @@ from fintrader.backtesting.yardsticks import Yardsticks
 from fintrader.data.sources.planted import oracle_policy
 from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.tensors import MarketTensors, Split
-from fintrader.data.universe import describe as survivors_only
-from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import dump_json, read_json, write_bytes
-from fintrader.pipeline.config import RunConfig, load_config
-from fintrader.pipeline.recipe import run_recipe
+from fintrader.files import read_json, write_bytes
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.provenance import (
+    Repeat,
+    backtest_settings,
+    caveats,
+    data_summary,
+    provenance,
+    settings_hash,
+    shrinkage_of,
+)
 from fintrader.pipeline.session import run_store
 from fintrader.progress import Progress, reporter
 from fintrader.report.html import write_report
-from fintrader.report.recipe import data_recipe
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.leaderboard import best_score
 from fintrader.results.looks import CHOSEN, Ledger, Look
 from fintrader.runs import Manifest, RunFolder
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """A backtest of stored policies, made again."""
-
-    command: str
-    """The command line that gives it."""
-    trained: EnvSettings
-    """What the policies were trained in."""
 
 
 def evaluate_chosen(
@@ -73,7 +67,7 @@ def evaluate_chosen(
         results = measured_against(results, beside.portfolio)
         policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
-    context = _provenance(config, manifest, window, repeat) | shrinkage_of([folder]) | _data_summary(path, [market])
+    context = provenance(config, manifest, window, repeat) | shrinkage_of([folder]) | data_summary(path, [market])
     context["left_out"] = dict(beside.left_out)
     if planted:
         context["planted"] = planted
@@ -123,8 +117,8 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     whole = {name: stitch(results, name=name) for name, results in parts.items() if len(results) == len(folders)}
     whole = measured_against(whole, whole[beside.portfolio.name])
     free = whole.pop("null_model", None)
-    context = _provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
-    context |= shrinkage_of(folders) | _data_summary(Path(str(manifest.values["market"])), tests)
+    context = provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
+    context |= shrinkage_of(folders) | data_summary(Path(str(manifest.values["market"])), tests)
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
     context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
@@ -200,7 +194,7 @@ def _write(
         settings=backtest_settings(config),
         null_model=null_model,
         window=look.window,
-        caveats=_caveats(config, context),
+        caveats=caveats(config, context),
         sensitivity=rows,
         seed=config.seed,
     )
@@ -226,20 +220,6 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, An
 def window_folder(folder: RunFolder, window: str) -> Path:
     """Where a window's backtest lies: the test window's in `backtest/`, another's in `backtest/<window>/`."""
     return folder.backtest if window == "test" else folder.backtest / window
-
-
-def backtest_settings(config: RunConfig) -> EnvSettings:
-    """The environment's settings, at the backtest's costs if it has its own."""
-    if config.backtest.cost_bps is None:
-        return config.trading
-    return config.trading.model_copy(update={"cost_bps": config.backtest.cost_bps})
-
-
-def settings_hash(config: RunConfig, window: str) -> str:
-    """SHA-256 of everything a window's backtest is made with besides the run itself."""
-    asked = {"window": window, "null_model": config.backtest.null_model, "sensitivity": config.backtest.sensitivity}
-    made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
-    return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
@@ -294,79 +274,6 @@ def _simulate_chosen(
     return beside.beside(results), beside
 
 
-def _provenance(
-    config: RunConfig, manifest: Manifest, window: str, repeat: Repeat | None = None, *, title: str | None = None
-) -> dict[str, Any]:
-    """What a report says of where its figures come from; nothing in it depends on the clock.
-
-    `title` is what the report calls the window.
-    """
-    env = backtest_settings(config)
-    trained = config.trading if repeat is None else repeat.trained
-    other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
-    own = config if repeat is None else load_config(config.folder.config)
-    context = {
-        "run": config.name,
-        "window": title or window,
-        "trials": int(manifest.values["trials"]),
-        "cost_bps": env.cost_bps,
-        "trading": {name: getattr(env, name) for name in CONVENTIONS},
-        "seed": config.seed,
-        "settings_hash": settings_hash(config, window),
-        "recipe": run_recipe(config, manifest, window, own=own, rolling=title is not None),
-        **{name: manifest.values[name] for name in ("data_hash", "config_hash", "versions", "command")},
-    }
-    if other:
-        context["changed"] = {name: f"{getattr(env, name)} ({getattr(trained, name)} in training)" for name in other}
-    if repeat is not None:
-        context |= {"command": repeat.command, "run_command": manifest.values["command"]}
-    return context
-
-
-def shrinkage_of(folders: Sequence[RunFolder]) -> dict[str, Any]:
-    """How far the ensembles of these searches were drawn to the benchmark, and by what evidence; empty where they were
-    not asked to be."""
-    stored = [read_json(folder.ensemble / "ensemble.json").get("shrinkage") for folder in folders]
-    known = [one for one in stored if one is not None]
-    return {"shrinkage": known[0] if len(folders) == 1 else known} if known else {}
-
-
-def _data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
-    """For the report: how much of the windows has prices, what the build mended, and the faults found (`data quality`).
-
-    `path` is the market file; what lies beside it is used where it is there.
-    """
-    first, last = windows[0], windows[-1]
-    cells = sum(window.tradable.numel() for window in windows)
-    traded = sum(int(window.tradable.sum()) for window in windows)
-    listed = sum(int((~window.close.isnan()).sum()) for window in windows)
-    summary: dict[str, Any] = {
-        "symbols": first.num_assets,
-        "bars": sum(window.num_bars for window in windows),
-        "bar_minutes": first.bar_minutes,
-        "bars_from_to": f"{str(first.timestamps()[0])[:16]} to {str(last.timestamps()[-1])[:16]} UTC",
-        "cells_with_a_trade": f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)",
-        "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
-    }
-    planted = first.meta.get("planted") or {}
-    if planted.get("kind") == IN_REAL:
-        summary["planted_signal"] = (
-            f"the feature {planted['feature']} is made up and knows the future: an information coefficient of "
-            f"{planted['ic']:g} with the return of the next {planted['horizon']} bars"
-        )
-    record: dict[str, Any] = {}
-    if (build := path.with_name("build.json")).is_file():
-        record = read_json(build)
-        summary["mended_bars"] = record.get("repairs") or "none"
-        summary["symbols_left_out"] = len(record.get("left_out") or {})
-        if suspect := survivors_only(record.get("survivorship") or {"survivors_only": False}):
-            summary["survivorship"] = suspect
-    found = {"data": summary, "market": data_recipe(first.meta, record)}
-    if (quality := path.with_name("quality.json")).is_file():
-        found["quality"] = read_json(quality)["kinds"]
-    return found
-
-
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
     """The report of a backtest that has been written, with pyfolio's tear sheet beside it; none of an earlier one.
 
@@ -382,19 +289,6 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
         write_tear_sheet(home / f"tear_sheet.{'png' if wanted == 'auto' else wanted}", stored)
     except BacktestError as error:
         print(f"no tear sheet: {error}")
-
-
-def _caveats(config: RunConfig, context: Mapping[str, Any]) -> list[str]:
-    """What a run's data and windows take for granted, in words that complete "with ..."."""
-    found = []
-    embargo = config.walkforward.embargo_sessions if context.get("folds") else config.data.windows.embargo_sessions
-    if embargo == 0:
-        found.append("no embargo between the windows")
-    if context["data"].get("survivorship"):
-        found.append("a universe of survivors")
-    if context["data"].get("planted_signal"):
-        found.append("a made-up signal that knows the future among the features")
-    return found
 
 
 def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:

@@ -26,6 +26,7 @@ from fintrader.files import write_text
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
+from fintrader.pipeline.provenance import Repeat
 from fintrader.pipeline.session import observing, open_run, watching, workplace
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
@@ -123,7 +124,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
     broken.
     """
     own = load_config(folder / "config.yaml")
-    repeat = evaluation.Repeat(_command(called or str(folder), own, config), own.trading)
+    repeat = Repeat(_command(called or str(folder), own, config), own.trading)
     config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
     Ledger(config.runs_dir).lines()
     with workplace(config.model_copy(update={"store": None})) as mirror:
@@ -330,9 +331,7 @@ def _inherit(start: Start, heirs: Heirs, store: RunStore) -> Inheritance:
     return found
 
 
-def backtest_stage(
-    config: RunConfig, manifest: Manifest, market: Path, repeat: evaluation.Repeat | None = None
-) -> Path:
+def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, repeat: Repeat | None = None) -> Path:
     """Judge every window; where nothing was changed, those that lie there are left as they are."""
     fresh = repeat is None and manifest.done("backtest")
     windows = [window for window in config.backtest.window if not (fresh and evaluation.as_configured(config, window))]
