@@ -90,6 +90,7 @@ def reader(small_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.copytree(small_world, world)
     monkeypatch.chdir(world)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # Ray would write a token into the home folder
     return {"__name__": "__docs__"}
 

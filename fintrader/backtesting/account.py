@@ -66,6 +66,7 @@ class BacktestAccount:
         self._curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         shape = (1, market.num_assets)
         self._shares, self._want, self._kept = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._asked = np.zeros(shape)
         self._wish, self._nothing = np.zeros(shape, np.float32), np.zeros((1, 0))
         self._seen = np.zeros((1, self.layout.private_width), np.float32)
         self._fills, self._noted = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS), 0
@@ -89,7 +90,7 @@ class BacktestAccount:
     @property
     def wanted(self) -> Array:
         """`[N]` shares that the last decision asked for; not to be written to."""
-        wanted: Array = self._want[0]
+        wanted: Array = self._asked[0]
         return wanted
 
     @property
@@ -124,6 +125,8 @@ class BacktestAccount:
         elif action is not None:
             given = flat_action(action)[None]
             kernel.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
+        if action is not None:
+            self._asked[:] = want  # carrying it out overwrites the other, with what the bar of the fill lets through
         start, interval = self._bar, self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
         # An order has at most N fills; every symbol ends at most once, and splits or is called in at most once a bar.

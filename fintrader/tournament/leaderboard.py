@@ -144,8 +144,11 @@ class LeaderboardIndex:
         """Make every row again from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute("DELETE FROM entries")
-            connection.execute("DELETE FROM pods")
+            # Dropped, not emptied: those that another version made have other columns.
+            for old in ("VIEW IF EXISTS leaderboard", "TABLE IF EXISTS entries", "TABLE IF EXISTS pods"):
+                connection.execute(f"DROP {old}")
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                connection.execute(statement)
             connection.executemany(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("version", str(VERSION)), ("size", str(size))]
             )

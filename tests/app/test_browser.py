@@ -97,6 +97,7 @@ def settled(page: Any) -> None:
 def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     trouble: list[str] = []
     name = ""
 

@@ -156,7 +156,7 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
     run(config)
-    assert [line.look.window for line in Ledger(folder.parent).looks()] == ["test", "train", "train"]
+    assert [line.look.window for line in Ledger(folder.parent).looks()] == ["test", "test", "train", "train"]
     assert (folder / "backtest" / "metrics.json").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="folds' test windows, not validation"):
         walk_forward(several(folder, "validation"))

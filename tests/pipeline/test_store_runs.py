@@ -122,7 +122,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     looked = open_run(f"{URL}/tiny")
     assert json.loads((looked / "backtest" / "context.json").read_text())["cost_bps"] == 40
     assert "look" in read_seal(Folder(looked / "backtest")), "what was made beside a copy is sealed in the store"
-    assert sorted(path.name for path in open_store(URL).iterdir()) == ["tiny"]
+    assert [path.name for path in open_store(URL).iterdir() if path.is_dir()] == ["tiny"]
 
 
 def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
