@@ -13,7 +13,7 @@ A figure is of the daily returns beyond those of the benchmark portfolio, net of
 information ratio, the interval of 95 % by a paired block bootstrap, and how many folds it was not below. *Within* is
 the share of folds that ended within 10 basis points of the benchmark. *Without information* is
 what the same search made of the features of other days. `ensemble` is shrunk towards the benchmark by its
-evidence, `best` is a pod as it is. The last line is one JSON object.
+evidence, `best` is a pod as it is; with each set stands the verdict on its ensemble. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NEAR = 1e-3
 def planted(ic: float) -> dict[str, Any]:
     """A signal of the next twenty sessions, whose edge no fold's test may share with its training."""
     source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
-    return {"source": source, "walkforward": {"embargo_sessions": 20}}
+    return {"source": source, "walkforward": {"embargo_sessions": 20}, "backtest": {"null_model": False}}
 
 
 MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 17}
@@ -143,9 +143,11 @@ def main() -> None:
                 **found,
                 "without_information": free,
                 "equal_weight": stored.metrics["equal_weight"],
+                "verdict": stored.honesty["verdict"],
                 "seconds": time.monotonic() - began,
             }
             rows[f"{name}/{seed}"] = row
+            print(f"{name}/{seed} {row['verdict']}", flush=True)
             for strategy, value in found.items():
                 low, high = value["interval"]
                 print(
