@@ -84,8 +84,8 @@ def real(records: Records) -> str:
                 rows.append([bars, title, *_active(known, found["equal_weight"])])
     head = ["bars", "who", "active return a year (95 %)", "information ratio", "folds not below"]
     head += ["Sharpe, its / equal weight's", "invested"]
-    verdicts = [f"- *{bars}*: {found['verdict']}" for bars, found in walked if found.get("verdict")]
-    said = ["The verdict on each ensemble, by the ledger of its runs alone:", "\n".join(map(prose, verdicts))]
+    verdicts = [prose(f"*{bars}*: {found['verdict']}", item=True) for bars, found in walked if found.get("verdict")]
+    said = ["The verdict on each ensemble, by the ledger of its runs alone:", "\n".join(verdicts)]
     parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(walked))]
     return "\n\n".join([*parts, sentence(records, "real")])
 

@@ -92,9 +92,12 @@ def sentence(records: Records, *names: str) -> str:
     return f"Record: {origin(records, *names)}.{footnote(records, names)}"
 
 
-def prose(text: str) -> str:
-    """A paragraph in lines of a page's width."""
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+def prose(text: str, *, item: bool = False) -> str:
+    """A paragraph in lines of a page's width; an `item` of a list hangs, or a line that begins with a plus is one."""
+    first, later = ("- ", "  ") if item else ("", "")
+    return textwrap.fill(
+        text, 120, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:

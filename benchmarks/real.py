@@ -135,7 +135,7 @@ def main() -> None:
                 for strategy in ("ensemble", "best", "ridge", "vol_targeted", "buy_and_hold")
                 if strategy in stored.strategies
             }
-            free = (stored.honesty.get("null_model") or {}).get("metrics")
+            free = (stored.honesty["selection"]["null_model"] or {}).get("metrics")
             if free:
                 active_free, ratio = free["active_return"], free["information_ratio"]
                 print(f"{name}/{seed} without information: active {active_free:+.2%}/y, IR {ratio}", flush=True)
