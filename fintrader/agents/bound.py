@@ -24,7 +24,7 @@ Bound = Callable[[int, Numbers], Numbers]
 """`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by the next call."""
 
 BARS_AT_ONCE = 1024
-"""Bars that are embedded together."""
+"""Bars at most that are embedded together."""
 
 
 class Members(Protocol):
@@ -94,7 +94,9 @@ class _MarketOnce:
     def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
         self.members, self.rows = members, torch.from_numpy(rows)
         layout, count = members[0].layout, len(members)
-        self.width, self.assets, self.block = layout.account_width, layout.num_assets, -1
+        self.width, self.assets = layout.account_width, layout.num_assets
+        self.bars, self.asked = range(0), -1
+        """Bars whose coefficients are known, and the last one that was asked for."""
         statistics = [shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members]
         columns = members[0].normaliser.groups[: layout.private_width]
         self.mean, self.scale = (np.stack([pair[k][columns].numpy() for pair in statistics]) for k in (0, 1))
@@ -116,9 +118,9 @@ class _MarketOnce:
         self.columns = np.zeros((BARS_AT_ONCE, count, self.width, width), np.float32)
 
     def actions(self, bar: int, private: Numbers) -> Numbers:
-        block, place = divmod(bar, BARS_AT_ONCE)
-        if block != self.block:
-            self._embed(block)
+        if bar not in self.bars:
+            self._embed(bar)
+        place, self.asked = self.bars.index(bar), bar
         standard = ((private - self.mean) * self.scale).clip(-CLIP, CLIP)
         latent = self.constant[place].copy()
         latent[:, : self.assets] += self.slope[place] * standard[:, self.width :]
@@ -152,8 +154,12 @@ class _MarketOnce:
         return aimed
 
     @torch.no_grad()
-    def _embed(self, block: int) -> None:
-        rows = self.rows[block * BARS_AT_ONCE : (block + 1) * BARS_AT_ONCE]
+    def _embed(self, bar: int) -> None:
+        """This bar and those that are asked for next, if it goes on as it went from the last one to this."""
+        known = 0 <= self.asked < bar
+        step, count = (bar - self.asked, BARS_AT_ONCE) if known else (1, 1)
+        self.bars = range(bar, min(bar + count * step, len(self.rows)), step)
+        rows = self.rows[self.bars.start : self.bars.stop : step]
         for k, member in enumerate(self.members):
             of = member.actor.coefficients(member.normaliser.see_rows(rows))
             bars, width = len(rows), self.assets
@@ -164,4 +170,3 @@ class _MarketOnce:
                 self.constant[:bars, k, width : width + of.common.shape[-1]] = of.common[0].numpy()
             if of.account.shape[2]:
                 self.columns[:bars, k, :, : of.account.shape[3]] = of.account[0].numpy()
-        self.block = block
