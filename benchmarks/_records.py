@@ -12,12 +12,7 @@ from fintrader.results.formatting import DASH, chance, statistic
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-LOCAL_CHANGES = frozenset(
-    {
-        *("app", "backtest", "chaos", "data_build", "efficiency_cpu", "known_optimum", "orchestrator"),
-        "search",
-    }
-)
+LOCAL_CHANGES = frozenset({"chaos", "known_optimum", "search"})
 """Records that may have been measured in a tree that was not clean; their rows say so. Every other such record is
 refused: take a name off when it has been measured again."""
 MARK = "†"
