@@ -27,7 +27,7 @@ class Page:
     title: str
     _parts: list[str] = field(default_factory=list)
     _links: list[tuple[str, str]] = field(default_factory=list)
-    _charts: dict[str, go.Figure] = field(default_factory=dict)
+    _charts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def header(self, kicker: str, heading: str, lead: str, about: str, *, tone: str = "") -> None:
         """The top of the page: the heading is the verdict."""
@@ -70,7 +70,12 @@ class Page:
         """A place for a figure. Its title stands above it as text, where it can wrap."""
         text = str(figure.layout.title.text or "")
         height = int(figure.layout.height or 380) - 40
-        self._charts[key] = go.Figure(figure).update_layout(title=None, margin_t=36, height=height)
+        # Plain values from here on: a copy as a figure would have every one of them validated again.
+        drawn = json.loads(figure.to_json())
+        drawn["layout"].pop("title", None)
+        drawn["layout"]["height"] = height
+        drawn["layout"].setdefault("margin", {})["t"] = 36
+        self._charts[key] = drawn
         heading = f"<h3>{html.escape(text)}</h3>" if text else ""
         place = f'<div class="chart" id="chart-{key}" style="min-height:{height}px"></div>'
         said = (figure.layout.meta or {}).get("note")
@@ -79,7 +84,6 @@ class Page:
     def render(self) -> str:
         links = "".join(f'<a href="#{key}">{html.escape(text)}</a>' for key, text in self._links)
         body = "\n".join(self._parts).replace("\0contents\0", f"<nav>{links}</nav>")
-        drawn = {key: json.loads(figure.to_json()) for key, figure in self._charts.items()}
         return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(self.title)}</title>
@@ -87,7 +91,7 @@ class Page:
 <body><main>
 {body}
 </main>
-<script type="text/plain" id="charts">{packed(json.dumps(drawn, sort_keys=True))}</script>
+<script type="text/plain" id="charts">{packed(json.dumps(self._charts, sort_keys=True))}</script>
 <script type="text/plain" id="plotly">{_plotly_js()}</script>
 <script>{SCRIPT}</script>
 </body></html>
