@@ -158,18 +158,18 @@ def _active_weights(
         return share
 
     def pairs() -> Iterator[tuple[Array, Array]]:
+        closes = [window.adjusted_close.cpu().numpy() for window in windows]
         for asset in range(len(result.symbols)):
             active = weight(result, asset)
             if rival is not None and rival.has_positions:
                 active = active - beta * weight(rival, asset)
-            yield active, np.concatenate([_next_returns(window, asset) for window in windows])
+            yield active, np.concatenate([_next_returns(close[:, asset]) for close in closes])
 
     return pairs()
 
 
-def _next_returns(market: MarketTensors, asset: int) -> Array:
-    """`[T]`: the return from each bar's close to the next one's, dividends and splits in it; 0 where there is none."""
-    close = market.adjusted_close[:, asset].cpu().numpy().astype(np.float64)
+def _next_returns(close: Array) -> Array:
+    """`[T]`: the return from each adjusted close to the next one; 0 where there is none."""
     known = np.isfinite(close) & (close > 0)
     both = known[1:] & known[:-1]
     moved = np.divide(close[1:], close[:-1], out=np.ones(len(close) - 1), where=both)
