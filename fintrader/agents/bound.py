@@ -155,9 +155,13 @@ class _MarketOnce:
 
     @torch.no_grad()
     def _embed(self, bar: int) -> None:
-        """This bar and those that are asked for next, if it goes on as it went from the last one to this."""
-        known = 0 <= self.asked < bar
-        step, count = (bar - self.asked, BARS_AT_ONCE) if known else (1, 1)
+        """This bar and those that are asked for next, if it goes on as it went from the last one to this.
+
+        Twice as many as the last time where all of those were asked for, else this bar alone: whoever jumps about pays
+        for what he asks.
+        """
+        goes_on = len(self.bars) > 0 and self.bars[-1] == self.asked < bar
+        step, count = (bar - self.asked, min(2 * len(self.bars), BARS_AT_ONCE)) if goes_on else (1, 1)
         self.bars = range(bar, min(bar + count * step, len(self.rows)), step)
         rows = self.rows[self.bars.start : self.bars.stop : step]
         for k, member in enumerate(self.members):
