@@ -19,6 +19,8 @@ from benchmarks._records import (
     table,
     times,
 )
+from fintrader.metrics import TRADING_DAYS
+from fintrader.results.catalogue import FEWEST_SESSIONS
 from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
 
 # --- the quickstart -----------------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def real(records: Records) -> str:
     for bars, found in walked:
         for key, title in WHO.items():
             if known := found.get(key):
-                rows.append([bars, title, *_active(known, found["equal_weight"])])
+                rows.append([bars, title, *_active(known, found["equal_weight"], found["ensemble"]["sessions"])])
     head = ["bars", "who", "active return a year (95 %)", "information ratio", "folds not below"]
     head += ["Sharpe, its / equal weight's", "invested"]
     verdicts = [prose(f"*{bars}*: {found['verdict']}", item=True) for bars, found in walked if found.get("verdict")]
@@ -102,11 +104,15 @@ def _walked(records: Records) -> list[tuple[str, Named]]:
     return found
 
 
-def _active(found: Named, equal_weight: Named) -> list[str]:
-    band = found.get("interval")
-    text = percent(found["active_return"], 1, "+")
-    if band:
-        text += f" ({100 * band[0]:+.1f} to {100 * band[1]:+.1f})"
+def _active(found: Named, equal_weight: Named, sessions: int) -> list[str]:
+    """What a row says, of a test window of so many sessions."""
+    # Less than a quarter is not put on a year: it is what the window made.
+    short = sessions < FEWEST_SESSIONS
+    scale = sessions / TRADING_DAYS if short else 1.0
+    text = percent(scale * found["active_return"], 1, "+")
+    if band := found.get("interval"):
+        text += f" ({100 * scale * band[0]:+.1f} to {100 * scale * band[1]:+.1f})"
+    text += f" in {sessions} sessions" if short else ""
     ratio = found["information_ratio"]
     sharpes = " / ".join(DASH if one is None else f"{one:.2f}" for one in (found["sharpe"], equal_weight["sharpe"]))
     return [
@@ -126,7 +132,8 @@ def _real_words(walked: Sequence[tuple[str, Named]]) -> str:
             ours, theirs = (found[name]["active_return"] for name in ("ensemble", "ridge"))
             beside.append(f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})")
         if nothing := found.get("without_information"):
-            made = nothing["active_return"]
+            sessions = found["ensemble"]["sessions"]
+            made = nothing["active_return"] * (sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0)
             free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
     said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
     said += [f"Without information the same search made {joined(free)}."] if free else []

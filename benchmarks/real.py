@@ -104,6 +104,7 @@ def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[s
     deviation = float(days.std(ddof=1))
     known = stored.metrics[strategy]
     return {
+        "sessions": len(days),
         "active_return": float(m.TRADING_DAYS * days.mean()),
         "interval": interval(days),
         "information_ratio": float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0,
