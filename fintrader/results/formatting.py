@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader import progress
+from fintrader.metrics import TRADING_DAYS
 from fintrader.results.catalogue import BY_KEY, FEWEST_SESSIONS, too_short
 
 DASH = "–"
@@ -331,8 +332,12 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
     low, high = number(own.get("information_ratio_low")), number(own.get("information_ratio_high"))
     if low is not None and high is not None:
         worth = "more than the portfolio" if low > 0 else "less than the portfolio" if high < 0 else "within chance"
-        active = percent(own.get("active_return"), signed=True)
-        text += f" Active return {active} a year, information ratio {ratio(own.get('information_ratio'))}"
+        active, sessions = number(own.get("active_return")), number(own.get("sessions"))
+        span = "a year"
+        if active is not None and sessions is not None and missing("annual_return", own):
+            active, span = active * sessions / TRADING_DAYS, "in the window"
+        text += f" Active return {percent(active, signed=True)} {span}, "
+        text += f"information ratio {ratio(own.get('information_ratio'))}"
         text += f" ({INTERVAL} {interval(low, high)}): {worth}."
     left_out = context.get("left_out")
     if "ridge" not in metrics and isinstance(left_out, Mapping) and "ridge" in left_out:

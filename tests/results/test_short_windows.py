@@ -18,7 +18,7 @@ from fintrader.report.html import render_report
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, COMPOUNDED, FEWEST_SESSIONS
 from fintrader.results.figures import excess_figure
-from fintrader.results.formatting import DASH, chance, p_equals, short_window, table_html, table_text
+from fintrader.results.formatting import DASH, chance, p_equals, short_window, standing, table_html, table_text
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -91,3 +91,14 @@ def test_a_p_value_is_never_nothing() -> None:
     assert (p_equals(1e-9), p_equals(0.25)) == ("p < 0.001", "p = 0.250")
     row = {"excess": 0.1, "low": 0.05, "high": 0.15, "p_value": 1 / 5001}
     assert "p < 0.001" in excess_figure({"equal_weight": row}).data[0].hovertemplate
+
+
+def test_an_active_return_is_the_windows_there() -> None:
+    own = {"cumulative_return": 0.02, "active_return": 0.252, "information_ratio": 2.0}
+    own |= {"information_ratio_low": 0.5, "information_ratio_high": 3.5}
+    said = {
+        sessions: standing({"ensemble": {**own, "sessions": sessions}}, {"benchmark_portfolio": "cash"})
+        for sessions in (FEWEST_SESSIONS - 13, FEWEST_SESSIONS)
+    }
+    assert "Active return +5.00 % in the window" in said[FEWEST_SESSIONS - 13]
+    assert "Active return +25.20 % a year" in said[FEWEST_SESSIONS]
