@@ -70,7 +70,7 @@ SETS = {
 }
 WHO = {
     "ensemble": "ensemble",
-    "best": "best pod, not shrunk",
+    "best": "best pod, as it learned",
     "without_information": "the same search without information",
     "ridge": "ridge",
 }

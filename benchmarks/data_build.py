@@ -8,6 +8,8 @@
 3. the way of FinRL (stockstats, ticker by ticker, in pandas, as `FeatureEngineer.add_technical_indicator` does) on a
    subset,
    in turn with ours on the same bars.
+4. polars on the same work as a first build, on one core each, in turn: bars of sixteen tickers to arrays of a file.
+5. a day added to 500 symbols, each a CSV of its own, and all in one Parquet file: what a build then reads and writes.
 
 Prints one JSON object as its last line.
 """
@@ -32,13 +34,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from benchmarks.common import ROOT, finish
 from fintrader.data.calendar import SessionGrid, session_grid
 from fintrader.data.clean import SymbolBars, clean, symbol_bars, to_grid
 from fintrader.data.features import PAPER_FEATURES, symbol_features
-from fintrader.data.sources.files import FilesSettings, read_files
+from fintrader.data.sources.base import FilesFeed
+from fintrader.data.sources.files import read_files
+from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.tensors import MarketTensors
+from fintrader.storage.objects import Objects
 
 CONFIG = """
 path: {path}
@@ -54,18 +62,18 @@ from pathlib import Path
 start = time.perf_counter()
 from fintrader.data.build import build_market
 from fintrader.data.settings import read_settings
-from fintrader.data.tensors import MarketTensors
 imported = time.perf_counter()
 settings = read_settings(Path(sys.argv[1]))
 path = build_market(settings, cache=Path(sys.argv[2]))
-built = time.perf_counter()
+built, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+from fintrader.data.tensors import MarketTensors
+ready = time.perf_counter()
 market = MarketTensors.load(path)
 last = float(market.close[-1, -1])
 loaded = time.perf_counter()
 print(json.dumps({
-    "seconds": built - imported, "import_seconds": imported - start, "load_seconds": loaded - built,
-    "cpu_seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
-    "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    "seconds": built - imported, "import_seconds": imported - start, "load_seconds": loaded - ready,
+    "cpu_seconds": used.ru_utime + used.ru_stime, "peak_gib": used.ru_maxrss / 2**20,
     "bars": market.num_bars, "symbols": market.num_assets, "features": market.num_features,
     "file_gib": path.stat().st_size / 2**30,
 }))
@@ -110,12 +118,15 @@ def main() -> None:
             "clean_and_align": clean_and_align(bars, grid),
             "paper": paper(bars, home),
             "finrl_way": against_finrl(bars, home, options.rounds),
+            "polars": against_polars(bars, grid, home, options.rounds),
+            "appended": {kind: appended(home / kind, kind) for kind in ("csv", "parquet")},
         }
     finally:
         shutil.rmtree(home, ignore_errors=True)
     figures["clean_align_rows_per_second"] = figures["clean_and_align"]["rows_per_second"]
     figures["paper_build_seconds"] = figures["paper"]["first"]["seconds"]
     figures["paper_peak_gib"] = figures["paper"]["first"]["peak_gib"]
+    figures["paper_cpu_seconds"] = figures["paper"]["first"]["cpu_seconds"]
     figures["second_build_seconds"] = figures["paper"]["second"]["seconds"]
     figures["load_seconds"] = figures["paper"]["second"]["load_seconds"]
     finish("data_build", figures, seed=options.seed, save=options.save)
@@ -185,9 +196,73 @@ def paper(folder: Path, home: Path) -> dict[str, Any]:
     config.write_text(CONFIG.format(path=folder))
     runs = {}
     for name in ("first", "second"):
-        runs[name] = child([sys.executable, "-c", BUILD, str(config), str(home / "cache")])
+        runs[name] = child([sys.executable, "-c", BUILD, str(config), str(home / "cache")], OMP_NUM_THREADS="1")
         print(name, runs[name], flush=True)
     return runs
+
+
+def against_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> dict[str, Any]:
+    """CPU seconds of a first build of sixteen tickers, ours (chunks, checks and hashes included) and theirs in turn."""
+    some = home / "some"
+    some.mkdir()
+    for file in sorted(folder.glob("*.parquet"))[:2]:
+        (some / file.name).symlink_to(file.resolve())
+    config = home / "some.yaml"
+    config.write_text(CONFIG.format(path=some))
+    np.save(home / "minutes.npy", grid.minutes)
+    python = peer_python()
+    ours: list[dict[str, Any]] = []
+    theirs: list[dict[str, Any]] = []
+    for number in range(rounds):
+        cache = home / f"some-{number}"
+        ours.append(child([sys.executable, "-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1"))
+        market = MarketTensors.load(next(cache.glob("*/market.safetensors")))
+        assert market.windows is not None
+        words = [str(some), str(home / "minutes.npy"), str(market.windows.train[1]), str(home / "theirs.npz")]
+        script = str(Path(__file__).with_name("_polars_build.py"))
+        theirs.append(child([str(python), script, *words], POLARS_MAX_THREADS="1", OMP_NUM_THREADS="1"))
+        sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()
+        np.testing.assert_allclose(sample, theirs[-1].pop("sample"), atol=1e-3)
+        shutil.rmtree(cache)
+    cpu = {"ours": min(one["cpu_seconds"] for one in ours), "theirs": min(one["cpu_seconds"] for one in theirs)}
+    return {
+        "symbols": market.num_assets,
+        "bars": market.num_bars,
+        "ours_cpu_seconds": cpu["ours"],
+        "theirs_cpu_seconds": cpu["theirs"],
+        "times_faster": cpu["theirs"] / cpu["ours"],
+        "ours_peak_gib": max(one["peak_gib"] for one in ours),
+        "theirs_peak_gib": max(one["peak_gib"] for one in theirs),
+    }
+
+
+def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> dict[str, Any]:
+    """Seconds until the bars of one more day are in the store, and the chunks that were written for it."""
+    grid = paper_grid(sessions + 1)
+    stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
+    tables = [one_symbol(stamp, number, 1) for number in range(symbols)]
+    last = pa.scalar(int(grid.minutes[grid.first_bar[sessions]]), pa.timestamp("ns", tz="UTC"))
+    bars, store = home / "bars", Objects(home / "store")
+    bars.mkdir(parents=True)
+    found: dict[str, Any] = {"symbols": symbols, "sessions": sessions}
+    for name in ("first", "appended"):
+        parts = [table.filter(pc.less(table["ts"], last)) for table in tables] if name == "first" else tables
+        if kind == "parquet":
+            pq.write_table(pa.concat_tables(parts), bars / "bars.parquet")
+        for part in parts if kind == "csv" else ():
+            text = part.set_column(0, "ts", part["ts"].cast(pa.string())).set_column(
+                1, "ticker", part["ticker"].cast(pa.string())
+            )
+            pa_csv.write_csv(text, bars / f"{part['ticker'][0]}.csv")
+        before = set((home / "store").rglob("*.parquet"))
+        start, cpu = time.perf_counter(), time.process_time()
+        feed = FilesFeed(FilesSettings(path=str(bars), timezone="UTC"), store, "XNAS")
+        feed.prepare()
+        found[f"{name}_seconds"] = time.perf_counter() - start
+        found[f"{name}_cpu_seconds"] = time.process_time() - cpu
+        found[f"{name}_chunks"] = len(set((home / "store").rglob("*.parquet")) - before)
+    shutil.rmtree(home)
+    return found
 
 
 def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
@@ -228,18 +303,21 @@ def frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
 
 
 def peer_python() -> Path:
-    """The interpreter of an environment that holds stockstats; made when it is not there."""
+    """The interpreter of an environment that holds stockstats and polars; made when it is not there."""
     folder = ROOT / ".venv-bench-data"
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "stockstats", "pyarrow", "pandas<3"], check=True)
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "-q", "stockstats", "polars", "pyarrow", "pandas<3"], check=True
+        )
     return python
 
 
-def child(command: list[str]) -> dict[str, Any]:
+def child(command: list[str], **variables: str) -> dict[str, Any]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

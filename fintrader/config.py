@@ -6,6 +6,7 @@ The models themselves stand beside the code they set (`EnvSettings` in `envs/set
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import importlib
 import json
@@ -23,6 +24,19 @@ from fintrader.errors import ConfigError, DataError
 SettingsT = TypeVar("SettingsT", bound="Settings")
 _SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
 """URLs with more than a place in them: a message goes to logs and screens, so of these it names the scheme only."""
+
+
+def _ticker(value: object) -> object:
+    if isinstance(value, bool | int | float | dt.date):
+        raise ValueError("YAML reads TRUE, NO, ON, numbers and dates as such; quote the ticker, like 'TRUE' or '0700'")
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("an empty text is no ticker; leave it out")
+    return value
+
+
+Ticker = Annotated[str, BeforeValidator(_ticker)]
+"""A symbol in settings: any text but the empty one."""
+_DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 
 
 class Settings(BaseModel):
@@ -118,9 +132,11 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
 
     Raises ConfigError when it is missing, unreadable or no mapping.
     """
-    path = find_config(path)
+    text = ""
     try:
-        values = yaml.safe_load(path.read_text())
+        path = find_config(path)
+        text = path.read_text()
+        values = yaml.safe_load(text)
     except FileNotFoundError:
         names = ", ".join(shipped_configs())
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration, or one of {names}") from None
@@ -130,9 +146,21 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}") from None
+    except ValueError as error:  # what looks like a date or a number and is none
+        dates = ((line, date) for line, one in enumerate(text.splitlines(), 1) for date in _DATE.findall(one))
+        wrong = next((f", line {line}: {date} is no date" for line, date in dates if not _is_date(date)), "")
+        raise ConfigError(f"{path}{wrong} ({error}); correct the value, or quote it") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected `name: value` lines at the top level")
     return values
+
+
+def _is_date(text: str) -> bool:
+    try:
+        dt.date(*map(int, text.split("-")))
+    except ValueError:
+        return False
+    return True
 
 
 def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +172,8 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
             change = change.model_dump(mode="json")
         if isinstance(change, Mapping) and isinstance(below, Mapping):
             named = [key for key in ("kind", "algo") if key in change and key in below]
+            if "fractions" in change:  # of windows, in place of dates
+                below = {key: value for key, value in below.items() if key not in ("train", "validation", "test")}
             if all(change[key] == below[key] for key in named):
                 change = overlay(below, change)
         merged[name] = change
@@ -188,6 +218,7 @@ def check_url(url: str) -> str:
     """The URL without a slash at its end. Raises ConfigError for what is none, and for one that holds a secret."""
     if not is_url(url):
         raise ConfigError(f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs")
+    check_place(url)
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
@@ -197,6 +228,19 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def check_place(path: str) -> str:
+    """A path or URL as it is. Raises ConfigError for a `file://` URL whose first folder would be read as a machine's
+    name: what lies in `file://runs/x` would go to `/x`."""
+    parts = urlsplit(path)
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            f"{path}: after file:// comes a machine, here one called {parts.netloc}; write file:///folder with three "
+            f"slashes, or the path alone ({parts.netloc}{parts.path})"
+        )
+    return path
+
+
+SECRET_NAME = re.compile(r"(sig|token|key|secret|passw|credential)", re.I)
 _SECRET_QUERY = re.compile(r"[?&][\w-]*(sig|token|key|secret|passw|credential)[\w-]*=", re.I)
 
 
@@ -210,17 +254,18 @@ def check_no_secret(path: str) -> str:
             f"the URL of {path.partition('://')[0]}://… holds a password or a key; settings are stored and shown, so "
             "credentials belong into the environment or into fsspec's configuration"
         )
-    return path
+    return check_place(path) if is_url(path) else path
 
 
-def _without_secret(path: Any) -> Any:
+def without_secret(path: Any) -> Any:
+    """The same for a validator: raises ValueError."""
     try:
         return check_no_secret(str(path)) if isinstance(path, str | Path) else path
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
-PathText = Annotated[str, BeforeValidator(_without_secret)]
+PathText = Annotated[str, BeforeValidator(without_secret)]
 """A setting: a local path or an fsspec URL without credentials; a `pathlib.Path` is taken too."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two; C:/ is a drive

@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 TRADING_DAYS = 252
-"""Sessions in a year: the convention of the paper's table and of empyrical."""
+"""Sessions in a year of an exchange that rests at weekends: the convention of the paper's table and of empyrical. A
+market says how many its own year has (`MarketTensors.sessions_a_year`), and its results after it."""
 
 
 def session_ends(session: ArrayLike) -> NDArray[np.int64]:

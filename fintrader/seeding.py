@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 _MASK = (1 << 63) - 1
 
@@ -22,6 +25,8 @@ def derive(seed: int, *names: object) -> int:
 
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch generator on `device` for a named purpose."""
+    import torch  # here, because much that draws numbers needs no torch
+
     return torch.Generator(device=device).manual_seed(derive(seed, *names))
 
 
@@ -32,6 +37,8 @@ def numpy_generator(seed: int, *names: object) -> np.random.Generator:
 
 def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, numpy and torch (layers draw their first weights from torch's)."""
+    import torch
+
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)

@@ -130,7 +130,20 @@ def test_every_command_exists(page: Path) -> None:
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
     choices = {f"--{name}" for name in CHOICES}
-    known = {*options(RunConfig), *choices, "--from", "--help", "--json", "--pods", "--port", "--host", "--out"}
+    known = {
+        *options(RunConfig),
+        *choices,
+        "--from",
+        "--help",
+        "--json",
+        "--pods",
+        "--port",
+        "--host",
+        "--out",
+        "--preset",
+        "--force",
+        "--calendar",
+    }
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()

@@ -93,7 +93,7 @@ def context_line(stored: StoredBacktest, folder: Folder) -> None:
         f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
         f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
         f"chosen from {count(context['trials'])} trials" if number(context.get("trials")) is not None else None,
-        f"net of {costs}, returns daily-resampled (252 days, risk-free rate 0)",
+        f"net of {costs}, returns daily-resampled ({stored.sessions_a_year} days, risk-free rate 0)",
         looked_at(context.get("looks")),
     ]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -165,7 +165,9 @@ def rolling(stored: StoredBacktest, shown: list[str]) -> None:
     titles = {"sharpe": "Sharpe ratio, annualised", "volatility": "Volatility, annualised"}
     for kind, title in titles.items():
         st.subheader(title, anchor=False)
-        figure = figures.rolling_figure(returns[shown].rename(columns=label), kind, main=shown[0], window=window)
+        drawn = returns[shown].rename(columns=label)
+        year = stored.sessions_a_year
+        figure = figures.rolling_figure(drawn, kind, main=shown[0], window=window, sessions_a_year=year)
         charts.show(figure, f"rolling_{kind}", height=270)
     if "benchmark" in returns and shown != ["benchmark"]:
         st.subheader("Beta to the index", anchor=False)

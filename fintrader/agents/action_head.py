@@ -19,6 +19,10 @@ RATE_PACE = 2.0
 """Logits of the trade rate per unit of latent (`tilt`)."""
 
 
+MOST_CONVICTION = 4.0
+"""Times a learned tilt that a portfolio may hold: beyond, it is no longer what was learned."""
+
+
 class ActionHeadSettings(Settings):
     """How latents become actions."""
 
@@ -39,8 +43,9 @@ class ActionHeadSettings(Settings):
     """Hold no cash (`tilt`); else how much of it is learned, from none."""
     trade_rate: float = Field(default=0.2, gt=0, lt=1)
     """Part of the way to its aim that a decision trades, at the start; then it is learned (`tilt`)."""
-    shrinkage: float = Field(default=1.0, ge=0, le=1)
-    """Part of the aim's distance to the benchmark that is taken (`tilt`): what evidence leaves of it."""
+    conviction: float = Field(default=1.0, ge=0, le=MOST_CONVICTION)
+    """Times the aim's distance to the benchmark that is taken (`tilt`), as far as no weight becomes negative: what
+    evidence leaves of it, or makes of it."""
 
 
 class ActionHead:
@@ -113,7 +118,9 @@ class ActionHead:
         z = latent[..., :assets]
         z = (z - (benchmark * z).sum(-1, keepdim=True)) / settings.trust
         raised = benchmark * torch.exp(settings.trust * torch.tanh(z))
-        active = settings.shrinkage * (_shares(raised) - benchmark)
+        active = settings.conviction * (_shares(raised) - benchmark)
+        if settings.conviction > 1:
+            active = _shares((benchmark + active).clamp_min(0.0)) - benchmark
         share = 0.5 * active.abs().sum(-1, keepdim=True)
         active = active * (settings.max_active_tilt / share.clamp_min(settings.max_active_tilt))
         aim = benchmark + active

@@ -26,6 +26,7 @@ from fintrader.agents.networks import Actor, NetworkSettings
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.travel import travel
 from fintrader.config import validate
+from fintrader.data.scaling import statistics_hash
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError
@@ -66,13 +67,20 @@ class PolicyModule(nn.Module):
         given = market_identity(market)
         if stored is None:
             return
-        for key in given:
-            if stored.get(key) != given[key]:
-                raise CheckpointError(
-                    f"this policy was trained on another market: its {key.replace('_', ' ')} differ; "
-                    "use the market it was trained on, train a policy for this one, or ask for what was learned there "
-                    "to be traded here: load_policy(path, universe=market)"
-                )
+        differ = next((key for key in given if stored.get(key) != given[key]), None)
+        if differ in ("normalisation", "normalisation_hash"):
+            there, here = (one.get("normalisation_hash") or "not known" for one in (stored, given))
+            raise CheckpointError(
+                f"this policy was trained on rows scaled by other statistics ({there} there, {here} here): build this "
+                "market with data.features.normalisation set to the one it was trained on (its file, or its "
+                "build.json), or ask for these rows to be seen as those were: load_policy(path, universe=market)"
+            )
+        if differ is not None:
+            raise CheckpointError(
+                f"this policy was trained on another market: its {differ.replace('_', ' ')} differ; "
+                "use the market it was trained on, train a policy for this one, or ask for what was learned there "
+                "to be traded here: load_policy(path, universe=market)"
+            )
 
 
 class ActorPolicy(PolicyModule):
@@ -99,9 +107,7 @@ class ActorPolicy(PolicyModule):
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
         object.__setattr__(self, "rewards", rewards)
-        self.actor = actor or Actor(
-            layout, self.network, common=self.head.common, outputs=outputs, out_gain=self.head.out_gain
-        )
+        self.actor = actor or _actor(layout, network, self.head, outputs)
         self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -163,7 +169,9 @@ class EnsemblePolicy(PolicyModule):
 def market_identity(market: MarketTensors) -> dict[str, Any]:
     """What a policy depends on: symbols, columns, bar length, and what rows were standardised by (None: not known)."""
     names = {name: list(getattr(market, name)) for name in ("symbols", "feature_names", "context_names")}
-    return names | {"bar_minutes": market.bar_minutes, "normalisation": market.meta.get("normalisation")}
+    scales = market.meta.get("normalisation")
+    scaled = {"normalisation": scales, "normalisation_hash": statistics_hash(scales)}
+    return names | {"bar_minutes": market.bar_minutes} | scaled
 
 
 def save_policy(
@@ -212,7 +220,7 @@ def load_policy(
             description, tensors, meta = travel(description, tensors, meta, market_identity(universe))
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
-    module = _build(description)
+    module = _build(description, sum(tensor.numel() for tensor in tensors.values()))
     load_module(module, tensors, str(path))
     module.meta = meta
     if market is not None:
@@ -224,20 +232,30 @@ def load_policy(
     return module.to(device).eval().requires_grad_(False)
 
 
-def _build(description: Mapping[str, Any]) -> PolicyModule:
+def _actor(layout: Layout, network: NetworkSettings, head: ActionHead, outputs: int) -> Actor:
+    resolved = network.resolved(layout, orders=not head.targets_weights)
+    return Actor(layout, resolved, common=head.common, outputs=outputs, out_gain=head.out_gain)
+
+
+def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
+    """The module of a description, of which so many numbers are stored."""
     try:
         if description["kind"] == "ensemble":
-            members = [_build(member) for member in description["members"]]
+            members = [_build(member, stored) for member in description["members"]]
             return EnsemblePolicy(members, [1.0] * len(members), description["mode"])
+        layout = layout_from_json(description["layout"])
+        network = validate(NetworkSettings, description["network"], "policy")
+        head = validate(ActionHeadSettings, description["head"], "policy")
+        outputs, squash = int(description["outputs"]), bool(description["squash"])
+        # Networks larger than what is stored of them would take their memory before anything could be compared.
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            actor = _actor(layout, network, ActionHead(layout, head), outputs)
+        described = sum(weight.numel() for weight in actor.parameters())
+        if described > stored:
+            raise CheckpointError(f"it describes networks of {described:,} numbers, and {stored:,} are stored")
+        rewards = RewardScaler.from_json(rewards) if (rewards := description["rewards"]) else None
         with torch.random.fork_rng(devices=[]):  # initial weights are overwritten; leave the global stream alone
-            return ActorPolicy(
-                layout_from_json(description["layout"]),
-                validate(NetworkSettings, description["network"], "policy"),
-                validate(ActionHeadSettings, description["head"], "policy"),
-                outputs=int(description["outputs"]),
-                squash=bool(description["squash"]),
-                rewards=RewardScaler.from_json(rewards) if (rewards := description["rewards"]) else None,
-            )
+            return ActorPolicy(layout, network, head, outputs=outputs, squash=squash, rewards=rewards)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None
 

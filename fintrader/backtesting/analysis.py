@@ -28,7 +28,8 @@ def analyse(
         return {}
     daily = {one: results[one].daily_returns for one in dict.fromkeys((name, result.portfolio_name)) if one in results}
     factors = factor_returns(markets)
-    betas = {one: found for one, returns in daily.items() if (found := factor_betas(returns, factors))}
+    year = result.sessions_a_year
+    betas = {one: found for one, returns in daily.items() if (found := factor_betas(returns, factors, year))}
     portfolio = results.get(result.portfolio_name)
     return {
         "attribution": attribute(result, portfolio, symbol_returns(markets)),

@@ -225,7 +225,7 @@ def vol_targeted(
     aimed = USUAL_VOLATILITY if target is None else target
 
     def weigh(returns: Array) -> Array:
-        found = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(m.TRADING_DAYS)
+        found = float(returns.mean(axis=1).std(ddof=1)) * math.sqrt(market.sessions_a_year)
         return np.full(returns.shape[1], min(1.0, aimed / max(found, 1e-6)))
 
     said = "a fixed choice" if target is None else "the training window's median"
@@ -244,7 +244,7 @@ def usual_volatility(market: MarketTensors) -> float | None:
     known = member[:-1] & np.isfinite(change)
     daily = np.where(known, change, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     rolling = np.lib.stride_tricks.sliding_window_view(daily, LOOKBACK).std(axis=1, ddof=1)
-    return m.finite(float(np.median(rolling)) * math.sqrt(m.TRADING_DAYS))
+    return m.finite(float(np.median(rolling)) * math.sqrt(market.sessions_a_year))
 
 
 def _from_past(

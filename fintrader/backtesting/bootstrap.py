@@ -77,7 +77,12 @@ class Interval:
 
 
 def intervals(
-    returns: ArrayLike, *, seed: int, level: float = 0.95, repeats: int = REPEATS
+    returns: ArrayLike,
+    *,
+    seed: int,
+    level: float = 0.95,
+    repeats: int = REPEATS,
+    sessions_a_year: int = TRADING_DAYS,
 ) -> tuple[dict[str, Interval], float]:
     """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean block length.
 
@@ -85,16 +90,17 @@ def intervals(
     a window that is too short for one (`catalogue.too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
-    names = [name for name in ("sharpe", "annual_return", "max_drawdown") if not too_short(name, values.size)]
+    every = ("sharpe", "annual_return", "max_drawdown")
+    names = [name for name in every if not too_short(name, values.size, sessions_a_year)]
     estimates: dict[str, float | None] = dict.fromkeys(names)
     if values.size:
-        found = _statistics(values[None, :])
+        found = _statistics(values[None, :], sessions_a_year)
         estimates = {name: finite(float(found[name][0])) for name in names}
     if values.size < 8:
         return {name: Interval(estimate, None, None, level) for name, estimate in estimates.items()}, 1.0
     length = block_length(values)
     rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
-    result, drawn = {}, _statistics(values[rows])
+    result, drawn = {}, _statistics(values[rows], sessions_a_year)
     for name in names:
         kept = drawn[name][np.isfinite(drawn[name])]
         tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (math.nan, math.nan)
@@ -103,15 +109,15 @@ def intervals(
     return result, length
 
 
-def _statistics(samples: Array) -> dict[str, Array]:
+def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
     """Statistics of every row of `[R, S]`."""
     size = samples.shape[1]
     wealth = np.cumprod(1 + samples, axis=1)
     peak = np.maximum(np.maximum.accumulate(wealth, axis=1), 1.0)
     spread = samples.std(axis=1, ddof=1) if size > 1 else np.full(len(samples), np.nan)
     flat = ~(spread > 1e-15)
-    sharpe = samples.mean(axis=1) / np.where(flat, np.nan, spread) * math.sqrt(TRADING_DAYS)
-    growth = np.maximum(wealth[:, -1], 0.0) ** (TRADING_DAYS / size) - 1
+    sharpe = samples.mean(axis=1) / np.where(flat, np.nan, spread) * math.sqrt(sessions_a_year)
+    growth = np.maximum(wealth[:, -1], 0.0) ** (sessions_a_year / size) - 1
     return {"sharpe": sharpe, "annual_return": growth, "max_drawdown": (wealth / peak - 1).min(axis=1)}
 
 
@@ -120,7 +126,7 @@ class Excess:
     """Paired comparison of one strategy with another on the same days."""
 
     excess: float
-    """Mean daily excess return times 252."""
+    """Mean daily excess return times the sessions of a year."""
     low: float
     high: float
     level: float
@@ -130,7 +136,13 @@ class Excess:
 
 
 def paired_excess(
-    returns: ArrayLike, baseline: ArrayLike, *, seed: int, level: float = 0.95, repeats: int = REPEATS
+    returns: ArrayLike,
+    baseline: ArrayLike,
+    *,
+    seed: int,
+    level: float = 0.95,
+    repeats: int = REPEATS,
+    sessions_a_year: int = TRADING_DAYS,
 ) -> Excess | None:
     """Block-bootstrap the daily excess over a baseline, both resampled on the same days; None below eight sessions."""
     excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
@@ -140,9 +152,9 @@ def paired_excess(
     rows = bootstrap_indices(excess.size, length, repeats, numpy_generator(seed, "excess"))
     means = excess[rows].mean(axis=1)
     mean = float(excess.mean())
-    low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)]) * TRADING_DAYS
+    low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)]) * sessions_a_year
     p_value = (1 + int((means - mean >= mean).sum())) / (1 + repeats)
-    return Excess(mean * TRADING_DAYS, float(low), float(high), level, p_value, length)
+    return Excess(mean * sessions_a_year, float(low), float(high), level, p_value, length)
 
 
 def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Array:

@@ -47,7 +47,6 @@ BETS = (0.5, 1.0, 2.0, 3.0)
 """Annual information ratios that the e-process bets on, an equal share of its stake each."""
 FIRST_BET = 20
 """Sessions that beta and volatility are learnt from before the first bet."""
-YEAR = math.sqrt(TRADING_DAYS)
 
 
 def level_of_look(look: int) -> float:
@@ -111,7 +110,13 @@ class AlphaTest:
 
 
 def alpha_test(
-    ours: ArrayLike, theirs: ArrayLike, *, level: float = LEVEL, seed: int, repeats: int = REPEATS
+    ours: ArrayLike,
+    theirs: ArrayLike,
+    *,
+    level: float = LEVEL,
+    seed: int,
+    repeats: int = REPEATS,
+    sessions_a_year: int = TRADING_DAYS,
 ) -> AlphaTest | None:
     """Test daily returns `[S]` against the benchmark portfolio's on the same days; None below `SHORTEST` sessions, and
     where nothing is left once the benchmark is taken away.
@@ -141,12 +146,12 @@ def alpha_test(
         reach = float(np.quantile(np.quantile(drawn, 1 - level) * errors - means, POWER))
         method = f"studentised block bootstrap, blocks of {block}, {repeats:,} samples"
     margin = float(student.ppf(0.975)) * error
-    scale = TRADING_DAYS / (deviation * YEAR)
+    scale = sessions_a_year / (deviation * math.sqrt(sessions_a_year))
     ratio = found.alpha * scale
     visible = reach * scale
     needed = math.ceil(size * (visible / ratio) ** 2) if ratio > 0 else None
-    low, high = (TRADING_DAYS * (found.alpha + side * margin) for side in (-1, 1))
-    alpha = TRADING_DAYS * found.alpha
+    low, high = (sessions_a_year * (found.alpha + side * margin) for side in (-1, 1))
+    alpha = sessions_a_year * found.alpha
     return AlphaTest(size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method)
 
 
@@ -218,7 +223,7 @@ def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int =
     return ShiftTest((1 + as_much) / (1 + drawn.size), int(drawn.size), float(by_shift[0]), float(drawn.mean()))
 
 
-def e_process(ours: ArrayLike, theirs: ArrayLike) -> Array:
+def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Array:
     """`[S]`: what 1 became by each session for a bettor on alpha. Above 1/α it is evidence at level α, at any time.
 
     Each session a part of the stake goes on the hedged return, as an information ratio of one of `BETS` would
@@ -235,6 +240,6 @@ def e_process(ours: ArrayLike, theirs: ArrayLike) -> Array:
             deviation = float(np.sqrt((past.residual**2).sum() / (t - 2)))
             if deviation > 1e-9:
                 gain = (r[t] - past.beta * b[t]) / deviation
-                stakes = stakes * np.maximum(0.0, 1 + np.array(BETS) / YEAR * gain)
+                stakes = stakes * np.maximum(0.0, 1 + np.array(BETS) / math.sqrt(sessions_a_year) * gain)
         wealth[t] = stakes.sum()
     return wealth

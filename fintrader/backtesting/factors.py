@@ -74,10 +74,10 @@ def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]
     return returns, np.add.reduceat(traded, starts, axis=0), market.member.cpu().numpy()[starts]
 
 
-def factor_betas(daily: Array, factors: Array) -> dict[str, Any]:
+def factor_betas(daily: Array, factors: Array, sessions_a_year: int = m.TRADING_DAYS) -> dict[str, Any]:
     """Least squares of daily returns `[S]` on the factors `[S, K]` that are known, with Newey-West errors; plain JSON.
 
-    `alpha` is a year's (mean times 252). Empty below FEWEST_SESSIONS of which all factors are known.
+    `alpha` is a year's (mean times its sessions). Empty below FEWEST_SESSIONS of which all factors are known.
     """
     usable = [k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS]
     rows = np.isfinite(factors[:, usable]).all(axis=1) if usable else np.zeros(len(daily), dtype=bool)
@@ -96,7 +96,7 @@ def factor_betas(daily: Array, factors: Array) -> dict[str, Any]:
     ratios = np.divide(beta, errors, out=np.zeros_like(beta), where=errors > 0)
     return {
         "sessions": size,
-        "alpha": float(beta[0]) * m.TRADING_DAYS,
+        "alpha": float(beta[0]) * sessions_a_year,
         "alpha_t": float(ratios[0]),
         "r_squared": 1 - float(residual @ residual / np.square(y - y.mean()).sum()),
         "betas": [

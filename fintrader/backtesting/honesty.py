@@ -25,13 +25,12 @@ from fintrader.backtesting.selection import TrialReturns, diagnose, null_model_d
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.metrics import TRADING_DAYS, finite
+from fintrader.metrics import finite
 from fintrader.results.formatting import count, is_baseline, main_strategy, p_equals, percent, ratio
 from fintrader.results.history import rounding_apart
 from fintrader.results.looks import LEVEL
 
 Array = NDArray[np.float64]
-YEAR = math.sqrt(TRADING_DAYS)
 HELD_OUT = "test"
 NO_VERDICT = {
     "train": "No verdict: the agents were trained on this window.",
@@ -72,18 +71,22 @@ def assess(
     name = main_strategy(list(results))
     result = results[name]
     daily = result.daily_returns
-    bands, block = intervals(daily, seed=0)  # the one that the metrics have: equal wherever it is shown
+    year = result.sessions_a_year
+    bands, block = intervals(
+        daily, seed=0, sessions_a_year=year
+    )  # the one that the metrics have: equal wherever it is shown
     windows = [market] if isinstance(market, MarketTensors) else market
     report: dict[str, Any] = {
         "strategy": name,
         "window": window,
         "sessions": len(daily),
+        "sessions_a_year": year,
         "ruined": result.ruined,
         "traded": bool(len(result.trades)),
         "intervals": {key: asdict(band) for key, band in bands.items()},
         "block_sessions": block,
-        "sharpe": _sharpe(daily),
-        "selection": diagnose(trials, trial_returns, trial_active, null_model, seed),
+        "sharpe": _sharpe(daily, year),
+        "selection": diagnose(trials, trial_returns, trial_active, null_model, seed, year),
         "evidence": _evidence(results, name, windows, look, seed),
         "excess": _excess(results, name, seed),
         "random_portfolios": _random(result, windows, settings, seed),
@@ -98,13 +101,13 @@ def assess(
 # --- what is computed ------------------------------------------------------------------------------------------------
 
 
-def _sharpe(daily: Array) -> dict[str, Any] | None:
+def _sharpe(daily: Array, sessions_a_year: int) -> dict[str, Any] | None:
     """The window's own Sharpe ratio, annualised; its interval stands among the bootstrap's."""
     sample = sig.SharpeSample.of(daily)
     if sample is None:
         return None
     return {
-        "sharpe": sample.sharpe * YEAR,
+        "sharpe": sample.sharpe * math.sqrt(sessions_a_year),
         "skew": sample.skew,
         "kurtosis": sample.kurtosis,
         "probabilistic": sig.probabilistic_sharpe(sample),
@@ -122,20 +125,21 @@ def _evidence(
     """The held-out window's tests against the benchmark portfolio, or the index where there is none."""
     result = results[name]
     level = result.benchmark if result.portfolio is None else result.portfolio
+    year = result.sessions_a_year
     ours, theirs = result.daily_returns, m.daily_returns(level, result.session)
     theirs = rounding_apart(ours, theirs)
-    tested = ev.alpha_test(ours, theirs, level=ev.level_of_look(look), seed=seed)
+    tested = ev.alpha_test(ours, theirs, level=ev.level_of_look(look), seed=seed, sessions_a_year=year)
     shifted = None
     if tested is not None and windows is not None:
         rival = results.get(result.portfolio_name)
         pairs = _active_weights(result, rival, tested.beta, windows)
         shifted = None if pairs is None else ev.shift_test(pairs, seed=seed)
-    betting = ev.e_process(ours, theirs)
+    betting = ev.e_process(ours, theirs, year)
     return {
         "against": INDEX if result.portfolio is None else result.portfolio_name,
         "look": look,
         "level": ev.level_of_look(look),
-        "active_return": float((ours - theirs).mean() * TRADING_DAYS),
+        "active_return": float((ours - theirs).mean() * year),
         "alpha": None if tested is None else asdict(tested),
         "shift": None if shifted is None else asdict(shifted),
         "e_value": {"last": float(betting[-1]), "most": float(betting.max()), "by_session": betting.tolist()},
@@ -180,7 +184,8 @@ def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict
     """Paired block bootstrap of the main strategy's excess over every baseline."""
     daily = results[name].daily_returns
     rivals = {other: rival.daily_returns for other, rival in results.items() if is_baseline(other) and other != name}
-    found = {other: paired_excess(daily, rival, seed=seed) for other, rival in rivals.items()}
+    year = results[name].sessions_a_year
+    found = {other: paired_excess(daily, rival, seed=seed, sessions_a_year=year) for other, rival in rivals.items()}
     return {other: asdict(excess) for other, excess in found.items() if excess is not None}
 
 
@@ -259,7 +264,7 @@ def _finding(report: Mapping[str, Any], rival: str) -> str:
     found, alpha = report["evidence"], report["evidence"]["alpha"]
     passes, ahead = alpha["p_value"] <= found["level"], found["active_return"] > 0
     short = alpha["sessions"] < ev.FEW
-    scale, span = (alpha["sessions"] / TRADING_DAYS, "in the window") if short else (1.0, "a year")
+    scale, span = (alpha["sessions"] / report["sessions_a_year"], "in the window") if short else (1.0, "a year")
     active, excess = (percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"]))
     where = f"{'ahead of' if ahead else 'behind'} {rival} by {active} {span}"
     hedged = f"{'+' if alpha['alpha'] > 0 else '-'}{excess} once its beta of {ratio(alpha['beta'])} is hedged"

@@ -97,7 +97,8 @@ def random_portfolios(
     )
     spread = returns.std(axis=0, ddof=1) if len(returns) > 1 else np.zeros(count)
     safe = np.where(spread > 0, spread, np.nan)
-    return RandomPortfolios((1 + returns).prod(axis=0) - 1, returns.mean(axis=0) / safe * np.sqrt(m.TRADING_DAYS))
+    sharpe = returns.mean(axis=0) / safe * np.sqrt(windows[0].sessions_a_year)
+    return RandomPortfolios((1 + returns).prod(axis=0) - 1, sharpe)
 
 
 def _static_returns(

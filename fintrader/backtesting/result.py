@@ -96,7 +96,7 @@ class BacktestResult(History):
     def sharpe_interval(self) -> tuple[float | None, float | None]:
         """Both ends of its 95 % interval, the one that is shown everywhere: the stationary bootstrap of daily returns.
         None below eight sessions."""
-        band = intervals(self.daily_returns, seed=0)[0]["sharpe"]
+        band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year)[0]["sharpe"]
         return band.low, band.high
 
     @cached_property
@@ -106,7 +106,7 @@ class BacktestResult(History):
         if self.portfolio is None:
             return None, None
         theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
-        band = intervals(self.daily_returns - theirs, seed=0)[0]["sharpe"]
+        band = intervals(self.daily_returns - theirs, seed=0, sessions_a_year=self.sessions_a_year)[0]["sharpe"]
         return band.low, band.high
 
     def trade_list_profit(self) -> float:
@@ -136,4 +136,5 @@ def measured_against(results: Mapping[str, BacktestResult], portfolio: BacktestR
 def of_market(market: MarketTensors) -> dict[str, Any]:
     """The fields of a `BacktestResult` that its window decides."""
     arrays = {name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")}
-    return arrays | {name: getattr(market, name) for name in ("symbols", "benchmark_name", "bar_minutes", "timezone")}
+    names = ("symbols", "benchmark_name", "bar_minutes", "timezone", "sessions_a_year")
+    return arrays | {name: getattr(market, name) for name in names}

@@ -20,7 +20,6 @@ from fintrader.results.formatting import count, probability, ratio
 Array = NDArray[np.float64]
 TrialReturns: TypeAlias = "Array | Sequence[Array]"
 """`[S, M]` of one selection window, or a list of them."""
-YEAR = math.sqrt(TRADING_DAYS)
 FEW_SESSIONS = 8
 DECIDES = 0.05
 
@@ -31,6 +30,7 @@ def diagnose(
     active: TrialReturns | None,
     null_model: Mapping[str, Any] | None,
     seed: int,
+    sessions_a_year: int = TRADING_DAYS,
 ) -> dict[str, Any]:
     """Plain JSON; what is not known is None.
 
@@ -41,7 +41,7 @@ def diagnose(
     windows = _windows(returns)
     found: dict[str, Any] = {
         "trials": trials,
-        "sharpe": _deflated(trials, windows),
+        "sharpe": _deflated(trials, windows, sessions_a_year),
         "overfitting": _overfitting(windows),
         "romano_wolf": _romano_wolf(_windows(active), seed),
         "null_model": None if null_model is None else dict(null_model),
@@ -55,7 +55,7 @@ def _windows(given: TrialReturns | None) -> list[Array]:
     return [matrix for matrix in matrices if matrix.ndim == 2 and matrix.shape[0] > 2 and matrix.shape[1]]
 
 
-def _deflated(trials: int | None, windows: Sequence[Array]) -> dict[str, Any] | None:
+def _deflated(trials: int | None, windows: Sequence[Array], sessions_a_year: int) -> dict[str, Any] | None:
     """The chosen trial's Sharpe ratio over its selection window, held against the best that luck shows there.
 
     Over several windows the chosen trials' returns stand one after another, and so do the hurdles: their mean. Sharpe
@@ -65,6 +65,7 @@ def _deflated(trials: int | None, windows: Sequence[Array]) -> dict[str, Any] | 
     sample = sig.SharpeSample.of(np.concatenate(chosen)) if chosen else None
     if sample is None or not trials:
         return None
+    year = math.sqrt(sessions_a_year)
     each = max(trials / len(windows), 1.0)
     hurdles, effective, spreads, known, alike = [], [], [], [], []
     for matrix in windows:
@@ -81,16 +82,16 @@ def _deflated(trials: int | None, windows: Sequence[Array]) -> dict[str, Any] | 
     fewer = [sig.expected_best_sharpe(count, variance) for count, variance in zip(effective, spreads, strict=True)]
     hurdle, easier = float(np.mean(hurdles)), float(np.mean(fewer))
     return {
-        "sharpe": sample.sharpe * YEAR,
+        "sharpe": sample.sharpe * year,
         "probabilistic": sig.probabilistic_sharpe(sample),
         "deflated": sig.probabilistic_sharpe(sample, hurdle),
-        "expected_best": hurdle * YEAR,
-        "trial_variance": float(np.mean(spreads)) * TRADING_DAYS,
+        "expected_best": hurdle * year,
+        "trial_variance": float(np.mean(spreads)) * sessions_a_year,
         "trial_variance_source": "among the trials" if all(known) else "1/(S - 1): the trials differ by less",
         "trial_correlation": float(np.mean(alike)),
         "effective_trials": float(np.sum(effective)),
         "deflated_effective": sig.probabilistic_sharpe(sample, easier),
-        "expected_best_effective": easier * YEAR,
+        "expected_best_effective": easier * year,
     }
 
 

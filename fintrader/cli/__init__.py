@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands
+from fintrader.cli import commands, own_bars
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -110,9 +110,6 @@ def dispatch(argv: list[str]) -> None:
 _VERBS: tuple[tuple[str, str, str], ...] = (
     ("run", "run", "bars to backtest, all stages; again after a kill, it goes on where it was."),
     ("data build", "build_data", "build the market file, or say that it is there already."),
-    ("data quality", "report_quality", "report every hole and fault of the bars, by symbol and day."),
-    ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
-    ("data verify", "verify_data", "check every stored file against its hash; exit status 1 when one differs."),
     ("train", "train_one", "one agent, no tournament, for the budget of a pod; scored on the validation window."),
     ("tournament", "run_tournament", "data and tournament, without the look at the test window."),
     (
@@ -122,8 +119,29 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """Commands that are one verb of the pipeline: name, verb, what it does."""
+_DATA_VERBS: tuple[tuple[str, str, str], ...] = (
+    ("data quality", "report_quality", "report every hole and fault of the bars, by symbol and day."),
+    ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
+    ("data verify", "verify_data", "check every stored file against its hash; exit status 1 when one differs."),
+)
+"""The same for those that read of a configuration only what concerns its bars."""
+
+
+def _compare_data(argv: list[str]) -> None:
+    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page with a heat map."""
+    from fintrader.cli.bars import compare_data
+
+    compare_data(argv)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    **{name: commands.pipeline_verb(name, verb, about) for name, verb, about in _VERBS},
+    "init": own_bars.init,
+    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[:2]},
+    **{name: commands.verb(name, verb, about, bars_only=True) for name, verb, about in _DATA_VERBS},
+    "data compare": _compare_data,
+    "data detect": own_bars.detect,
+    "data gc": commands.collect_garbage,
+    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[2:]},
     "lookahead": commands.lookahead,
     "backtest": commands.backtest,
     "compare": commands.compare,

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,38 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from fintrader.cli.options import help_config, parse, parse_config, positional
-from fintrader.config import PathText, Settings, SettingsT, is_url
+from fintrader.cli.options import help_config, parse, parse_config, parse_data_config, positional, with_options
+from fintrader.config import PathText, Settings, is_url
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 
 # --- make ----------------------------------------------------------------------------------------------------
 
 
-def pipeline_verb(name: str, verb: str, about: str) -> Callable[[list[str]], None]:
-    """The command that calls `pipeline.<verb>` on a configuration; exit status 1 where that answers False."""
+def verb(name: str, function: str, about: str, *, bars_only: bool = False) -> Callable[[list[str]], None]:
+    """The command that calls `pipeline.<function>` on a configuration, or `data.commands.<function>` on what it says of
+    its bars, which needs no torch; exit status 1 where that answers False."""
 
     def command(argv: list[str]) -> None:
-        from fintrader import pipeline
-
-        if getattr(pipeline, verb)(parse_config(name, argv)) is False:
+        home = import_module("fintrader.data.commands" if bars_only else "fintrader.pipeline")
+        config = parse_data_config(name, argv) if bars_only else parse_config(name, argv)
+        if getattr(home, function)(config) is False:
             sys.exit(1)
 
     command.__doc__ = f"CONFIG [--overrides]: {about}"
     return command
+
+
+def collect_garbage(argv: list[str]) -> None:
+    """CONFIG ... [--yes]: list markets and bars kept that neither these nor a run need; with --yes, remove them."""
+    from fintrader.data.commands import collect_garbage
+    from fintrader.data.data_config import load_data_config
+
+    words = [word for word in argv if word != "--yes"]
+    if not words or any(word.startswith("-") for word in words):
+        print("usage: fintrader data gc CONFIG ... [--yes]")
+        return
+    collect_garbage([load_data_config(word) for word in words], remove="--yes" in argv)
 
 
 def lookahead(argv: list[str]) -> None:
@@ -120,7 +134,7 @@ def reproduce(argv: list[str]) -> None:
     differs."""
     from fintrader import pipeline
 
-    report, options = _with_options("reproduce", ReproduceOptions(), argv, "REPORT.html")
+    report, options = with_options("reproduce", ReproduceOptions(), argv, "REPORT.html")
     found = pipeline.reproduce(Path(report), **dict(options))
     for line in found.others:
         print(f"other here: {line}")
@@ -266,7 +280,7 @@ def scale(argv: list[str]) -> None:
     from fintrader.tournament.status import effect
     from fintrader.tournament.status import scale as ask
 
-    folder, options = _with_options("scale", ScaleOptions(), argv)
+    folder, options = with_options("scale", ScaleOptions(), argv)
     if is_url(folder):
         raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
     run = _folder(folder)
@@ -278,7 +292,7 @@ def replay(argv: list[str]) -> None:
     """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by byte."""
     from fintrader import pipeline
 
-    folder, options = _with_options("replay", ReplayOptions(), argv)
+    folder, options = with_options("replay", ReplayOptions(), argv)
     differences = pipeline.replay_run(_folder(folder).root, options.name)
     for line in differences:
         print(line)
@@ -298,19 +312,9 @@ def export_tensorboard(argv: list[str]) -> None:
     """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for TensorBoard."""
     from fintrader.tournament.tensorboard import export
 
-    folder, options = _with_options("export tensorboard", ExportOptions(), argv)
+    folder, options = with_options("export tensorboard", ExportOptions(), argv)
     exported = export(_folder(folder), options.out)
     print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
-
-
-def _with_options(command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR") -> tuple[str, SettingsT]:
-    """The argument (`of`) and the options after it."""
-
-    def options(words: list[str]) -> SettingsT:
-        return parse(type(defaults), defaults, words, f"{command} {of}")
-
-    folder, rest = positional(command, of, argv, lambda: options(["--help"]))
-    return folder, options(rest)
 
 
 def _run_folder(command: str, argv: list[str]) -> RunFolder:

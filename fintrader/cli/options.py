@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fintrader.config import models_in
+from fintrader.config import SettingsT, models_in
 from fintrader.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fintrader.pipeline import RunConfig
+    from fintrader.data.data_config import Choices, DataConfig
+    from fintrader.pipeline.config import RunConfig
 
 
 T = TypeVar("T")
@@ -37,58 +38,80 @@ def positional(
 
 
 def parse_config(command: str, argv: list[str]) -> RunConfig:
-    from fintrader import pipeline
+    """CONFIG and its overrides as a run's settings. Raises ConfigError."""
+    from fintrader.pipeline.config import CHOICES, RunConfig, load_config
 
-    path, rest = positional(command, "CONFIG", argv, lambda: help_config(f"{command} CONFIG"))
-    rest, chosen = _take_choices(rest)
-    return parse(pipeline.RunConfig, pipeline.load_config(Path(path), chosen), rest, f"{command} CONFIG")
+    return _parse_config(command, argv, RunConfig, load_config, CHOICES)
 
 
-def _take_choices(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+def parse_data_config(command: str, argv: list[str]) -> DataConfig:
+    """CONFIG and its overrides, as far as they concern bars. Raises ConfigError."""
+    from fintrader.data.data_config import DATA_CHOICES, DataConfig, load_data_config
+
+    return _parse_config(command, argv, DataConfig, load_data_config, DATA_CHOICES)
+
+
+def _parse_config(
+    command: str, argv: list[str], model: type[T], load: Callable[[Path, dict[str, str]], T], choices: Choices
+) -> T:
+    usage = f"{command} CONFIG"
+    path, rest = positional(command, "CONFIG", argv, lambda: _tyro(model, model(), ["--help"], usage, choices))
+    rest, chosen = _take_choices(rest, choices)
+    rest = _without_dates(rest)
+    return parse(model, load(Path(path), chosen), rest, usage, choices)
+
+
+def _take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
     """Split off options that choose *which* settings model stands in a place (they decide the other options)."""
-    from fintrader import pipeline
-
     rest: list[str] = []
     chosen: dict[str, str] = {}
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
         key = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--") and key in pipeline.CHOICES:
+        if name.startswith("--") and key in choices:
             value = value if equals else next(words, "")
             if not value:
-                raise ConfigError(f"{name} needs a value: {', '.join(pipeline.CHOICES[key])}")
+                raise ConfigError(f"{name} needs a value: {', '.join(choices[key])}")
             chosen[key] = value
         else:
             rest.append(word)
     return rest, chosen
 
 
+def _without_dates(argv: list[str]) -> list[str]:
+    """Fractions that are asked for here stand in place of a file's dates, which would overrule them."""
+    given = {word.partition("=")[0] for word in argv}
+    windows = [f"--data.windows.{name}" for name in ("train", "validation", "test")]
+    if "--data.windows.fractions" not in given or given & set(windows):
+        return argv
+    return [*argv, *(word for window in windows for word in (window, "None"))]
+
+
 def help_config(usage: str) -> None:
-    from fintrader import pipeline
+    """Print what a command that takes a run's settings knows."""
+    from fintrader.pipeline.config import CHOICES, RunConfig
 
-    _tyro(pipeline.RunConfig, pipeline.RunConfig(), ["--help"], usage)
+    _tyro(RunConfig, RunConfig(), ["--help"], usage, CHOICES)
 
 
-def _tyro(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
+def _tyro(model: type[T], default: T, argv: Sequence[str], command: str, choices: Choices | None = None) -> T:
     import tyro
 
     about = (model.__doc__ or "").strip()
-    if "RUN" in command or "CONFIG" in command:
-        from fintrader import pipeline
-
-        choices = "; ".join(f"--{name} {'|'.join(values)}" for name, values in pipeline.CHOICES.items())
-        about = f"{about}\n\nChoosing another one of these changes which further settings there are: {choices}"
+    if choices:
+        said = "; ".join(f"--{name} {'|'.join(values)}" for name, values in choices.items())
+        about = f"{about}\n\nChoosing another one of these changes which further settings there are: {said}"
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
     return tyro.cli(
         model, default=default, args=list(argv), prog=f"fintrader {command}", config=config, description=about
     )
 
 
-def parse(model: type[T], default: T, argv: Sequence[str], command: str) -> T:
+def parse(model: type[T], default: T, argv: Sequence[str], command: str, choices: Choices | None = None) -> T:
     """`default` with the options of `argv` over it. Raises ConfigError, one line, for anything wrong."""
     if any(word in {"-h", "--help"} for word in argv):
-        return _tyro(model, default, ["--help"], command)
+        return _tyro(model, default, ["--help"], command, choices)
     said = io.StringIO()
     try:
         with _wide(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -120,7 +143,8 @@ def _reduce(message: str, model: type[Any]) -> str:
         option = unknown.group(1).split("=")[0]
         known = list(_options(model))
         if option.removeprefix("--") in known:
-            return f"{option}: cannot be set on the command line; set it in the configuration file"
+            other = " (or choose another --data.source.kind first)" if option.startswith("--data.source.") else ""
+            return f"{option}: cannot be set on the command line; set it in the configuration file{other}"
         close = difflib.get_close_matches(option.removeprefix("--"), known, n=1, cutoff=0.5)
         hint = f"did you mean --{close[0]}?" if close else "`--help` lists the settings"
         return f"{option}: unknown setting; {hint}"
@@ -138,3 +162,13 @@ def _options(model: Any, prefix: str = "") -> Iterator[str]:
         yield dashed
         for below in models_in(field.annotation):
             yield from _options(below, dashed + ".")
+
+
+def with_options(command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR") -> tuple[str, SettingsT]:
+    """The argument (`of`) and the options after it."""
+
+    def options(words: list[str]) -> SettingsT:
+        return parse(type(defaults), defaults, words, f"{command} {of}")
+
+    folder, rest = positional(command, of, argv, lambda: options(["--help"]))
+    return folder, options(rest)

@@ -14,6 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PRICES = ("open", "high", "low", "close")
 COLUMNS = (*PRICES, "volume")
 MINUTE_NS = 60_000_000_000
+DAY_MINUTES = 1440
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class Bars:
     def __len__(self) -> int:
         return len(self.ts)
 
-    def take(self, index: Array) -> Bars:
-        """The rows that `index` (integers or a mask) names."""
+    def take(self, index: Array | slice) -> Bars:
+        """The rows that `index` (integers, a mask or a slice) names."""
         columns = {name: getattr(self, name)[index] for name in ("ts", "symbol", *COLUMNS)}
         extras = {name: values[index] for name, values in self.extras.items()}
         return replace(self, **columns, extras=extras, row=None if self.row is None else self.row[index])
@@ -91,3 +92,10 @@ def concat(parts: Sequence[Bars]) -> Bars:
         origin=parts[0].origin if len({part.origin for part in parts}) == 1 else f"{len(parts)} files",
         **joined,
     )
+
+
+def bar_length(bars: Bars) -> int:
+    """Minutes between most bars and the next one of their symbol; 1 where no symbol has two. `bars` are sorted."""
+    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
+    steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
+    return int(np.bincount(steps).argmax()) if len(steps) else 1

@@ -7,34 +7,45 @@ it again and arrives at the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fintrader.config import refuse_url
 from fintrader.data import features as ft
 from fintrader.data.bars import MINUTE_NS, Array, Bars
-from fintrader.data.calendar import SessionGrid, make_windows, session_date, session_grid, timezone_of
-from fintrader.data.clean import REPAIRS, SessionAlignment, SymbolBars, clean, symbol_bars, to_grid
-from fintrader.data.corporate_actions import as_traded, bars_of_actions, hold_through, load_actions
+from fintrader.data.calendar import (
+    SessionGrid,
+    make_windows,
+    session_date,
+    session_grid,
+    sessions_a_year,
+    timezone_of,
+)
+from fintrader.data.clean import REPAIRS, clean, symbol_bars, to_grid
+from fintrader.data.columns import Columns, Sheet
+from fintrader.data.companies import Interval, index_digest
+from fintrader.data.corporate_actions import as_traded, bars_of_actions, hold_through, load_actions, with_announced
+from fintrader.data.draft import Draft, Scaling
+from fintrader.data.evidence import SessionEvidence, has_opening_prints, merge_opening_prints
+from fintrader.data.gates import Gate
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
-from fintrader.data.scaling import cross_section, standardise
+from fintrader.data.market_file import stored_hash
+from fintrader.data.scaling import known_columns, read_statistics, standardise, statistics, statistics_hash
 from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
 from fintrader.data.sources.base import Feed
+from fintrader.data.sources.layout import FilesSettings
 from fintrader.data.sources.planted_in import PlantedInSettings, plant
-from fintrader.data.tensors import Events, MarketTensors
+from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.universe import (
     Coverage,
-    Interval,
     choose,
-    companies,
     describe,
     load_membership,
     load_shares,
@@ -43,39 +54,56 @@ from fintrader.data.universe import (
     share_days,
     survivorship,
 )
-from fintrader.errors import DataError
+from fintrader.errors import DataError, StorageError
 from fintrader.files import seal
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.mirror import Markets
 from fintrader.storage.objects import Objects, read_whole
 
+if TYPE_CHECKING:
+    from fintrader.data.tensors import MarketTensors
+
 log = logging.getLogger("fintrader.data")
 
-_BLOCK_BARS = 4096
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 7
+BUILD_VERSION = 8
 """Goes into every address; raised when the same settings would give other numbers, or files of another form."""
 
 
 def build_market(
-    settings: DataSettings, *, cache: Path, progress: Progress | None = None, markets: Markets | None = None
+    settings: DataSettings,
+    *,
+    cache: Path,
+    progress: Progress | None = None,
+    markets: Markets | None = None,
+    normalisation: Path | str | None = None,
 ) -> Path:
     """The market file of these settings, built unless it is there already, in the cache or among shared `markets`.
 
     Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made from and what was
     repaired. Bars pass through a store of chunks (`settings.store`), so that a later build reads only what is new.
+    `normalisation` is short for the setting `features.normalisation`: an earlier market, by whose statistics this one
+    is scaled.
+
     Raises DataError or a subclass of it, or StorageError when bars or markets cannot be stored or fetched; nothing is
     half-written then.
     """
     refuse_url(cache, "cache")
     settings = settings.effective()
+    if normalisation is not None:
+        features = settings.features.model_copy(update={"normalisation": str(normalisation)})
+        settings = settings.model_copy(update={"features": features})
     feed = open_feed(settings, cache)
     if feed.inputs_need_bars:
         feed.prepare(progress)  # what a vendor has is only known once it was asked
     path = market_path(settings, feed, cache)
     folder = Objects(path.parent)
-    if path.is_file():
+    try:
+        built = path.is_file()
+    except OSError as error:
+        raise StorageError(f"{cache}: {error.strerror or error}; choose another cache, or mend its rights") from None
+    if built:
         return _shared(path, markets)
     with folder.lock():
         if path.is_file():  # somebody else built it while this process waited
@@ -83,10 +111,10 @@ def build_market(
         folder.sweep()
         if markets is not None and markets.fetch(path.parent.name, path.parent):
             return path
-        market, report = assemble(settings, feed, progress=progress)
-        record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
-        folder.put(RECORD, seal(record | report, indent=2))
-        market.save(path)  # last: once it is there, everything is
+        with _drafted(settings, feed, path.parent, progress) as (draft, report):
+            record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
+            folder.put(RECORD, seal(record | report, indent=2))
+            draft.write(path)  # last: once it is there, everything is
         return _shared(path, markets)
 
 
@@ -94,7 +122,7 @@ def _shared(path: Path, markets: Markets | None) -> Path:
     """Make sure that a built market is among the shared ones."""
     if markets is not None:
         files = {file.name: file for file in (path.with_name(RECORD), path) if file.is_file()}
-        markets.keep([path.parent.name, MarketTensors.stored_hash(path)], files)
+        markets.keep([path.parent.name, stored_hash(path)], files)
     return path
 
 
@@ -117,6 +145,10 @@ def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
     ):
         if path is not None:
             inputs[name] = hashlib.sha256(read_whole(path, setting)).hexdigest()
+    if settings.universe.membership is None and settings.universe.index is not None:
+        inputs["members"] = index_digest(settings.universe.index)
+    if settings.features.normalisation is not None:
+        inputs["normalisation"] = statistics_hash(read_statistics(settings.features.normalisation))
     return inputs
 
 
@@ -128,6 +160,7 @@ def portable(settings: DataSettings) -> dict[str, Any]:
         if part.get("path"):
             part["path"] = None  # its content counts, see `inputs_of`
     values["universe"]["membership"] = values["universe"]["shares_outstanding"] = None
+    values["features"]["normalisation"] = None
     values["features"]["daily"] = sorted(values["features"]["daily"])
     return values
 
@@ -141,110 +174,134 @@ def make_market(settings: DataSettings, *, progress: Progress | None = None) -> 
 def assemble(
     settings: DataSettings, feed: Feed, *, progress: Progress | None = None
 ) -> tuple[MarketTensors, dict[str, Any]]:
-    """Bars to a market; each symbol is read once. Deterministic: equal inputs give equal tensors, to the bit."""
+    """Bars to a market in memory; each symbol is read once. Equal inputs give equal tensors, to the bit."""
+    with _drafted(settings, feed, None, progress) as (draft, report):
+        return draft.tensors(), report
+
+
+@contextlib.contextmanager
+def _drafted(
+    settings: DataSettings, feed: Feed, scratch: Path | None, progress: Progress | None
+) -> Iterator[tuple[Draft, dict[str, Any]]]:
+    """The market, and what was repaired and left out; its symbols' columns lie in a file of the `scratch` folder."""
     feed.prepare(progress)
     inputs = inputs_of(settings, feed)
     begin, end = (session_date(settings.calendar, ts) for ts in feed.span())
-    grid = session_grid(settings.calendar, settings.start or begin, settings.end or end, settings.bar_minutes)
+    span = settings.start or begin, settings.end or end
+    grid = session_grid(settings.calendar, *span, settings.bar_minutes, settings.hours)
     reader = _Reader(settings, feed, grid)
     windows = make_windows(settings.windows, grid)
     membership = load_membership(settings.universe)
-    names = (*settings.features.names, *settings.features.extra, *raw_features(settings))
+    raw = raw_features(settings)
+    names = (*settings.features.names, *settings.features.extra, *raw)
+    aliases = {**settings.universe.aliases, **feed.companies}
     candidates, left_out = _candidates(settings, feed, membership, grid)
-    symbols, cells, dropped = _read_all(settings, reader, candidates, windows.train, names, progress)
-    left_out |= dropped
-    repairs = {kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
-    for kind, count in repairs.items():
-        if count:
-            log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
-    ended = [symbol for symbol in symbols if symbol in reader.ended]
-    events = Events.of(
-        (bar, column, split, dividend)
-        for column, name in enumerate(symbols)
-        for bar, split, dividend in reader.events[name]
-    )
-    growth = events.growth(torch.from_numpy(cells.close))
-    open_, close = (
-        prices if growth is None else (prices * growth.numpy()).astype(np.float32)
-        for prices in (cells.open, cells.close)
-    )
-    first = grid.first_bar
-    day_close = close[first[1:] - 1].astype(np.float64)
-    days = member_days(symbols, membership, grid.dates, settings.universe.aliases)
-    benchmark, benchmark_name, foreign = _benchmark(settings, feed, close, grid)
-    survivors = survivorship(
-        ended,
-        day_close,
-        days,
-        missing=missing_members(
-            feed.symbols, membership, companies(settings.universe), grid.dates, settings.universe.aliases
-        ),
-        index=benchmark[first[1:] - 1] if foreign else None,
-        index_name=benchmark_name,
-    )
-    report = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
-    if survivors["survivors_only"]:
-        log.warning("%s", describe(survivors))
-    chosen, member = settings.features, days[grid.session]
-    for name in ft.market_wide(chosen.names):
-        cells.features[:, :, names.index(name)] = ft.market_feature(name, close, member)
-    planted = planted_description(settings, len(symbols))
-    if isinstance(settings.source, PlantedInSettings):
-        signal, planted = plant(settings.source, open_, member, windows, tuple(symbols))
-        cells.features[:, :, names.index(settings.source.column)] = signal
-    shares = load_shares(settings.universe)
-    context_names = (*chosen.context, *chosen.daily)
-    table = ft.context_features(
-        chosen.context,
-        benchmark=benchmark,
-        session=grid.session,
-        day_close=day_close,
-        turbulence_days=chosen.turbulence_days,
-    )
-    context = np.column_stack([table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())])
-    scaled = np.array([chosen.standardise and name not in raw_features(settings) for name in names], dtype=bool)
-    if chosen.cross_sectional != "none":
-        relative = len(names) - len(raw_features(settings))
-        cross_section(cells.features, member, range(relative), chosen.cross_sectional, chosen.clip)
-        scaled[:] = False
-    common = np.full(len(context_names), chosen.standardise)
-    scales = {
-        "features": standardise(cells.features, names, windows.train, scaled, chosen.clip),
-        "context": standardise(context[:, None, :], context_names, windows.train, common, chosen.clip),
-        "clip": chosen.clip,
-        "cross_sectional": chosen.cross_sectional,
-    }
-    market = MarketTensors(
-        open=torch.from_numpy(cells.open),
-        close=torch.from_numpy(cells.close),
-        volume=torch.from_numpy(cells.volume),
-        features=torch.from_numpy(cells.features),
-        context=torch.from_numpy(context.astype(np.float32)),
-        tradable=torch.from_numpy(cells.tradable),
-        member=torch.from_numpy(member),
-        session=torch.from_numpy(grid.session),
-        minutes=torch.from_numpy(grid.minutes),
-        benchmark=torch.from_numpy(benchmark),
-        symbols=tuple(symbols),
-        feature_names=names,
-        context_names=context_names,
-        benchmark_name=benchmark_name,
-        bar_minutes=settings.bar_minutes,
-        windows=windows,
-        events=events,
-        shares_outstanding=None
-        if shares is None
-        else torch.from_numpy(share_days(symbols, shares, grid.dates)[grid.session]),
-        meta={
-            "source": inputs,
-            "calendar": settings.calendar,
-            "timezone": timezone_of(settings.calendar),
-            "normalisation": scales,
-            "planted": planted,
-            **report,
-        },
-    )
-    return market, report
+    left_out |= dict.fromkeys(feed.missing, f"no bars from {feed.inputs['kind']}")
+    with Columns(scratch, grid.num_bars, len(names)) as columns:
+        symbols, dropped = _read_all(settings, reader, candidates, windows.train, names, columns, progress)
+        reader.evidence.judge()
+        passed = reader.gate.verdict(symbols)
+        left_out |= dropped
+        for line in reader.contradictions:
+            log.warning("%s", line)
+        repairs = {kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
+        for kind, count in repairs.items():
+            if count:
+                log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
+        ended = [symbol for symbol in symbols if symbol in reader.ended]
+        events = sorted(
+            (bar, column, split, dividend)
+            for column, name in enumerate(symbols)
+            for bar, split, dividend in reader.events[name]
+        )
+        close, first = columns.adjusted("close"), grid.first_bar
+        day_close = np.column_stack([columns.adjusted_close(slot)[first[1:] - 1] for slot in columns.slots])
+        day_close = day_close.astype(np.float64)
+        days = member_days(symbols, membership, grid.dates, aliases)
+        benchmark, benchmark_name, foreign = _benchmark(settings, feed, close, grid, days)
+        survivors = survivorship(
+            ended,
+            day_close,
+            days,
+            missing=missing_members(
+                *(feed.symbols, membership, grid.dates, aliases),
+                dict(zip(symbols, np.isfinite(day_close).T, strict=True)),
+            ),
+            index=benchmark[first[1:] - 1] if foreign else None,
+            index_name=benchmark_name,
+            sessions_a_year=sessions_a_year(settings.calendar),
+        )
+        report: dict[str, Any] = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
+        report |= passed
+        if reader.contradictions:
+            report["actions"] = reader.contradictions
+        if words := describe(survivors):
+            log.log(logging.WARNING if survivors["survivors_only"] else logging.INFO, "%s", words)
+        chosen = settings.features
+        member = Sheet(close.shape, lambda start, stop: days[grid.session[start:stop]], columns.block(1))
+        _market_features(columns, names, close, member)
+        planted = planted_description(settings, len(symbols))
+        if isinstance(settings.source, PlantedInSettings):  # it correlates whole windows, so it needs them in memory
+            opens = columns.adjusted("open")[:]
+            signal, planted = plant(settings.source, opens, member[:], windows, tuple(symbols))
+            for slot, values in zip(columns.slots, signal.T, strict=True):
+                columns.put_feature(slot, names.index(settings.source.column), values)
+        shares = load_shares(settings.universe)
+        context_names = (*chosen.context, *chosen.daily)
+        table = ft.context_features(
+            chosen.context,
+            benchmark=benchmark,
+            session=grid.session,
+            day_close=day_close,
+            day_member=days,
+            turbulence_days=chosen.turbulence_days,
+        )
+        context = np.column_stack([table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())])
+        stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
+        scaling = Scaling.of(chosen, columns.table(), names, np.isin(names, raw), windows.train, stored)
+        common = np.full(len(context_names), chosen.standardise)
+        known = known_columns(stored, "context", context_names, common, (chosen.clip, chosen.cross_sectional))
+        scales = {
+            "features": statistics(names, scaling.mean, scaling.spread),
+            "context": standardise(context[:, None, :], context_names, windows.train, common, chosen.clip, known),
+            "clip": chosen.clip,
+            "cross_sectional": chosen.cross_sectional,
+        }
+        header = {
+            "symbols": tuple(symbols),
+            "feature_names": names,
+            "context_names": context_names,
+            "benchmark_name": benchmark_name,
+            "bar_minutes": settings.bar_minutes,
+            "windows": windows,
+            "meta": {
+                "source": inputs,
+                "calendar": settings.calendar,
+                "timezone": timezone_of(settings.calendar),
+                "sessions_a_year": sessions_a_year(settings.calendar),
+                "hours": settings.hours,
+                "normalisation": scales,
+                "normalisation_hash": statistics_hash(scales),
+                "planted": planted,
+                **report,
+            },
+        }
+        whole = {"context": context.astype(np.float32), "session": grid.session, "minutes": grid.minutes}
+        whole["benchmark"] = benchmark
+        by_day = None if shares is None else share_days(symbols, shares, grid.dates)
+        yield Draft(header, whole, events, columns, days, by_day, scaling), report | {"normalisation": scales}
+
+
+def _market_features(columns: Columns, names: Sequence[str], close: Sheet, member: Sheet) -> None:
+    """Write the features that need all symbols."""
+    wanted = ft.market_wide(names)
+    if not wanted:
+        return
+    market = ft.member_return(close, member)
+    for slot in columns.slots:
+        own = columns.adjusted_close(slot)
+        for name in wanted:
+            columns.put_feature(slot, names.index(name), ft.market_feature(name, own, market))
 
 
 def _candidates(
@@ -256,10 +313,13 @@ def _candidates(
     if missing:
         raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
     candidates = sorted(universe.symbols or available)
-    days = member_days(candidates, membership, grid.dates, universe.aliases)
+    days = member_days(candidates, membership, grid.dates, {**universe.aliases, **feed.companies})
     ever = {name: bool(days[:, column].any()) for column, name in enumerate(candidates)}
     if not any(ever.values()):
-        raise DataError("no symbol of the source was ever a member; check data.universe.index and aliases")
+        raise DataError(
+            f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
+            "data.universe.index, tickers_as_of and aliases"
+        )
     left_out = {name: "never a member in the range" for name in candidates if not ever[name]}
     return [name for name in candidates if ever[name]], left_out
 
@@ -270,9 +330,10 @@ def _read_all(
     candidates: Sequence[str],
     train: tuple[int, int],
     names: Sequence[str],
+    columns: Columns,
     progress: Progress | None,
-) -> tuple[list[str], _Cells, dict[str, str]]:
-    """The chosen symbols, their cells and features, and why other candidates were left out.
+) -> tuple[list[str], dict[str, str]]:
+    """Fill the columns; the chosen symbols, and why other candidates were left out.
 
     The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is read once: what has too
     few bars gets no column, and what a later symbol surpasses in turnover cedes its own to it.
@@ -281,7 +342,6 @@ def _read_all(
     room = min(len(candidates), universe.max_symbols or len(candidates))
     planted = [settings.source.column] if isinstance(settings.source, PlantedInSettings) else []
     later = {*ft.market_wide(settings.features.names), *planted}
-    cells = _Cells.empty(grid.num_bars, room, len(names))
     column_of: dict[str, int] = {}
     left_out: dict[str, str] = {}
     with (progress or SILENT).task("features", total=len(candidates), unit="symbols") as task:
@@ -301,16 +361,16 @@ def _read_all(
                     continue
                 column = column_of.pop(last)
             column_of[symbol] = column
-            one, adjusted, events = hold_through(
-                symbol_bars(merged, grid, reader.sessions_over), bars_of_actions(reader.actions, symbol, grid)
-            )
+            happened = bars_of_actions(reader.actions, symbol, grid)
+            one, adjusted, events = hold_through(symbol_bars(merged, grid, reader.sessions_over), happened)
             reader.events[symbol] = events
-            cells.fill(column, one, ft.symbol_features(adjusted, names, later))
+            columns.fill(column, one, ft.symbol_features(adjusted, names, later), events)
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
     kept, dropped = choose(universe, coverage)
-    return kept, cells.columns([column_of[symbol] for symbol in kept]), left_out | dropped
+    columns.slots = [column_of[symbol] for symbol in kept]
+    return kept, left_out | dropped
 
 
 class _Reader:
@@ -322,11 +382,22 @@ class _Reader:
         """Symbols whose bars stop for good before the grid's end."""
         self.events: dict[str, list[tuple[int, float, float]]] = {}
         """Bar, split and dividend of what happened to each symbol."""
-        self.alignment = SessionAlignment(grid)
+        source = settings.source
+        files = source if isinstance(source, FilesSettings) else None
+        self.evidence = SessionEvidence(
+            grid, *((files.label, files.bar_minutes) if files is not None else (None, None))
+        )
+        self.prints = files.opening_print if files is not None and files.label == "end" else "leave"
         ends = grid.minutes[grid.first_bar[1:] - 1]
         half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
         self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
-        self.actions = (*load_actions(settings.adjust), *feed.actions)
+        declared = load_actions(settings.adjust, feed.holder)
+        self.actions, self.contradictions = with_announced(declared, feed.actions)
+        made_up = isinstance(settings.source, SyntheticSettings)
+        dates, regular = grid.dates, grid
+        if settings.hours == "extended":  # what is rare in a session is usual before and after it
+            regular = session_grid(settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes)
+        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
         self.repairs: dict[str, dict[str, int]] = {}
         """How many rows of each symbol were repaired, by kind."""
         self._ahead: dict[str, Bars] = {}
@@ -337,70 +408,30 @@ class _Reader:
         """Sorted rows whose `ts` is the number of the grid's bar."""
         if symbol in self._ahead:
             return self._ahead.pop(symbol)
-        bars, counts = clean(self.feed.bars(symbol))
+        bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
         bars = as_traded(bars, self.settings.adjust.factor_column)
         if self.settings.start is not None or self.settings.end is not None:
             quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
             minutes = self.grid.exchange_minutes
             bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
-        merged, counts["outside_session"] = to_grid(bars, self.grid)
-        self.alignment.check(bars)
+        days = self.evidence.look(bars)
+        if self.prints == "merge" or (self.prints == "auto" and has_opening_prints(days)):
+            bars, counts["opening_print"] = merge_opening_prints(bars, days)
+        around = days.wide.mean() > 0.5 if len(days.session) else False  # then it is no fault of a day
+        self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if around else bars)
+        merged, left_out = to_grid(bars, self.grid)
+        counts |= left_out
         self.repairs[symbol] = counts
         return merged
 
 
-@dataclass(frozen=True, eq=False)
-class _Cells:
-    """The market's big arrays, filled symbol by symbol."""
-
-    open: Array
-    close: Array
-    volume: Array
-    tradable: Array
-    features: Array
-
-    @classmethod
-    def empty(cls, bars: int, assets: int, features: int) -> _Cells:
-        """Memory for so many; the system hands out a page when it is first written, so spare columns cost little."""
-        open_, close, volume = (np.empty((bars, assets), dtype=np.float32) for _ in range(3))
-        features_ = np.empty((bars, assets, features), dtype=np.float32)
-        return cls(open_, close, volume, np.empty((bars, assets), dtype=bool), features_)
-
-    def fill(self, column: int, one: SymbolBars, features: Array) -> None:
-        """Write a whole column, over whatever stood in it; NaN where the symbol has no price."""
-        rows = slice(one.first, one.stop)
-        for cells, values in ((self.open, one.open), (self.close, one.close), (self.features, features)):
-            cells[: one.first, column] = np.nan
-            cells[rows, column] = values
-            cells[one.stop :, column] = np.nan
-        self.tradable[:, column] = False
-        self.volume[:, column] = 0.0
-        self.volume[rows, column] = one.volume
-        self.tradable[rows, column] = one.tradable
-
-    def columns(self, order: Sequence[int]) -> _Cells:
-        """These columns in this order. The same memory is written over, so that a market never exists twice."""
-        if list(order) == list(range(self.close.shape[1])):
-            return self
-        return _Cells(*(_gather(getattr(self, field.name), order) for field in fields(self)))
-
-
-def _gather(cells: Array, order: Sequence[int]) -> Array:
-    """`cells[:, order]`, at the front of the same memory: a row's new end lies never behind its old one."""
-    bars, width = len(cells), int(np.prod(cells.shape[2:], dtype=np.int64))
-    flat = cells.reshape(-1)
-    for begin in range(0, bars, _BLOCK_BARS):
-        block = cells[begin : begin + _BLOCK_BARS, order].reshape(-1)
-        at = begin * len(order) * width
-        flat[at : at + len(block)] = block
-    return flat[: bars * len(order) * width].reshape(bars, len(order), *cells.shape[2:])
-
-
-def _benchmark(settings: DataSettings, feed: Feed, close: Array, grid: SessionGrid) -> tuple[Array, str, bool]:
+def _benchmark(
+    settings: DataSettings, feed: Feed, close: Sheet, grid: SessionGrid, member: Array
+) -> tuple[Array, str, bool]:
     """Level, name, and whether it is an index of its own and not made of the universe."""
     if settings.benchmark.path is not None:
         return *file_benchmark(settings.benchmark, grid), True
     index = feed.index(grid)
     if index is not None:
         return index, settings.benchmark.name or "synthetic index", True
-    return equal_weight(close, grid), settings.benchmark.name or EQUAL_WEIGHT, False
+    return equal_weight(close, grid, member), settings.benchmark.name or EQUAL_WEIGHT, False

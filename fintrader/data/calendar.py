@@ -8,16 +8,24 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Self
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from fintrader.config import Settings
 from fintrader.data.bars import MINUTE_NS, Array
-from fintrader.data.tensors import Windows
 from fintrader.errors import DataError
+from fintrader.metrics import TRADING_DAYS
+
+
+class Windows(NamedTuple):
+    """Half-open ranges of bars `[start, stop)`; validation and test lie an embargo after what precedes them."""
+
+    train: tuple[int, int]
+    validation: tuple[int, int]
+    test: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +45,12 @@ class SessionGrid:
     """`[Q]` int64: start of each exchange minute, nanoseconds since 1970 UTC."""
     bar_of_minute: Array
     """`[Q]` int64: the bar in which an exchange minute lies."""
+    open: Array
+    """`[S]` int64: when each regular session opens, also where the grid's hours are longer."""
+    close: Array
+    """`[S]` int64: when each regular session closes: the end of its last minute."""
+    extended: tuple[int, int] | None
+    """Nanoseconds of trading before the open and after the close; None where none is known of the calendar."""
 
     @property
     def num_bars(self) -> int:
@@ -48,7 +62,7 @@ class SessionGrid:
         """S."""
         return len(self.dates)
 
-    @property
+    @cached_property
     def first_bar(self) -> Array:
         """`[S + 1]` int64: the first bar of each session, and T at the end."""
         return np.searchsorted(self.session, np.arange(self.num_sessions + 1))
@@ -65,11 +79,28 @@ class SessionGrid:
         at = np.minimum(at, len(self.exchange_minutes) - 1)
         return np.where(self.exchange_minutes[at] == floor, self.bar_of_minute[at], -1)
 
+    def early_or_late(self, ts: Array) -> Array:
+        """`[R]` bool: times before the open or after the close of a session, within its extended hours."""
+        if self.extended is None:
+            return np.zeros(len(ts), dtype=bool)
+        before, after = self.extended
+        at = np.maximum(np.searchsorted(self.open - before, ts, side="right") - 1, 0)
+        within = (ts >= self.open[at] - before) & (ts < self.close[at] + after)
+        return np.asarray(within & ((ts < self.open[at]) | (ts >= self.close[at])))
 
-def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1) -> SessionGrid:
-    """The grid of all sessions from `start` to `end`, both included.
 
-    Raises DataError when the calendar is unknown or holds no session in the range.
+Hours = Literal["regular", "extended"]
+EXTENDED_MINUTES = {"XNYS": (330, 240)}
+"""Calendar (as exchange_calendars calls what XNAS, NYSE and others are names of) -> minutes of trading before the open
+and after the close: 04:00 to 20:00 in New York, and to 17:00 on a half day."""
+
+
+def session_grid(
+    calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1, hours: Hours = "regular"
+) -> SessionGrid:
+    """The grid of all sessions from `start` to `end`, both included; of `extended` hours with what is traded around.
+
+    Raises DataError when the calendar is unknown, has no known extended hours, or holds no session in the range.
     """
     if end < start:
         raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
@@ -78,7 +109,17 @@ def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int =
     if len(opens) == 0:
         raise DataError(f"{calendar} has no session from {start} to {end}; choose a range with trading days")
     minutes = _nanoseconds(exchange.sessions_minutes(opens.index[0], opens.index[-1]))  # without lunch breaks
-    first = np.searchsorted(minutes, _nanoseconds(opens.array))
+    open_, close = _nanoseconds(opens.array), _nanoseconds(exchange.closes.loc[str(start) : str(end)].array)
+    around = EXTENDED_MINUTES.get(exchange.name)
+    extended = None if around is None else (around[0] * MINUTE_NS, around[1] * MINUTE_NS)
+    begin = open_
+    if hours == "extended":
+        if extended is None:
+            raise DataError(f"data.hours: no extended hours are known of {calendar}; set it to regular")
+        begin = open_ - extended[0]
+        spans = zip(begin.tolist(), (close + extended[1]).tolist(), strict=True)
+        minutes = np.concatenate([np.arange(first, stop, MINUTE_NS) for first, stop in spans])
+    first = np.searchsorted(minutes, begin)
     session = np.repeat(np.arange(len(first)), np.diff(first, append=len(minutes)))
     begins = (np.arange(len(minutes)) - first[session]) % bar_minutes == 0
     return SessionGrid(
@@ -89,6 +130,9 @@ def session_grid(calendar: str, start: dt.date, end: dt.date, bar_minutes: int =
         session=session[begins],
         exchange_minutes=minutes,
         bar_of_minute=np.cumsum(begins) - 1,
+        open=open_,
+        close=close,
+        extended=extended,
     )
 
 
@@ -129,6 +173,12 @@ def exchange_days(calendar: str, ts: Array) -> Array:
 def timezone_of(calendar: str) -> str:
     """The exchange's own time zone as an IANA name: `America/New_York` of XNAS. Raises DataError for an unknown one."""
     return str(_calendar(calendar, 2000, 2001).tz)
+
+
+def sessions_a_year(calendar: str) -> int:
+    """By which rates are annualised: 365 of a calendar with a session on every day of the week, else 252, the
+    convention for exchanges (whatever their own holidays). Raises DataError for an unknown calendar."""
+    return 365 if _calendar(calendar, 2000, 2001).weekmask == "1111111" else TRADING_DAYS
 
 
 def _nanoseconds(stamps: Any) -> Array:

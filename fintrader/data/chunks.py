@@ -1,12 +1,14 @@
 """Content-addressed chunks of bars: one Parquet file per source, symbol and month, and a manifest that vouches for it.
 
-    <root>/<kind>/<identity>/manifest.json
+    <root>/<kind>/<identity>/manifest[-<first 16 of the file's SHA-256>].json
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
-The identity is a hash of what decides the bars: a file's content and how it is read, or a vendor's request. The
-manifest names every chunk with its SHA-256, its rows, the request it answers and when; it carries a hash of itself, and
-is written after the chunks that it names. Whatever is killed leaves a manifest that is true, and the next build adds
-what it lacks.
+The identity is a hash of what decides the bars: a file's name and how it is read, or a vendor's request. A file has a
+manifest for each content that it had; all share the chunks, so that a file which has grown adds only its new rows.
+
+The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it carries a hash of itself,
+and is written after the chunks that it names. Whatever is killed leaves a manifest that is true, and the next build
+adds what it lacks.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -24,13 +27,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fintrader.data.bars import COLUMNS, Bars, concat
+from fintrader.data.bars import COLUMNS, Array, Bars, concat
 from fintrader.errors import DataError
 from fintrader.files import seal, unseal
 from fintrader.storage.objects import Objects
 
-FORMAT = "fintrader-bars-2"
+FORMAT = "fintrader-bars-3"
 MANIFEST = "manifest.json"
+_MANIFEST = re.compile(r"(?:(?P<folder>.*)/)?(?P<name>manifest(-[0-9a-f]{16})?\.json)")
 
 
 @dataclass
@@ -47,18 +51,28 @@ class Collection:
     """symbol -> month -> [day on which, last session for which] a vendor had no bars of a session."""
     complete: bool = False
     """Whether everything the identity names has been stored (a file's whole content)."""
+    next_row: int | None = None
+    """The number that a further row of the file would have, once it is complete."""
+    manifest: str = MANIFEST
 
     @classmethod
-    def open(cls, root: Objects, kind: str, identity: Mapping[str, Any]) -> Collection:
-        """What the store holds of an identity; empty when nothing. Raises DataError when the manifest is damaged."""
-        text = json.dumps(identity, sort_keys=True)
-        name = f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        collection = cls(root.below(name), identity)
-        stored = collection.objects.get(MANIFEST)
+    def open(cls, root: Objects, kind: str, identity: Mapping[str, Any], sha256: str | None = None) -> Collection:
+        """What the store holds of an identity; empty when nothing. Of a file, `sha256` is that of its content.
+
+        Raises DataError when the manifest is damaged.
+        """
+        text = json.dumps([FORMAT, identity], sort_keys=True)
+        home = root.below(f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        if sha256 is None:
+            collection = cls(home, identity)
+        else:
+            collection = cls(home, {**identity, "sha256": sha256}, manifest=f"manifest-{sha256[:16]}.json")
+        stored = collection.objects.get(collection.manifest)
         if stored is not None:
-            manifest = _manifest(stored, collection.objects)
+            manifest = _manifest(stored, home, collection.manifest)
             collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
             collection.through, collection.unconfirmed = manifest["through"], manifest["unconfirmed"]
+            collection.next_row = manifest["next_row"]
         return collection
 
     @property
@@ -73,6 +87,7 @@ class Collection:
 
     def add(self, symbol: str, month: str, bars: Bars, request: Mapping[str, Any]) -> None:
         """Store one more piece of a month. It counts once `save` has written the manifest."""
+        base = None if bars.row is None else int(bars.row[0])
         data = encode(bars)
         digest = hashlib.sha256(data).hexdigest()
         name = f"{_folder(symbol)}/{month}-{digest[:12]}.parquet"
@@ -81,20 +96,37 @@ class Collection:
             "file": name,
             "sha256": digest,
             "rows": len(bars),
+            "row": base,
+            "content": content_of(bars),
             "first": int(bars.ts.min()),
             "last": int(bars.ts.max()),
             "request": dict(request),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         pieces = self.chunks.setdefault(symbol, {}).setdefault(month, [])
-        if all(other["sha256"] != digest for other in pieces):
+        if base is not None or all(other["sha256"] != digest for other in pieces):
             pieces.append(piece)
+
+    def keep(self, symbol: str, month: str, piece: Mapping[str, Any], row: int | None) -> None:
+        """Count a chunk that is there already as a piece of a month; its first row is now number `row`."""
+        self.chunks.setdefault(symbol, {}).setdefault(month, []).append({**piece, "row": row})
 
     def save(self) -> None:
         """Write the manifest: what was added up to here now counts."""
         body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
         body |= {"chunks": self.chunks, "through": self.through, "unconfirmed": self.unconfirmed}
-        self.objects.put(MANIFEST, seal(body))
+        self.objects.put(self.manifest, seal(body | {"next_row": self.next_row}))
+
+    def forget(self) -> None:
+        """Remove the manifest; chunks that no other one names go with `tidy`."""
+        self.objects.remove(self.manifest)
+
+    def tidy(self) -> None:
+        """Remove what no manifest names. Call it while holding the lock. Raises DataError for a damaged manifest."""
+        self.objects.sweep()
+        self.objects.remove(*unnamed(self.objects))
+        if not self.objects.names():
+            self.objects.clear()
 
     def pieces(self, symbol: str | None = None, months: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """The chunks of a symbol (all by default) in these months (all by default), in order of symbol and month."""
@@ -111,7 +143,8 @@ class Collection:
         pieces = self.pieces(symbol, months)
         if not pieces:
             raise DataError(f"no bars of {symbol} in {self.objects}; check the symbol and the range")
-        parts = [decode(self.piece(piece), symbol, str(self.identity.get("name", self.objects))) for piece in pieces]
+        origin = str(self.identity.get("name", self.objects))
+        parts = [decode(self.piece(piece), symbol, origin, piece["row"]) for piece in pieces]
         bars = concat(parts)
         # row by row as the source had them, so that disorder is seen and counted
         return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
@@ -135,9 +168,9 @@ class Collection:
         return found
 
 
-def _manifest(data: bytes, where: Objects) -> dict[str, Any]:
+def _manifest(data: bytes, where: Objects, name: str) -> dict[str, Any]:
     """What `Collection.save` wrote. Raises DataError when it is not that, to the bit."""
-    damaged = DataError(f"{where}/{MANIFEST} is damaged; delete {where} and build again")
+    damaged = DataError(f"{where}/{name} is damaged; delete {where} and build again")
     body = unseal(data, damaged)
     if body.get("format") != FORMAT:
         raise damaged
@@ -146,44 +179,76 @@ def _manifest(data: bytes, where: Objects) -> dict[str, Any]:
 
 def verify_store(root: Objects) -> list[str]:
     """One line for everything in a store that is not what was stored; empty when all is well."""
-    found = []
+    found: dict[str, None] = {}  # each once: manifests share chunks
     for name in root.names():
-        if not name.endswith(f"/{MANIFEST}"):
+        match = _MANIFEST.fullmatch(name)
+        if match is None:
             continue
-        objects = root.below(name.removesuffix(f"/{MANIFEST}"))
+        objects = root.below(match["folder"]) if match["folder"] else root
         try:
-            body = _manifest(root.get(name) or b"", objects)
+            body = _manifest(root.get(name) or b"", objects, match["name"])
         except DataError as error:
-            found.append(str(error))
+            found[str(error)] = None
             continue
-        found += Collection(objects, body["identity"], body["chunks"]).problems()
-    return found
+        found |= dict.fromkeys(Collection(objects, body["identity"], body["chunks"]).problems())
+    return list(found)
+
+
+def unnamed(home: Objects, manifests: Container[str] | None = None) -> list[str]:
+    """The objects of a collection's folder that none of these manifests (all by default) names, other manifests too.
+
+    Raises DataError for a damaged one.
+    """
+    names = home.names()
+    named = {name for name in names if _MANIFEST.fullmatch(name) and (manifests is None or name in manifests)}
+    for name in sorted(named):
+        chunks = _manifest(home.get(name) or b"", home, name)["chunks"]
+        named |= {piece["file"] for months in chunks.values() for pieces in months.values() for piece in pieces}
+    return [name for name in names if name not in named]
+
+
+def content_of(bars: Bars) -> str:
+    """SHA-256 of the bars of one symbol and how their rows follow one another, wherever in a file the first stands."""
+    digest = hashlib.sha256()
+    values = [bars.ts, *(getattr(bars, name) for name in COLUMNS), *(bars.extras[name] for name in sorted(bars.extras))]
+    rows = _relative_rows(bars)
+    for column in values if rows is None else [*values, rows]:
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()
+
+
+def _relative_rows(bars: Bars) -> Array | None:
+    """Rows counted from the first; None where each follows the one before, and where they are not known."""
+    if bars.row is None or bool((np.diff(bars.row) == 1).all()):
+        return None
+    return np.asarray(bars.row - bars.row[0])
 
 
 def encode(bars: Bars) -> bytes:
-    """Bars of one symbol as a Parquet file in memory; equal bars give equal bytes."""
+    """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give equal bytes."""
     columns = {"ts": pa.array(bars.ts, pa.timestamp("ns", tz="UTC"))}
     columns |= {name: pa.array(getattr(bars, name)) for name in COLUMNS}
     columns |= {f"extra.{name}": pa.array(values) for name, values in sorted(bars.extras.items())}
-    if bars.row is not None:
-        columns["row"] = pa.array(bars.row)
+    encoding = dict.fromkeys(columns, "BYTE_STREAM_SPLIT") | {"ts": "DELTA_BINARY_PACKED"}
+    rows = _relative_rows(bars)
+    if rows is not None:
+        columns["row"], encoding["row"] = pa.array(rows), "DELTA_BINARY_PACKED"
     sink = io.BytesIO()
-    delta = {name: "DELTA_BINARY_PACKED" for name in ("ts", "row") if name in columns}
     plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
-    pq.write_table(pa.table(columns), sink, compression="lz4", column_encoding=delta, **plain)
+    pq.write_table(pa.table(columns), sink, compression="lz4", column_encoding=encoding, **plain)
     return sink.getvalue()
 
 
-def decode(data: bytes, symbol: str, origin: str) -> Bars:
-    """What `encode` wrote."""
-    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bars:
+    """What `encode` wrote of bars whose first row is number `row` (None: they are not known)."""
+    table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names if name != "ts"}
     return Bars(
         ts=np.asarray(table["ts"].cast(pa.int64()).to_numpy()),
         symbol=np.zeros(table.num_rows, dtype=np.int32),
         symbols=(symbol,),
         extras={name[6:]: values for name, values in columns.items() if name.startswith("extra.")},
-        row=columns.get("row"),
+        row=None if row is None else row + columns.get("row", np.arange(table.num_rows)),
         origin=origin,
         **{name: columns[name] for name in COLUMNS},
     )
@@ -191,4 +256,5 @@ def decode(data: bytes, symbol: str, origin: str) -> Bars:
 
 def _folder(symbol: str) -> str:
     name = urllib.parse.quote(symbol, safe="")
-    return name.replace(".", "%2E") if set(name) <= {"."} else name
+    # no folder up, no hidden one beside the locks, and no name that is a file of the collection's own
+    return "%2E" + name[1:] if name.startswith(".") else name.replace(MANIFEST, MANIFEST.replace(".", "%2E"))

@@ -4,7 +4,7 @@ Repaired, counted and logged: rows out of order (sorted), exact duplicates (one 
 closed (left out), a high or low that the bar's own open or close exceeds (widened to hold them).
 Refused with a BarError that names file, row, column and remedy: two different rows for one symbol and time, a price
 that is zero, negative or not finite, a negative volume, a bar from the future, and data most of which lies outside the
-exchange's sessions (a wrong time zone or label, almost always).
+hours in which the exchange trades. What else bars say against their declaration: `evidence`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fintrader.data.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
+from fintrader.data.bars import COLUMNS, PRICES, Array, Bars
 from fintrader.data.calendar import SessionGrid
 from fintrader.errors import BarError
 
@@ -23,6 +23,8 @@ REPAIRS = {
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
     "outside_session": "rows while the exchange is closed were left out",
+    "extended_hours": "rows before the open or after the close were left out (data.hours: extended keeps them)",
+    "opening_print": "opening prints were made part of the first bar",
     "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
 }
 
@@ -81,7 +83,7 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         if len(conflict):
             raise BarError(
                 f"{bars.where(int(conflict[0]) + 1)}: a second, different row for the same symbol and time "
-                f"({len(conflict)} such); keep one of them"
+                f"({len(conflict)} such); keep one of them, or the first of all by data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(same.sum())
         bars = bars.take(np.concatenate([[True], ~same]))
@@ -91,24 +93,25 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     return replace(bars, high=high, low=low), counts
 
 
-def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, int]:
+def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar; also how many rows were left out.
 
     Open of the first row, highest high, lowest low, close of the last row, summed volume, last value of the extras.
-    Raises BarError when more than half of the rows lie outside the sessions.
+    Raises BarError when more than half of the rows lie outside the sessions and the exchange's extended hours.
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
-    outside = int(len(bars) - np.count_nonzero(inside))
-    if len(bars) and outside * 2 > len(bars):
+    around = int(np.count_nonzero(grid.early_or_late(bars.ts) & ~inside))
+    left_out = {"extended_hours": around, "outside_session": int(len(bars) - np.count_nonzero(inside)) - around}
+    if len(bars) and left_out["outside_session"] * 2 > len(bars):
         raise BarError(
-            f"{bars.origin}: {outside} of {len(bars)} rows lie outside the sessions of {grid.calendar}; "
-            "check data.source.timezone, data.source.label and data.calendar"
+            f"{bars.origin}: {left_out['outside_session']} of {len(bars)} rows lie outside the sessions of "
+            f"{grid.calendar}; check data.source.timezone, data.source.label and data.calendar"
         )
-    if outside:
+    if not inside.all():
         bars, at = bars.take(inside), at[inside]
     if len(bars) == 0:
-        return replace(bars, row=None), outside
+        return replace(bars, row=None), left_out
     start = np.flatnonzero((np.diff(at, prepend=-1) != 0) | (np.diff(bars.symbol, prepend=-1) != 0))
     last = np.append(start[1:], len(bars)) - 1
     merged = replace(
@@ -123,7 +126,7 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, int]:
         extras={name: values[last] for name, values in bars.extras.items()},
         row=None,
     )
-    return merged, outside
+    return merged, left_out
 
 
 def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = None) -> SymbolBars:
@@ -156,6 +159,10 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     )
 
 
+_SMALLEST, _LARGEST = 1e-12, 1e15
+"""Prices below and above are mistakes, and so are volumes above; the market's float32 holds all between."""
+
+
 def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first price, volume, extra value or time that cannot be one."""
     if len(bars) and bars.ts.max() > time.time() * 1e9:
@@ -170,73 +177,9 @@ def refuse_bad_rows(bars: Bars) -> None:
 
     for name in PRICES:
         values = getattr(bars, name)
-        bad = ~(values > 0) | np.isinf(values)
+        bad = ~((values >= _SMALLEST) & (values <= _LARGEST))
         refuse(name, values, bad, f"is no price ({int(bad.sum())} such); correct the rows or remove them")
-    bad = ~(bars.volume >= 0) | np.isinf(bars.volume)
+    bad = ~((bars.volume >= 0) & (bars.volume <= _LARGEST))
     refuse("volume", bars.volume, bad, "is no volume; correct or remove the row")
     for name, values in bars.extras.items():
         refuse(name, values, ~np.isfinite(values), "is not finite; correct or remove the row")
-
-
-_STEP = 30 * MINUTE_NS
-"""Zones differ by multiples of this."""
-_NEAR = _STEP // 2
-_LONGEST = 60 * MINUTE_NS
-"""Bars longer than this are too few a day to show a pattern."""
-
-
-class SessionAlignment:
-    """Whether bars stand where the sessions of a grid do, or half hours or one bar beside them."""
-
-    def __init__(self, grid: SessionGrid) -> None:
-        edges = np.searchsorted(grid.session[grid.bar_of_minute], np.arange(grid.num_sessions + 1))
-        self.calendar = grid.calendar
-        self.open = grid.exchange_minutes[edges[:-1]]
-        """`[S]` int64: start of each session's first minute."""
-        self.close = grid.exchange_minutes[edges[1:] - 1] + MINUTE_NS
-        """`[S]` int64: end of each session's last minute."""
-        night = (self.open[1:] - self.close[:-1]) // 2
-        self._borders = np.concatenate([[self.open[0] - _LONGEST * 12], self.close[:-1] + night])
-
-    def check(self, bars: Bars) -> None:
-        """Raise BarError when most days of these bars are displaced: by half hours, or by the length of one bar."""
-        start = np.searchsorted(bars.ts, self._borders)
-        stop = np.append(start[1:], np.searchsorted(bars.ts, self.close[-1] + _LONGEST * 12))
-        days = np.flatnonzero(stop - start >= 2)
-        if len(days) == 0:
-            return
-        first, last = bars.ts[start[days]], bars.ts[stop[days] - 1]
-        length = int(np.median(np.diff(bars.ts[start[days[0]] : stop[days[-1]]])))
-        if not 0 < length <= _LONGEST:
-            return
-        early, late = first - self.open[days], last + length - self.close[days]
-        self._refuse_label(bars, early, last - self.close[days], length)
-        self._refuse_zone(bars, early, late, length)
-
-    def _refuse_zone(self, bars: Bars, early: Array, late: Array, length: int) -> None:
-        """Both ends of most days have moved the same way by about the same half hours."""
-        moved = np.round(early / _STEP).astype(np.int64) * _STEP
-        # a session's last bar may be shorter than the others
-        same = (moved != 0) & (np.abs(early - moved) < _NEAR) & (late > moved - _NEAR) & (late < moved + _NEAR + length)
-        if np.count_nonzero(same) * 2 > len(early):
-            minutes = int(np.median(moved[same])) // MINUTE_NS
-            raise BarError(
-                f"{self._of(bars)} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions of "
-                f"{self.calendar} on {np.count_nonzero(same)} of {len(early)} days; correct data.source.timezone (or "
-                "data.calendar)"
-            )
-
-    def _refuse_label(self, bars: Bars, early: Array, last: Array, length: int) -> None:
-        """Nearly every day begins and ends exactly one bar after, or before, a day of starts of bars would."""
-        for sign, label in ((1, "end"), (-1, "start")):
-            displaced = (early == sign * length) & (last == (sign - 1) * length)
-            days = int(np.count_nonzero(displaced))
-            if days * 10 >= 9 * len(early):
-                raise BarError(
-                    f"{self._of(bars)} begin and end one bar too {'late' if sign > 0 else 'early'} on {days} of "
-                    f"{len(early)} days, as if their times were the {label}s of bars; set data.source.label to {label}"
-                    + (", or correct data.source.timezone" if length >= _STEP else "")
-                )
-
-    def _of(self, bars: Bars) -> str:
-        return f"{bars.origin}: the bars of {bars.symbols[bars.symbol[0]]}"

@@ -11,14 +11,14 @@ that the night shows no gain or loss, and nothing before an ex-date depends on a
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from fintrader.config import PathText, Settings, base_name
+from fintrader.config import PathText, Settings, Ticker, base_name
 from fintrader.data.bars import PRICES, Bars
 from fintrader.data.calendar import SessionGrid
 from fintrader.data.clean import SymbolBars
@@ -29,7 +29,7 @@ from fintrader.storage.objects import read_csv
 class Action(Settings):
     """What happened to a share before the open of a day."""
 
-    symbol: str
+    symbol: Ticker
     day: dt.date
     """First day on which it trades after the action (the ex-date)."""
     split: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -51,24 +51,73 @@ class AdjustSettings(Settings):
     """Extra column by which prices must be multiplied first (volumes divided), to have them as they were traded."""
 
 
+Actions = tuple[Action, ...]
+Events = Mapping[int, tuple[float, float]]
+"""Bar -> split and dividend of one symbol."""
+_NOTHING = {"split": 1.0, "dividend_usd": 0.0}
 _NAMES = {"ticker": "symbol", "ex_date": "day", "date": "day", "dividend": "dividend_usd"}
 _KINDS = {"split": "split", "dividend": "dividend_usd"}
 
 
-def load_actions(settings: AdjustSettings) -> tuple[Action, ...]:
-    """All actions, by symbol and day. Raises DataError naming the file and line that cannot be used."""
-    actions = list(settings.actions)
+def load_actions(settings: AdjustSettings, symbol_of: Callable[[str, dt.date], str | None] | None = None) -> Actions:
+    """All declared actions, by symbol and day.
+
+    `symbol_of` says which symbol of the bars a ticker was on a day, None for one that has no bars. Raises DataError
+    naming the file and line (or the entry) that cannot be used: no action, a second split or dividend of one symbol and
+    day, a symbol without bars.
+    """
+    rows = [(f"data.adjust.actions[{number}]", action) for number, action in enumerate(settings.actions)]
     if settings.path is not None:
         for line, row in read_csv(settings.path, "data.adjust.path"):
+            where = f"{base_name(settings.path)}, line {line}"
             try:
-                actions.append(Action.model_validate(_fields(row)))
+                rows.append((where, Action.model_validate(_fields(row))))
             except (ValueError, KeyError):
                 raise DataError(
-                    f"{base_name(settings.path)}, line {line}: expected symbol, day (2020-08-31), split, dividend_usd; "
-                    "or ticker, ex_date, kind (split or dividend), value"
+                    f"{where}: expected symbol, day (2020-08-31), split, dividend_usd; or ticker, ex_date, kind (split "
+                    "or dividend), value"
                 ) from None
-    known = [action for action in actions if settings.as_of is None or action.day <= settings.as_of]
+    known, seen = [], dict[tuple[str, dt.date, str], str]()
+    for where, action in rows:
+        symbol = action.symbol if symbol_of is None else symbol_of(action.symbol, action.day)
+        if symbol is None:
+            raise DataError(f"{where}: there are no bars of {action.symbol}; correct the symbol, or delete the row")
+        for kind, there in (("split", action.split != 1), ("dividend", action.dividend_usd > 0)):
+            if there and (before := seen.setdefault((symbol, action.day, kind), where)) is not where:
+                raise DataError(
+                    f"{where}: a second {kind} of {action.symbol} on {action.day} ({before} has one); keep one, or "
+                    "put both into one row"
+                )
+        if settings.as_of is None or action.day <= settings.as_of:
+            known.append(action.model_copy(update={"symbol": symbol}))
     return tuple(sorted(known, key=lambda action: (action.symbol, action.day)))
+
+
+def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Actions, list[str]]:
+    """Declared actions and those that only the source announces; also one line for each on which they differ.
+
+    What is declared counts: a source's split or dividend of the same symbol and day is left out.
+    """
+    mine = {
+        (action.symbol, action.day, kind): getattr(action, kind)
+        for action in declared
+        for kind, nothing in _NOTHING.items()
+        if getattr(action, kind) != nothing
+    }
+    more, differ = [], []
+    for action in announced:
+        changes: dict[str, float] = {}
+        for kind, nothing in _NOTHING.items():
+            theirs, own = getattr(action, kind), mine.get((action.symbol, action.day, kind))
+            if theirs == nothing or own is None:
+                continue
+            changes[kind] = nothing
+            if abs(own - theirs) > 1e-4 * theirs:
+                differ.append(f"{action.symbol} {action.day}: {kind} {own:g} is declared, the source says {theirs:g}")
+        rest = action.model_copy(update=changes)
+        if any(getattr(rest, kind) != nothing for kind, nothing in _NOTHING.items()):
+            more.append(rest)
+    return (*declared, *more), differ
 
 
 def _fields(row: Mapping[str, str]) -> dict[str, str]:
@@ -105,9 +154,7 @@ def bars_of_actions(actions: Sequence[Action], symbol: str, grid: SessionGrid) -
     return dict(sorted(found.items()))
 
 
-def hold_through(
-    bars: SymbolBars, happened: Mapping[int, tuple[float, float]]
-) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
+def hold_through(bars: SymbolBars, happened: Events) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
     """The symbol as traded, the same adjusted forward, and its events (bar, split, dividend), those it was listed for.
 
     A price that is carried over an ex-date is carried at what the share is then worth: (close - D) / split. Raises

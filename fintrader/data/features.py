@@ -16,7 +16,8 @@ from pydantic import Field, field_validator
 from fintrader.config import PathText, Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
-from fintrader.data.moving import exponential, moving, moving_deviation, moving_mean, moving_std
+from fintrader.data.columns import Sheet
+from fintrader.data.moving import exponential, moving, moving_deviation, moving_mean, moving_moments
 from fintrader.errors import ConfigError, DataError
 
 PAPER_FEATURES = ("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60")
@@ -62,6 +63,9 @@ class FeatureSettings(Settings):
     """Scaled features are cut off at so many standard deviations."""
     standardise: bool = True
     """Whether to subtract the mean and divide by the standard deviation of the training window."""
+    normalisation: PathText | None = None
+    """Scale by the statistics of an earlier market instead of the training window's: its file, its build.json, or JSON
+    of them. So a policy trained there trades later bars, and sees them as it saw its own."""
 
     @field_validator("names")
     @classmethod
@@ -187,12 +191,14 @@ def macd(bars: SymbolBars, window: int) -> Array:
 
 def bollinger_upper(bars: SymbolBars, window: int) -> Array:
     """(mean + 2 standard deviations) / close − 1, of the last `window` closes."""
-    return (moving_mean(bars.close, window) + 2.0 * moving_std(bars.close, window, ddof=1)) / bars.close - 1.0
+    mean, deviation = moving_moments(bars.close, window, ddof=1)
+    return (mean + 2.0 * deviation) / bars.close - 1.0
 
 
 def bollinger_lower(bars: SymbolBars, window: int) -> Array:
     """(mean − 2 standard deviations) / close − 1, of the last `window` closes."""
-    return (moving_mean(bars.close, window) - 2.0 * moving_std(bars.close, window, ddof=1)) / bars.close - 1.0
+    mean, deviation = moving_moments(bars.close, window, ddof=1)
+    return (mean - 2.0 * deviation) / bars.close - 1.0
 
 
 def sma(bars: SymbolBars, window: int) -> Array:
@@ -207,26 +213,27 @@ def age(bars: SymbolBars, window: int) -> Array:
     return np.minimum(index - last, window).astype(np.float64)
 
 
-def beta(close: Array, member: Array, window: int) -> Array:
+def beta(close: Array, market: Array, window: int) -> Array:
     """Slope of the one-bar log returns on those of the members' mean (equal weights), over the last `window` bars."""
-    market = _member_mean(close, member)
-    result = np.full(close.shape, np.nan, dtype=np.float32)
-    for column in range(close.shape[1]):
-        listed = np.flatnonzero(np.isfinite(close[:, column]))
-        if len(listed) <= window:
-            continue
-        rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
-        own = np.diff(np.log(close[listed[0] : listed[-1] + 1, column].astype(np.float64)))
-        mean, square = moving_mean(market[rows], window), moving_mean(market[rows] ** 2, window)
-        variance = square - mean**2
-        covariance = moving_mean(market[rows] * own, window) - mean * moving_mean(own, window)
-        moved = variance > 1e-12 * square  # a silent window has no slope
-        result[rows, column] = np.divide(covariance, variance, out=np.full(len(own), np.nan), where=moved)
+    result = np.full(len(close), np.nan, dtype=np.float32)
+    listed = np.flatnonzero(np.isfinite(close))
+    if len(listed) <= window:
+        return result
+    rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
+    own = np.diff(np.log(close[listed[0] : listed[-1] + 1].astype(np.float64)))
+    mean, square = moving_mean(market[rows], window), moving_mean(market[rows] ** 2, window)
+    variance = square - mean**2
+    covariance = moving_mean(market[rows] * own, window) - mean * moving_mean(own, window)
+    moved = variance > 1e-12 * square  # a silent window has no slope
+    result[rows] = np.divide(covariance, variance, out=np.full(len(own), np.nan), where=moved)
     return result
 
 
-def _member_mean(close: Array, member: Array) -> Array:
-    """`[T]` mean one-bar log return of the members with two prices; 0 where there is none."""
+def member_return(close: Array | Sheet, member: Array | Sheet) -> Array:
+    """`[T]` mean one-bar log return of the members with two prices; 0 where there is none.
+
+    close: `[T, N]` float32 adjusted forward, NaN where unlisted; member: `[T, N]` bool.
+    """
     mean = np.zeros(len(close))
     for start in range(1, len(close), 4096):  # as float64 the whole may not fit twice
         rows = slice(start, min(start + 4096, len(close)))
@@ -253,7 +260,7 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "age": (age, 60),
 }
 _MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {"beta": (beta, 390)}
-"""Kinds that read all symbols at once."""
+"""Kinds that read all symbols at once: of a symbol's close and what the members earn on average, both `[T]`."""
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
@@ -271,10 +278,11 @@ def market_wide(names: Sequence[str]) -> list[str]:
     return [name for name in names if re.sub(r"_\d+$", "", name) in _MARKET_FEATURES]
 
 
-def market_feature(name: str, close: Array, member: Array) -> Array:
-    """`[T, N]` float32 of closes adjusted forward (NaN where unlisted) and `member` `[T, N]`, NaN while undefined."""
+def market_feature(name: str, close: Array, market: Array) -> Array:
+    """`[T]` float32 of one symbol's closes adjusted forward (NaN where unlisted) and `member_return`, NaN while
+    undefined."""
     kind, window = _parse(name)
-    return _MARKET_FEATURES[kind][0](close, member, window)
+    return _MARKET_FEATURES[kind][0](close, market, window)
 
 
 def symbol_features(bars: SymbolBars, names: Sequence[str], later: Collection[str] = ()) -> Array:
@@ -308,12 +316,13 @@ def context_features(
     benchmark: Array,
     session: Array,
     day_close: Array,
+    day_member: Array,
     turbulence_days: int,
 ) -> Array:
     """`[T, M]` float64, NaN while undefined.
 
     benchmark `[T]`; session `[T]`, its number, from 0; day_close `[S, N]`, each symbol's close of each session (NaN
-    where unlisted), of which bar t only sees sessions before its own.
+    where unlisted), of which bar t only sees sessions before its own; day_member `[S, N]` bool, members of the day.
     """
     length = np.bincount(session)
     inside = np.arange(len(session)) - (np.cumsum(length) - length)[session]  # the bar's number in its session
@@ -325,7 +334,7 @@ def context_features(
         elif name == "time_to_close":
             table[:, column] = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
         elif name == "turbulence":
-            before = np.concatenate([[np.nan], turbulence(day_close, turbulence_days)[:-1]])
+            before = np.concatenate([[np.nan], turbulence(day_close, day_member, turbulence_days)[:-1]])
             table[:, column] = np.log1p(before)[session]
         elif match:
             window = int(match.group(2))
@@ -337,19 +346,20 @@ def context_features(
     return table
 
 
-def turbulence(day_close: Array, days: int, *, shrinkage: float = 0.5) -> Array:
+def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float = 0.5) -> Array:
     """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their number.
 
+    day_close: `[S, N]`, NaN where unlisted; member: `[S, N]` bool, of which each day counts its own.
     d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li 2010, doi:
     10.2469/faj.v66.n5.3). Σ is shrunk half-way to its diagonal, because there are often more symbols than days. Only
-    symbols with a price on all these days count. NaN while fewer than `days` are finished.
+    members with a price on all these days count. NaN while fewer than `days` are finished.
     """
     returns = np.full(day_close.shape, np.nan)
     returns[1:] = np.log(day_close[1:] / day_close[:-1])
     result = np.full(len(day_close), np.nan)
     for today in range(days + 1, len(day_close)):
         past, now = returns[today - days : today], returns[today]
-        listed = np.isfinite(past).all(axis=0) & np.isfinite(now)
+        listed = np.isfinite(past).all(axis=0) & np.isfinite(now) & member[today]
         listed &= np.where(listed, past, 0.0).std(axis=0) > 0
         if not listed.any():
             continue

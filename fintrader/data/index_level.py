@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 from fintrader.config import PathText, Settings, base_name
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
+from fintrader.data.columns import Sheet
 from fintrader.errors import DataError
 from fintrader.storage.objects import read_whole
 
@@ -89,21 +91,21 @@ def _known(values: Array, at: Array) -> Array:
     return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
 
 
-def equal_weight(close: Array, grid: SessionGrid) -> Array:
-    """`[T]`: 100 at the first bar; the mean return of all listed symbols, weights made equal at each session's end.
+def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Array:
+    """`[T]`: 100 at the first bar; the mean return of each session's members, weights made equal at each session's end.
 
-    close: `[T, N]`, NaN where unlisted. Rebalancing once a session and not every bar keeps the bounce between bid and
-    ask from showing as a gain.
+    close: `[T, N]`, NaN where unlisted; member: `[S, N]` bool. Who joins counts from the first session of membership
+    on, from the close before it; in a session without a member the level stays. Rebalancing once a session and not
+    every bar keeps the bounce between bid and ask from showing as a gain.
     """
     level = np.empty(grid.num_bars)
-    base, reference = 100.0, close[0].astype(np.float64)
-    for number in range(grid.num_sessions):
-        start, stop = grid.first_bar[number], grid.first_bar[number + 1]
+    base, reference = 100.0, close[0:1][0].astype(np.float64)
+    for number, (start, stop) in enumerate(itertools.pairwise(grid.first_bar.tolist())):
         block = close[start:stop].astype(np.float64)  # a session at a time: the whole may not fit twice
         ratio = block / reference
         # a symbol listed today has no reference; one that ended keeps its last price until the day is over
         ratio = _carry(ratio)
-        listed = np.isfinite(ratio)
+        listed = np.isfinite(ratio) & member[number]
         count = listed.sum(axis=1)
         mean = np.where(listed, ratio, 0.0).sum(axis=1) / np.maximum(count, 1)
         level[start:stop] = np.where(count > 0, base * mean, base)

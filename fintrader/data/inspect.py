@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from fintrader.data.bars import Bars, concat
+from fintrader.data.bars import Bars, bar_length, concat
 from fintrader.data.build import RECORD, market_path
 from fintrader.data.calendar import SessionGrid, day_starts, session_date, session_grid
 from fintrader.data.chunks import verify_store
+from fintrader.data.corporate_actions import Action, as_traded, bars_of_actions, load_actions, with_announced
 from fintrader.data.faults import KINDS, Fault, find_faults
-from fintrader.data.settings import DataSettings, bar_store, open_feed
-from fintrader.data.sources.files import BarFile, FilesSettings, list_files, read_columns, read_files
+from fintrader.data.settings import DataSettings, bar_store, open_source
+from fintrader.data.sources.files import BarFile, files_of, read_columns, read_files
+from fintrader.data.sources.layout import FilesSettings
 from fintrader.data.sources.vendor import VendorFeed
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
 from fintrader.progress import SILENT, Progress
@@ -43,12 +44,12 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
     source = settings.source
     report: dict[str, Any] = {"source": source.kind, "store": str(bar_store(settings, cache))}
     if isinstance(source, FilesSettings):
-        files = [_describe(file, source) for file in list_files(source.path)]
+        files = [_describe(file, source) for file in files_of(source)]
         report["files"] = files
         report["problems"] = [f"{file['name']}: {file['problem']}" for file in files if file["problem"]]
         if report["problems"]:
             return report
-    feed = open_feed(settings, cache)
+    feed = open_source(settings, cache)
     if isinstance(feed, VendorFeed):
         report["requests"] = [
             {"symbols": symbols, "first": str(first), "last": str(last)} for symbols, first, last in feed.planned()
@@ -91,6 +92,8 @@ def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = N
 
     An empty list means that all is well. Raises StorageError when the store cannot be reached.
     """
+    from fintrader.data.tensors import MarketTensors  # here: nothing else that looks at bars needs torch
+
     markets = sorted(Path(cache).glob("*/market.safetensors"))
     with (progress or SILENT).task("verify", total=1 + len(markets), unit="files") as task:
         problems = verify_store(bar_store(settings, cache))
@@ -121,35 +124,44 @@ def quality_report(
 
     Files are read whole, as they are. A vendor's bars are those of the store, so they need the `cache` of a build.
 
-    `faults` lists every fault (kind, symbol, day, count, detail), `kinds` counts them, `coverage` is the share of the
-    exchange's minutes in which each symbol traded, `[symbols][sessions]` (None where it has not begun or has ended),
-    `early_closes` the calendar's half days. Raises DataError when the bars cannot be read at all.
+    `faults` lists every fault (kind, symbol, day, count, detail), `kinds` counts them, `bar_minutes` is how long
+    most bars are, `coverage` the share of a session's bars in which each symbol traded, `[symbols][sessions]` (None
+    where it has not begun or has ended), `early_closes` the calendar's half days. Raises DataError when the bars cannot
+    be read at all.
     """
     settings = settings.effective()
     with (progress or SILENT).task("quality", total=2) as task:
-        bars = read_source(settings, cache, progress)
+        bars, announced = _source(settings, cache, progress)
         task.advance(note=f"{len(bars)} rows read")
-        report = examine(bars, settings)
+        report = examine(bars, settings, announced)
         task.advance()
     return report
 
 
 def read_source(settings: DataSettings, cache: Path | None = None, progress: Progress | None = None) -> Bars:
     """All bars that the source has, in memory; those of files as they are, in their order. Raises DataError."""
+    return _source(settings, cache, progress)[0]
+
+
+def _source(settings: DataSettings, cache: Path | None, progress: Progress | None) -> tuple[Bars, tuple[Action, ...]]:
+    """All bars, and the actions that the source announces."""
     if isinstance(settings.source, FilesSettings):
         bars = read_files(settings.source, settings.universe.symbols)
-        return replace(bars, ts=day_starts(settings.calendar, settings.source.timezone, bars.ts))
-    feed = open_feed(settings, cache)
+        return replace(bars, ts=day_starts(settings.calendar, settings.source.timezone, bars.ts)), ()
+    feed = open_source(settings, cache)
     feed.prepare(progress)
-    return concat([feed.bars(symbol) for symbol in feed.symbols])
+    return concat([feed.bars(symbol) for symbol in feed.symbols]), feed.actions
 
 
-def examine(bars: Bars, settings: DataSettings, *, now: float | None = None) -> dict[str, Any]:
-    """The report of bars that were read already."""
+def examine(
+    bars: Bars, settings: DataSettings, announced: Sequence[Action] = (), *, now: float | None = None
+) -> dict[str, Any]:
+    """The report of bars that were read already. Splits are compared with those declared and those `announced`."""
     if len(bars) == 0:
         raise DataError(f"{bars.origin}: no bars to examine")
     grid = _spanning_grid(bars, settings, now)
-    faults = find_faults(bars, grid, now=now)
+    bars = as_traded(bars, settings.adjust.factor_column)
+    faults = find_faults(bars, grid, declared=_declared(bars, settings, announced, grid), now=now)
     dates = [str(day) for day in grid.dates]
     minutes = grid.session_minutes
     return {
@@ -157,6 +169,7 @@ def examine(bars: Bars, settings: DataSettings, *, now: float | None = None) -> 
         "rows": len(bars),
         "symbols": list(bars.symbols),
         "sessions": dates,
+        "bar_minutes": grid.bar_minutes,
         "minutes": minutes.tolist(),
         "early_closes": [day for day, count in zip(dates, minutes, strict=True) if count < minutes.max()],
         "coverage": _coverage(bars, grid),
@@ -200,7 +213,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def coverage_figure(report: dict[str, Any]) -> Any:
-    """Share of minutes with a trade, symbols by sessions, as a plotly figure."""
+    """Share of bars with a trade, symbols by sessions, as a plotly figure."""
     import plotly.graph_objects as go
 
     heat = go.Heatmap(
@@ -222,14 +235,31 @@ def coverage_figure(report: dict[str, Any]) -> Any:
 
 
 def _spanning_grid(bars: Bars, settings: DataSettings, now: float | None) -> SessionGrid:
-    """All sessions from the first bar to the last that is not of the future."""
+    """All sessions from the first bar to the last that is not of the future, in bars as long as these."""
     latest = (time.time() if now is None else now) * 1e9
     past = bars.ts[bars.ts <= latest]
     if len(past) == 0:
         raise DataError(f"{bars.origin}: every bar lies in the future; check the times and data.source.timezone")
     first = settings.start or session_date(settings.calendar, int(past.min()))
     last = settings.end or session_date(settings.calendar, int(past.max()))
-    return session_grid(settings.calendar, first, last)
+    return session_grid(settings.calendar, first, last, _own_length(bars), settings.hours)
+
+
+def _own_length(bars: Bars) -> int:
+    """Minutes of the bars themselves, whatever the market's are to be: as the symbol with most rows has them."""
+    most = np.bincount(bars.symbol).argmax()
+    return bar_length(bars.take(bars.symbol == most).sorted())
+
+
+def _declared(
+    bars: Bars, settings: DataSettings, announced: Sequence[Action], grid: SessionGrid
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """Symbol -> session -> split and dividend, as far as the settings name them or the source announces them."""
+    actions, _ = with_announced(load_actions(settings.adjust), announced)
+    return {
+        name: {int(grid.session[bar]): event for bar, event in bars_of_actions(actions, name, grid).items()}
+        for name in bars.symbols
+    }
 
 
 def _coverage(bars: Bars, grid: SessionGrid) -> list[list[float | None]]:
@@ -237,7 +267,7 @@ def _coverage(bars: Bars, grid: SessionGrid) -> list[list[float | None]]:
     rows = np.unique(np.stack([bars.symbol[at >= 0].astype(np.int64), at[at >= 0]], axis=1), axis=0)
     counts = np.zeros((len(bars.symbols), grid.num_sessions))
     np.add.at(counts, (rows[:, 0], grid.session[rows[:, 1]]), 1)
-    share = np.round(counts / grid.session_minutes, 4)
+    share = np.round(counts / np.diff(grid.first_bar), 4)
     table: list[list[float | None]] = []
     for line in share:
         days = np.flatnonzero(line)

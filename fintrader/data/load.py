@@ -17,29 +17,20 @@ import pandas as pd
 import pyarrow as pa
 
 from fintrader.config import Settings, overlay, validate
-from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
+from fintrader.data.bars import COLUMNS, DAY_MINUTES, MINUTE_NS, Bars, bar_length
 from fintrader.data.build import assemble, build_market
 from fintrader.data.calendar import day_starts
 from fintrader.data.settings import DataSettings, read_settings
 from fintrader.data.sources.base import MemoryFeed
-from fintrader.data.sources.files import FilesSettings, carries_zone, column_names, table_bars
+from fintrader.data.sources.cells import carries_zone, table_bars
+from fintrader.data.sources.layout import FilesSettings, column_names
+from fintrader.data.sources.presets import SPELLINGS, plain
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, ConfigError
 
 Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
 
 ORIGIN = "the DataFrame"
-SPELLINGS = {
-    "ts": ("ts", "time", "timestamp", "datetime", "date", "date_time"),
-    "symbol": ("symbol", "ticker", "tic", "sym", "instrument", "asset"),
-    "open": ("open", "o"),
-    "high": ("high", "h"),
-    "low": ("low", "l"),
-    "close": ("close", "c"),
-    "volume": ("volume", "vol", "v"),
-}
-"""What a column may be called, in any case, spaces for underscores; `source.columns` names others."""
-DAY_MINUTES = 1440
 
 
 def load_market(
@@ -92,7 +83,10 @@ def _market_of(bars: Any, timezone: str | None, label: str | None, values: Mappi
     if not isinstance(settings.source, FilesSettings):
         raise ConfigError("the bars are those of the DataFrame, so `source` takes only how files are read")
     zoned = "timezone" in chosen["source"]
-    feed, minutes = _frames_feed(bars, settings.source, zoned=zoned, calendar=settings.calendar)
+    source = settings.source
+    feed, minutes = _frames_feed(bars, source, zoned=zoned, calendar=settings.calendar)
+    if "bar_minutes" not in source.model_fields_set:
+        settings = settings.model_copy(update={"source": source.model_copy(update={"bar_minutes": minutes})})
     if "bar_minutes" not in values:
         settings = settings.model_copy(update={"bar_minutes": minutes})
     return assemble(settings, feed)[0]
@@ -128,7 +122,7 @@ def _frames_feed(frames: Frames, source: FilesSettings, *, zoned: bool, calendar
     reading = source.model_copy(update={"label": "start"} | ({"timezone": "UTC"} if daily else {}))
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     bars = table_bars(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
-    length = DAY_MINUTES if daily else _length(bars)
+    length = DAY_MINUTES if daily else bar_length(bars)
     if daily:
         bars = replace(bars, ts=day_starts(calendar, "UTC", bars.ts))
     elif source.label == "end":
@@ -204,7 +198,7 @@ def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[
     for role in roles:
         own = getattr(source.columns, role)
         named = [column for column in columns if column == own]
-        spelt = [column for column in columns if str(column).strip().lower().replace(" ", "_") in SPELLINGS[role]]
+        spelt = [column for column in columns if plain(column) in SPELLINGS[role]]
         if named or spelt:
             found[role] = named or spelt
     return found
@@ -227,16 +221,6 @@ def _carries_zone(times: pd.Series[Any]) -> bool:
     if pd.api.types.is_datetime64_any_dtype(times):
         return times.dt.tz is not None
     return carries_zone(times)
-
-
-def _length(bars: Bars) -> int:
-    """Minutes between most bars and the next one of their symbol; 1 where no symbol has two. `bars` are sorted."""
-    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
-    steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
-    if not len(steps):
-        return 1
-    values, counts = np.unique(steps, return_counts=True)
-    return int(values[counts.argmax()])
 
 
 def _digest(bars: Bars) -> str:

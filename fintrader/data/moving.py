@@ -7,10 +7,14 @@ bar t is made of bars <= t only.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from scipy.signal import lfilter
 
 from fintrader.data.bars import Array
+
+_BLOCK = 4096
 
 
 def moving(values: Array, window: int, operation: np.ufunc) -> Array:
@@ -28,10 +32,8 @@ def moving(values: Array, window: int, operation: np.ufunc) -> Array:
     table = padded.reshape(blocks, window)
     ahead = operation.accumulate(table, axis=1).ravel()
     behind = operation.accumulate(table[:, ::-1], axis=1)[:, ::-1].ravel()
-    ends = np.arange(window - 1, length)
-    starts = ends - window + 1
-    whole = starts % window == 0  # the window is exactly one block
-    result[window - 1 :] = np.where(whole, ahead[ends], operation(behind[starts], ahead[ends]))
+    operation(behind[: length - window + 1], ahead[window - 1 : length], out=result[window - 1 :])
+    result[window - 1 :: window] = ahead[window - 1 : length : window]  # the window is exactly one block
     return result
 
 
@@ -42,9 +44,14 @@ def moving_mean(values: Array, window: int) -> Array:
 
 def moving_std(values: Array, window: int, ddof: int = 0) -> Array:
     """Moving standard deviation, `[L]`."""
+    return moving_moments(values, window, ddof)[1]
+
+
+def moving_moments(values: Array, window: int, ddof: int = 0) -> tuple[Array, Array]:
+    """Moving mean and standard deviation, `[L]` each."""
     mean = moving_mean(values, window)
     spread = moving(values * values, window, np.add) - window * mean * mean
-    return np.asarray(np.sqrt(np.maximum(spread, 0.0) / (window - ddof)))
+    return mean, np.sqrt(np.maximum(spread, 0.0) / (window - ddof))
 
 
 def moving_deviation(values: Array, window: int) -> Array:
@@ -52,10 +59,15 @@ def moving_deviation(values: Array, window: int) -> Array:
     mean = moving_mean(values, window)
     if len(values) < window:
         return mean
-    total = np.zeros(len(values))
-    for lag in range(window):
-        total[window - 1 :] += np.abs(values[window - 1 - lag : len(values) - lag] - mean[window - 1 :])
-    total[: window - 1] = np.nan
+    total = np.full(len(values), np.nan)
+    distance = np.empty(_BLOCK)
+    for start in range(window - 1, len(values), _BLOCK):  # what is used `window` times stays in the processor's cache
+        stop = min(start + _BLOCK, len(values))
+        here, block = distance[: stop - start], np.zeros(stop - start)
+        for lag in range(window):
+            np.subtract(values[start - lag : stop - lag], mean[start:stop], out=here)
+            block += np.abs(here, out=here)
+        total[start:stop] = block
     return np.asarray(total / window)
 
 
@@ -66,5 +78,10 @@ def exponential(values: Array, alpha: float) -> Array:
     """
     decay = 1.0 - alpha
     total = lfilter([1.0], [1.0, -decay], values)
-    weight = lfilter([1.0], [1.0, -decay], np.ones(len(values)))
-    return np.asarray(total / weight)
+    return np.asarray(total / _weights(decay, 1 << len(values).bit_length())[: len(values)])
+
+
+@lru_cache(maxsize=8)
+def _weights(decay: float, length: int) -> Array:
+    """`[length]` sums of the weights, the same for every symbol."""
+    return np.asarray(lfilter([1.0], [1.0, -decay], np.ones(length)))

@@ -1,16 +1,28 @@
-"""Columns on one scale: across the members at each bar, or by mean and deviation of the training window."""
+"""Columns on one scale: across the members at each bar, or by mean and deviation of the training window.
+
+A market notes by which statistics it was scaled (`meta["normalisation"]`); a later one can be scaled by the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
 from fintrader.data.bars import Array
+from fintrader.data.columns import Sheet
+from fintrader.errors import DataError
+from fintrader.files import unseal
+from fintrader.storage.objects import read_whole
 
 _BLOCK = 4096
+_PIECE_VALUES = 1 << 16
+Known = Mapping[str, Mapping[str, float]]
+"""Column -> mean and std."""
 FEWEST = 3
 """With fewer members a cross-section says nothing."""
 
@@ -47,39 +59,149 @@ def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Arr
     return np.where(count >= FEWEST, centred / spread, 0.0)
 
 
-def scale(values: Array, train: tuple[int, int], scaled: Array) -> tuple[Array, Array]:
+def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple[Array, Array]:
     """Mean and standard deviation `[F]` of each column of `[T, N, F]` over the training window, of finite values only.
 
     0 and 1 for columns that are not `scaled` (`[F]` bool), hold nothing finite, or do not vary.
     """
+    if not scaled.any():
+        return np.zeros(len(scaled)), np.ones(len(scaled))
     width = values.shape[2]
-    blocks = [slice(start, min(start + _BLOCK, train[1])) for start in range(train[0], train[1], _BLOCK)]
+    blocks = [(start, min(start + _BLOCK, train[1])) for start in range(train[0], train[1], _BLOCK)]
     count, total, square = np.zeros(width), np.zeros(width), np.zeros(width)
-    for rows in blocks:
-        block = values[rows].astype(np.float64)
-        finite = np.isfinite(block)
-        count += finite.sum(axis=(0, 1))
-        total += np.where(finite, block, 0.0).sum(axis=(0, 1))
+    for start, stop in blocks:
+        part = None
+        for piece in _pieces(values, start, stop):
+            finite = np.isfinite(piece)
+            count += finite.sum(axis=(0, 1))
+            part = _add(part, np.where(finite, piece, 0.0))
+        total += part
     mean = total / np.maximum(count, 1)
-    for rows in blocks:
-        block = values[rows].astype(np.float64) - mean
-        square += (np.where(np.isfinite(block), block, 0.0) ** 2).sum(axis=(0, 1))
+    for start, stop in blocks:
+        part = None
+        for piece in _pieces(values, start, stop):
+            piece -= mean
+            part = _add(part, np.where(np.isfinite(piece), piece, 0.0) ** 2)
+        square += part
     spread = np.sqrt(square / np.maximum(count, 1))
     varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
     return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
 
 
-def standardise(
-    values: Array, names: Sequence[str], train: tuple[int, int], scaled: Array, clip: float
-) -> dict[str, dict[str, float]]:
-    """In place: (x − mean) / std with the statistics of `scale`, which are returned by name; 0 where undefined.
+def _pieces(values: Array | Sheet, start: int, stop: int) -> Iterator[Array]:
+    """Bars `[start, stop)` as float64, in pieces that fit the processor's cache; in one where F is 1 (see `_add`)."""
+    _, symbols, width = values.shape
+    rows = max(_PIECE_VALUES // (symbols * width), 1) if width > 1 else stop - start
+    for first in range(start, stop, rows):
+        yield values[first : min(first + rows, stop)].astype(np.float64)
 
-    `scaled` columns are cut off at ±clip.
+
+def _add(total: Array | None, values: Array) -> Array:
+    """`[F]`: the sum of `[B, N, F]`, which may be written to, and what came before it.
+
+    numpy adds several columns row by row, so beginning with the sum so far gives the same to the bit as all at once; a
+    single one it adds in pairs.
     """
-    mean, spread = scale(values, train, scaled)
+    if total is not None:
+        values[0, 0] += total
+    return np.asarray(values.sum(axis=(0, 1)))
+
+
+def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:
+    """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where undefined."""
     low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]
         block[...] = np.clip((block - mean) / spread, low, high)
         np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
+
+
+def statistics(names: Sequence[str], mean: Array, spread: Array) -> dict[str, dict[str, float]]:
+    """Mean and deviation by name, as a market's `meta["normalisation"]` has them."""
     return {name: {"mean": float(m), "std": float(s)} for name, m, s in zip(names, mean, spread, strict=True)}
+
+
+def standardise(
+    values: Array,
+    names: Sequence[str],
+    train: tuple[int, int],
+    scaled: Array,
+    clip: float,
+    known: Known | None = None,
+) -> dict[str, dict[str, float]]:
+    """In place: `apply_scale` of `[T, N, F]` with the statistics of `scale`, or with `known` ones; they are returned by
+    name."""
+    mean, spread = scale(values, train, scaled) if known is None else known_arrays(known, names)
+    apply_scale(values, mean, spread, scaled, clip)
+    return statistics(names, mean, spread)
+
+
+def known_arrays(known: Known, names: Sequence[str]) -> tuple[Array, Array]:
+    """Means and spreads `[F]` of the columns."""
+    mean, spread = (np.array([known[name][part] for name in names]) for part in ("mean", "std"))
+    return mean, spread
+
+
+def statistics_hash(normalisation: Mapping[str, Any] | None) -> str | None:
+    """A short name for statistics, equal for equal ones: 16 hex digits; None where there are none."""
+    if normalisation is None:
+        return None
+    return hashlib.sha256(json.dumps(normalisation, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_statistics(path: str) -> dict[str, Any]:
+    """By what a market was scaled, as its `meta["normalisation"]` says it.
+
+    path: the market's file, the `build.json` beside it, or a JSON file of `features` and `context` (column -> mean and
+    std), `clip` and `cross_sectional`. Raises DataError when it is no such thing.
+    """
+    setting = "data.features.normalisation"
+    found: Any
+    if path.endswith(".safetensors"):
+        from fintrader.data.tensors import MarketTensors
+
+        found = MarketTensors.load(path).meta.get("normalisation")
+    else:
+        data = read_whole(path, setting)
+        try:
+            body = json.loads(data)
+            if "sha256" in body:
+                body = unseal(data, DataError(f"{path} is damaged; build its market again"))
+            found = body.get("normalisation", body)
+        except (ValueError, AttributeError, TypeError):
+            raise DataError(f"{path}: no JSON of statistics; see {setting}") from None
+    try:
+        columns = [one for part in ("features", "context") for one in found[part].values()]
+        good = all(np.isfinite(float(one["mean"])) and 0 < float(one["std"]) < np.inf for one in columns)
+        good &= float(found["clip"]) > 0 and isinstance(found["cross_sectional"], str)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        good = False
+    if not good:
+        raise DataError(
+            f"{path} does not say how a market was scaled: give a market file, its build.json, or JSON of features and "
+            f"context (column -> mean and std), clip and cross_sectional; see {setting}"
+        )
+    return dict(found)
+
+
+def known_columns(
+    statistics: Mapping[str, Any] | None, part: str, names: Sequence[str], scaled: Array, settings: tuple[float, str]
+) -> Known | None:
+    """The stored statistics of these columns of `part` (features or context); None where none are stored.
+
+    settings: clip and cross_sectional of the market that is built. Raises DataError where the stored statistics are of
+    other columns, or of columns scaled by other rules.
+    """
+    if statistics is None:
+        return None
+    remedy = "build with the same data.features as the market of data.features.normalisation"
+    lacking = [name for name in names if name not in statistics[part]]
+    if lacking:
+        raise DataError(f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}")
+    for name, own in zip(("clip", "cross_sectional"), settings, strict=True):
+        if statistics[name] != own:
+            raise DataError(f"the stored statistics are for {name} {statistics[name]}, not {own}; {remedy}")
+    for name, own in zip(names, scaled, strict=True):
+        if not own and statistics[part][name] != {"mean": 0.0, "std": 1.0}:
+            raise DataError(f"{name} was standardised in the market of the stored statistics and is not here; {remedy}")
+    return {name: statistics[part][name] for name in names}

@@ -8,26 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fintrader.config import PathText, Settings, overlay, read_yaml, validate
-from fintrader.data.calendar import WindowSettings, day_starts
+from fintrader.data.calendar import Hours, WindowSettings, day_starts
 from fintrader.data.corporate_actions import AdjustSettings
 from fintrader.data.features import FeatureSettings
+from fintrader.data.gates import read_waiver
 from fintrader.data.index_level import BenchmarkSettings
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
-from fintrader.data.sources.files import FilesSettings, list_files, read_files
+from fintrader.data.sources.by_company import by_company
+from fintrader.data.sources.crypto import Ccxt, CcxtSettings
+from fintrader.data.sources.files import files_of, read_files
+from fintrader.data.sources.layout import FilesSettings
 from fintrader.data.sources.planted_in import PlantedInSettings
 from fintrader.data.sources.synthetic import SyntheticFeed, SyntheticSettings
-from fintrader.data.sources.vendor import VendorFeed, VendorSettings
+from fintrader.data.sources.vendor import Vendor, VendorFeed, VendorSettings
 from fintrader.data.sources.yahoo import Yahoo, YahooSettings
-from fintrader.data.universe import UniverseSettings, load_membership
+from fintrader.data.universe import UniverseSettings, index_tickers, load_membership
 from fintrader.errors import ConfigError, DataError
 from fintrader.storage.objects import Objects
 
 SourceSettings = Annotated[
-    FilesSettings | PlantedInSettings | SyntheticSettings | YahooSettings | AlpacaSettings, Field(discriminator="kind")
+    FilesSettings | PlantedInSettings | SyntheticSettings | YahooSettings | AlpacaSettings | CcxtSettings,
+    Field(discriminator="kind"),
 ]
 
 
@@ -42,7 +47,9 @@ class DataSettings(Settings):
     end: dt.date | None = None
     """Last day, included; the last one with bars by default."""
     calendar: str = "XNAS"
-    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ...)."""
+    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 of what never rests)."""
+    hours: Hours = "regular"
+    """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to 17:00 on a half day."""
     bar_minutes: int = Field(1, ge=1, le=1440)
     """Length of the market's bars; minute bars are put together inside each session."""
     universe: UniverseSettings = UniverseSettings()
@@ -50,8 +57,18 @@ class DataSettings(Settings):
     features: FeatureSettings = FeatureSettings()
     windows: WindowSettings = WindowSettings()
     adjust: AdjustSettings = AdjustSettings()
+    waive: tuple[str, ...] = ()
+    """Faults that stop the build (see `data quality`) and may pass: a kind everywhere (`excursion_day`), of a symbol
+    (`excursion_day:AAPL`) or of one day (`excursion_day:AAPL:2016-01-04`). What passed stands in the report."""
     store: PathText | None = None
     """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
+
+    @field_validator("waive")
+    @classmethod
+    def _waivers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            read_waiver(text)
+        return value
 
     @model_validator(mode="after")
     def _signal(self) -> Self:
@@ -59,6 +76,14 @@ class DataSettings(Settings):
         taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
         if isinstance(source, PlantedInSettings) and source.column in taken:
             raise ValueError(f"a feature is called {source.column} already; set source.column to another name")
+        return self
+
+    @model_validator(mode="after")
+    def _hours(self) -> Self:
+        if isinstance(self.source, CcxtSettings) and "calendar" not in self.model_fields_set:
+            raise ValueError(
+                "pairs trade around the clock: set calendar to 24/7, or to an exchange's to keep its hours"
+            )
         return self
 
     @model_validator(mode="after")
@@ -133,20 +158,37 @@ def planted_description(settings: DataSettings, num_assets: int) -> dict[str, An
 
 
 def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
-    """The source as a feed; nothing is downloaded or cut yet. Without a cache, bars are read into memory."""
+    """The source as a feed, by the companies of an index if one is set; nothing is downloaded or cut yet.
+
+    Without a cache, bars are read into memory.
+    """
+    universe = settings.universe
+    return by_company(
+        open_source(settings, cache),
+        universe.index if universe.membership is None else None,
+        settings.calendar,
+        tickers_as_of=universe.tickers_as_of,
+        aliases=universe.aliases,
+        wanted=universe.symbols,
+    )
+
+
+def open_source(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source's bars by the source's own symbols; else like `open_feed`."""
     source = settings.source
     if isinstance(source, SyntheticSettings):
         if cache is not None:
             bar_store(settings, cache)  # nothing goes there, but a store that cannot be one is an error now
         return SyntheticFeed(source, settings.calendar, settings.bar_minutes)
-    if isinstance(source, YahooSettings | AlpacaSettings):
-        vendor = Yahoo(source) if isinstance(source, YahooSettings) else Alpaca(source)
+    if isinstance(source, VendorSettings):
         if cache is None:
             raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-        return VendorFeed(vendor, source, _tickers(settings, source), settings.calendar, bar_store(settings, cache))
+        tickers, listed = _tickers(settings, source)
+        store = bar_store(settings, cache)
+        return VendorFeed(_vendor(source), source, tickers, settings.calendar, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
-        found, bars = list_files(files.path), read_files(files)
+        found, bars = files_of(files), read_files(files)
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
         feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
     else:
@@ -155,18 +197,34 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     return feed
 
 
-def _tickers(settings: DataSettings, source: VendorSettings) -> list[str]:
-    """What to ask a vendor for: its own list, else the universe's, else all members of the index in the range."""
-    explicit = source.symbols or settings.universe.symbols
+def _vendor(source: VendorSettings) -> Vendor:
+    match source:
+        case YahooSettings():
+            return Yahoo(source)
+        case AlpacaSettings():
+            return Alpaca(source)
+        case CcxtSettings():
+            return Ccxt(source)
+    raise ConfigError(f"{source!r} is no vendor")
+
+
+def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str], bool]:
+    """What to ask a vendor for, and whether each of them must have bars: its own list, else the universe's, else all
+    members in the range, of which those without bars are reported."""
+    explicit, universe = source.symbols or settings.universe.symbols, settings.universe
     if explicit:
-        return list(explicit)
-    members = load_membership(settings.universe) or {}
-    end = source.end or dt.date.today()
-    return sorted(
+        return list(explicit), True
+    today = dt.datetime.now(dt.UTC).date()
+    end = source.end or today
+    if universe.membership is None and universe.index is not None:
+        return index_tickers(universe.index, source.start, end, universe.tickers_as_of or today), False
+    members = load_membership(universe) or {}
+    inside = {
         name
         for name, intervals in members.items()
         if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
-    )
+    }
+    return sorted(inside), False
 
 
 def bar_store(settings: DataSettings, cache: Path) -> Objects:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,43 +14,29 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fintrader.data import market_file
+from fintrader.data.calendar import Windows as Windows
+from fintrader.data.market_file import EVENT, FORMAT, Entry, header_text, write_market
 from fintrader.errors import MarketError
-from fintrader.files import atomic_file
+from fintrader.metrics import TRADING_DAYS
 
-FORMAT = "fintrader-market-2"
-_KINDS = {
-    "open": torch.float32, "close": torch.float32, "volume": torch.float32, "features": torch.float32,
-    "context": torch.float32, "tradable": torch.bool, "member": torch.bool, "session": torch.int64,
-    "minutes": torch.int64, "benchmark": torch.float64,
-    "shares_outstanding": torch.float32,
-}  # fmt: skip
+_KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
 _OPTIONAL = frozenset({"shares_outstanding"})
-_EVENT = "event_"
-"""Begins the names under which a market file holds its events."""
-_SAFETENSORS = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
-# safetensors by hand (https://github.com/huggingface/safetensors#format): the library would hold all of it twice
 def stored_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """Names and tensors in the order in which a safetensors file holds them."""
-    return sorted(tensors, key=lambda item: (-item[1].element_size(), item[0]))
+    found = dict(tensors)
+    return [(entry.name, found[entry.name]) for entry in market_file.stored_order(_entries(found.items()))]
 
 
-def preamble(order: Sequence[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
+def preamble(order: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
     """All bytes of a safetensors file before its tensors, which follow in `order`."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    offset = 0
-    for name, tensor in order:
-        stop = offset + tensor.numel() * tensor.element_size()
-        kind = _SAFETENSORS[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, stop]}
-        offset = stop
-    text = json.dumps(header, sort_keys=True).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return market_file.preamble(_entries(order), metadata)
+
+
+def _entries(tensors: Iterable[tuple[str, Tensor]]) -> list[Entry]:
+    return [Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -94,14 +80,6 @@ class Events(NamedTuple):
         steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
         steps[bar, asset] = split / (1.0 - share)
         return steps.cumprod(0)
-
-
-class Windows(NamedTuple):
-    """Half-open ranges of bars `[start, stop)`; validation and test lie an embargo after what precedes them."""
-
-    train: tuple[int, int]
-    validation: tuple[int, int]
-    test: tuple[int, int]
 
 
 class Split(NamedTuple):
@@ -153,8 +131,8 @@ class MarketTensors:
     shares_outstanding: Tensor | None = None
     """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None when nobody gave any."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """Plain JSON: where it came from (source, hashes), the exchange's time zone, normalisation statistics, known
-    optimum if planted."""
+    """Plain JSON: where it came from (source, hashes), the exchange's time zone and sessions a year, normalisation
+    statistics, known optimum if planted."""
 
     trusted: InitVar[bool] = False
     """Skip the look at every value (shapes and kinds are always checked): for arrays that were checked before."""
@@ -195,6 +173,11 @@ class MarketTensors:
     def timezone(self) -> str:
         """The exchange's own time zone, an IANA name; UTC where the market does not say."""
         return str(self.meta.get("timezone", "UTC"))
+
+    @property
+    def sessions_a_year(self) -> int:
+        """By which rates are annualised: 252, or 365 of a calendar that never rests (`calendar.sessions_a_year`)."""
+        return int(self.meta.get("sessions_a_year", TRADING_DAYS))
 
     @property
     def last_bar(self) -> Tensor:
@@ -238,7 +221,7 @@ class MarketTensors:
     def _stored(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.arrays()
         for name, tensor in self.events._asdict().items():
-            yield _EVENT + name, tensor
+            yield EVENT + name, tensor
 
     def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
         """`[T]` datetime64[ns], UTC, start of each bar."""
@@ -254,23 +237,12 @@ class MarketTensors:
 
     def _header(self) -> str:
         arrays = {*_KINDS, "events"}
-        header = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays}
-        header["format"] = FORMAT
-        return json.dumps(header, sort_keys=True, allow_nan=False)
+        return header_text({one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays})
 
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds too."""
-        content = self.content_hash()
-        try:
-            with atomic_file(Path(path)) as file:
-                file.write(self._preamble(content))
-                for _, tensor in stored_order(self._stored()):
-                    file.write(bytes_of(tensor))
-        except OSError as error:
-            raise MarketError(
-                f"{path} cannot be written ({error.strerror or error}); free some space, or choose another cache"
-            ) from None
-        return content
+        whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
+        return write_market(path, self._header(), _entries(self._stored()), whole)
 
     def _preamble(self, content: str) -> bytes:
         """All bytes of the file before its arrays."""
@@ -283,7 +255,11 @@ class MarketTensors:
         It also compares the file's own header to the bit. Raises MarketError when the file is missing, truncated, of
         another format, or fails verification.
         """
-        if not Path(path).is_file():
+        try:
+            there = Path(path).is_file()
+        except OSError as error:
+            raise MarketError(f"{path} cannot be read ({error.strerror or error}); check its folder's rights") from None
+        if not there:
             raise MarketError(f"{path} does not exist; build it with `fintrader data build CONFIG`")
         try:
             with safe_open(str(path), framework="pt", device=str(device)) as file:
@@ -293,7 +269,7 @@ class MarketTensors:
                     raise MarketError(f"{path} is no market file of this version; build it again")
                 lacking = _OPTIONAL - set(file.keys())
                 rows = {name: file.get_tensor(name) for name in _KINDS if name not in lacking}
-                events = Events(*(file.get_tensor(_EVENT + name) for name in Events._fields))
+                events = Events(*(file.get_tensor(EVENT + name) for name in Events._fields))
             windows = header.pop("windows")
             for name in ("symbols", "feature_names", "context_names"):
                 header[name] = tuple(header[name])
@@ -311,14 +287,7 @@ class MarketTensors:
     @staticmethod
     def stored_hash(path: Path | str) -> str:
         """The content hash that a market file claims, without reading its arrays. Raises MarketError."""
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                content = (file.metadata() or {}).get("content_hash")
-        except (SafetensorError, OSError) as error:
-            raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
-        if not content:
-            raise MarketError(f"{path} is no market file of this version; build it again")
-        return str(content)
+        return market_file.stored_hash(path)
 
     def _validate_shapes(self) -> None:
         bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)

@@ -14,30 +14,33 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fintrader.config import PathText, Settings, base_name
+from fintrader.config import PathText, Settings, Ticker, base_name
 from fintrader.data.bars import Array
+from fintrader.data.companies import Interval, index_companies
 from fintrader.errors import DataError
+from fintrader.metrics import TRADING_DAYS
 from fintrader.storage.objects import read_csv
-
-Interval = tuple[dt.date, dt.date | None]
-"""First day of membership, and the first day after it (None while it lasts)."""
 
 
 class UniverseSettings(Settings):
     """Filters are computed on the training window only: to choose by later data would be to look ahead."""
 
-    symbols: tuple[str, ...] = ()
+    symbols: tuple[Ticker, ...] = ()
     """Exactly these (all that the source has, when empty)."""
     min_coverage: float = Field(0.0, ge=0, le=1)
     """Keep symbols that traded in at least this share of the training window's bars."""
     max_symbols: int | None = Field(None, ge=1)
     """Keep so many symbols at most: those with the highest turnover in the training window."""
     index: Literal["nasdaq100", "sp500", "dow30"] | None = None
-    """Members of this index by date (package index-constitution); all symbols are members when nothing is set."""
+    """Members of this index by date; all symbols are members when nothing is set. NASDAQ-100 since 2007-02-01 by a
+    table of our own, the others by the package index-constitution."""
+    tickers_as_of: dt.date | None = None
+    """The day of which the bars' tickers are, where a file calls a company of all years by one ticker (META in 2016).
+    None: each bar has the ticker of its day, or a vendor's bars those of today."""
     membership: PathText | None = None
     """Own list instead, CSV (path or URL): ticker, member_from, member_to (last day, included, or empty)."""
-    aliases: Mapping[str, str] = Field(default_factory=dict)
-    """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}."""
+    aliases: Mapping[Ticker, Ticker] = Field(default_factory=dict)
+    """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}: of all their bars."""
     shares_outstanding: PathText | None = None
     """CSV (path or URL) of shares outstanding: symbol, from (a date), shares. A number counts from its date on until
     the next one; a split needs a row of its own at its ex-date."""
@@ -87,10 +90,15 @@ def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], d
 
 
 def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
-    """Ticker -> intervals of membership, None when everybody is a member. Raises DataError."""
+    """Ticker of the own list, or company of the index, -> its intervals of membership; None when everybody is a member.
+
+    Raises DataError for a list that cannot be read.
+    """
     if settings.membership is not None:
         return read_membership(settings.membership)
-    return index_membership(settings.index) if settings.index is not None else None
+    if settings.index is None:
+        return None
+    return {company.key: list(company.member) for company in index_companies(settings.index)}
 
 
 def read_membership(path: Path | str) -> dict[str, list[Interval]]:
@@ -107,49 +115,32 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
     return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()}
 
 
-_OTHER_NAMES = (("nasdaq100", "TCFCA", "FOXA"), ("nasdaq100", "TCFCB", "FOX"), ("nasdaq100", "NLOK", "SYMC"))
-"""Names that index-constitution gives to what traded under another: 21st Century Fox until 2019-03-19, Symantec until
-2019-11-04."""
-
-
-def index_membership(index: str) -> dict[str, list[Interval]]:
-    """Members of an index by date, as index-constitution has them, under every ticker they ever had.
-
-    A company that changed its ticker is a member under the old and the new one alike, because vendors rewrite the past
-    to today's tickers or do not; which of the two a set of bars uses is its own affair.
-    """
-    import index_constitution
-
-    history = index_constitution.history(index)
+def index_membership(index: str, as_of: dt.date | None = None) -> dict[str, list[Interval]]:
+    """Members of an index by ticker: as they traded on each day, or by their tickers of one day for all years."""
     found: dict[str, list[Interval]] = {}
-    for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
-        until = None if last != last else last.date()
-        found.setdefault(str(symbol), []).append((first.date(), until))
-    for old, new in _ticker_changes(index):
-        both = [*found.get(old, []), *found.get(new, [])]
-        if both:
-            found[old] = found[new] = both
-    return found
+    for company in index_companies(index):
+        for first, stop in company.member:
+            if as_of is not None:
+                found.setdefault(company.ticker(as_of), []).append((first, stop))
+                continue
+            end = stop or dt.date.max
+            for name in company.names:
+                if name.start < end and name.stop > first:
+                    until = min(name.stop, end)
+                    found.setdefault(name.ticker, []).append(
+                        (max(name.start, first), None if until == dt.date.max else until)
+                    )
+    return {ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in sorted(found.items())}
 
 
-def companies(settings: UniverseSettings) -> dict[str, str]:
-    """Old ticker -> the last one, for the companies of an index that changed theirs; empty for a list of one's own."""
-    if settings.membership is not None or settings.index is None:
-        return {}
-    last: dict[str, str] = {}
-    for old, new in _ticker_changes(settings.index):
-        last = {ticker: new if name == old else name for ticker, name in last.items()} | {old: last.get(new, new)}
-    return last
-
-
-def _ticker_changes(index: str) -> list[tuple[str, str]]:
-    """(old, new), in order of time."""
-    import index_constitution
-
-    events = index_constitution.events(index)
-    changed = events[events["event_type"] == "ticker_change"]
-    pairs = [(str(old), str(new)) for old, new in zip(changed["old_symbol"], changed["new_symbol"], strict=True)]
-    return pairs + [(theirs, ours) for name, theirs, ours in _OTHER_NAMES if name == index]
+def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> list[str]:
+    """Every ticker under which members of the days `start` to `end` traded then, and what they are called `as_of`."""
+    return sorted(
+        ticker
+        for membership in (index_membership(index), index_membership(index, as_of))
+        for ticker, intervals in membership.items()
+        if any(first <= end and (stop is None or stop > start) for first, stop in intervals)
+    )
 
 
 def member_days(
@@ -218,26 +209,27 @@ TOLERATED = 0.05
 def missing_members(
     symbols: Iterable[str],
     membership: Mapping[str, Iterable[Interval]] | None,
-    companies: Mapping[str, str],
     dates: Array,
     aliases: Mapping[str, str],
+    listed: Mapping[str, Array] | None = None,
 ) -> dict[str, float]:
-    """Members on the days `[S]` of which there are no bars under any ticker -> their share of all member-days.
+    """Members that lack bars on some of the days `[S]` -> the days that they lack as a share of all member-days.
 
-    `companies` maps tickers of one company to one of them; a ticker that is not in it stands for itself.
+    `symbols` have bars at all; `listed` says of some of them on which days they have a price, `[S]` bool. `aliases`
+    says under which name of `membership` to look for a symbol of another name.
     """
     if membership is None:
         return {}
-    tickers = sorted(membership)
-    days = member_days(tickers, membership, dates, {})
-    belongs: dict[str, Array] = {}
-    for column, ticker in enumerate(tickers):
-        name = companies.get(ticker, ticker)
-        belongs[name] = days[:, column] | belongs.get(name, np.zeros(len(dates), dtype=bool))
-    there = {companies.get(ticker, ticker) for ticker in (aliases.get(symbol, symbol) for symbol in symbols)}
-    total = sum(int(member.sum()) for member in belongs.values())
-    absent = {name: int(member.sum()) for name, member in belongs.items() if name not in there and member.any()}
-    return {name: count / total for name, count in sorted(absent.items())}
+    names = sorted(membership)
+    days = member_days(names, membership, dates, {})
+    there = {aliases.get(symbol, symbol): np.ones(len(dates), dtype=bool) for symbol in symbols}
+    there |= {aliases.get(symbol, symbol): found for symbol, found in (listed or {}).items()}
+    absent = {
+        name: int(np.count_nonzero(days[:, column] & ~there.get(name, np.zeros(len(dates), dtype=bool))))
+        for column, name in enumerate(names)
+    }
+    total = int(days.sum())
+    return {name: count / total for name, count in absent.items() if count}
 
 
 def survivorship(
@@ -248,12 +240,13 @@ def survivorship(
     missing: Mapping[str, float] | None = None,
     index: Array | None = None,
     index_name: str = "index",
+    sessions_a_year: int = TRADING_DAYS,
 ) -> dict[str, Any]:
     """Whether a universe looks like one of survivors only, and by how much that flatters it.
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each session's end.
-    Suspect is a universe of ten names or more over a quarter or more that nobody leaves (entries say nothing), or of
-    whose member-days more than a twentieth has no bars.
+    Suspect is a universe of ten names or more over a quarter or more that nobody leaves (entries say nothing), and one
+    of any size of whose member-days more than a twentieth has no bars.
 
     `bias_per_year` is the yearly log growth of the names that are still members at the end, in equal weights, less that
     of the index, or else of the members of each day. None where neither is known: bars of survivors cannot tell what
@@ -265,15 +258,15 @@ def survivorship(
     dropped = int(np.count_nonzero(member[:-1] & ~member[1:] & np.isfinite(close[1:])))
     exits = len(ended) + dropped
     returns = close[1:] / close[:-1] - 1.0
-    alive = _growth(returns, np.broadcast_to(np.isfinite(close[-1]) & member[-1], returns.shape))
-    by_day = _growth(returns, member[1:])
+    alive = _growth(returns, np.broadcast_to(np.isfinite(close[-1]) & member[-1], returns.shape), sessions_a_year)
+    by_day = _growth(returns, member[1:], sessions_a_year)
     reference, against = None, None
     if index is not None and sessions > 1:
-        reference, against = 252.0 * float(np.log(index[-1] / index[0])) / (sessions - 1), index_name
+        reference, against = sessions_a_year * float(np.log(index[-1] / index[0])) / (sessions - 1), index_name
     elif exits and share <= TOLERATED:
         reference, against = by_day, "the members of each day"
     return {
-        "survivors_only": sessions >= _QUARTER and names >= _FEW and (exits == 0 or share > TOLERATED),
+        "survivors_only": share > TOLERATED or (sessions >= _QUARTER and names >= _FEW and exits == 0),
         "sessions": sessions,
         "ended": len(ended),
         "left_the_list": dropped,
@@ -287,15 +280,16 @@ def survivorship(
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """What `survivorship` found, in a sentence; empty when nothing is suspect."""
+    """What `survivorship` found, in a sentence; empty when nothing is suspect and no member's day lacks bars."""
+    names, share = found.get("members_without_bars", ()), found.get("member_days_without_bars", 0.0)
+    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    missing = f"{len(names)} members lack bars ({share:.2%} of the member-days: {some})" if names else ""
     if not found["survivors_only"]:
-        return ""
-    names = found["members_without_bars"]
-    if found["member_days_without_bars"] > TOLERATED:
-        some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        why = f"{len(names)} members have no bars ({found['member_days_without_bars']:.1%} of the member-days: {some})"
+        return missing
+    if share > TOLERATED:
+        why = missing
     else:
-        why = f"nobody leaves in {found['sessions']} sessions"
+        why = "; ".join(filter(None, (f"nobody leaves in {found['sessions']} sessions", missing)))
     if found["bias_per_year"] is None:
         size = "by how much that flatters it is unknown (an index under data.benchmark.path would tell)"
     else:
@@ -304,7 +298,7 @@ def describe(found: Mapping[str, Any]) -> str:
     return f"a list of survivors? {why}; {size}"
 
 
-def _growth(returns: Array, held: Array) -> float | None:
+def _growth(returns: Array, held: Array, sessions_a_year: int) -> float | None:
     """Yearly log growth of equal weights in what is `held` (`[S - 1, N]` both), None when nothing ever is."""
     counted = np.isfinite(returns) & held
     number = counted.sum(axis=1)
@@ -312,4 +306,4 @@ def _growth(returns: Array, held: Array) -> float | None:
         return None
     days = number > 0
     mean = np.where(counted, returns, 0.0).sum(axis=1)[days] / number[days]
-    return 252.0 * float(np.log1p(mean).mean())
+    return sessions_a_year * float(np.log1p(mean).mean())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -14,7 +14,8 @@ from fintrader import logs, runs
 from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
-from fintrader.config import Settings, check_url, differences, models_in, overlay, read_yaml, refuse_url, validate
+from fintrader.config import Settings, check_url, differences, overlay, refuse_url, validate
+from fintrader.data.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
 from fintrader.data.settings import DataSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
@@ -188,16 +189,10 @@ class RunConfig(Settings):
         return self.device
 
 
-def _choices(annotation: object, key: str) -> dict[str, type[Settings]]:
-    """Discriminator value -> settings model of a union."""
-    models = [model for model in models_in(annotation) if issubclass(model, Settings)]
-    return {value: model for model in models for value in get_args(model.model_fields[key].annotation)}
-
-
-CHOICES: dict[str, dict[str, type[Settings]]] = {
-    "env.kind": _choices(RunConfig.model_fields["env"].annotation, "kind"),
-    "agent.algo": _choices(RunConfig.model_fields["agent"].annotation, "algo"),
-    "data.source.kind": _choices(DataSettings.model_fields["source"].annotation, "kind"),
+CHOICES: Choices = {
+    "env.kind": union_choices(RunConfig.model_fields["env"].annotation, "kind"),
+    "agent.algo": union_choices(RunConfig.model_fields["agent"].annotation, "algo"),
+    **DATA_CHOICES,
 }
 """Options that choose which model stands in a place. Switching one keeps the settings both models share."""
 _WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
@@ -218,9 +213,9 @@ def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> Ru
 
     Raises ConfigError, one line, naming the file and the field.
     """
-    values = _read(Path(path))
+    values = read_values(Path(path))
     for option, choice in (chosen or {}).items():
-        _choose(values, option, choice)
+        choose(values, option, choice, CHOICES)
     return validate(RunConfig, values, str(path))
 
 
@@ -230,7 +225,7 @@ def configured(config: RunConfig | Mapping[str, Any] | Path | str, overrides: Ma
     Raises ConfigError naming the field that is wrong.
     """
     if isinstance(config, str | Path):
-        values, where = _read(Path(config)), str(config)
+        values, where = read_values(Path(config)), str(config)
     elif isinstance(config, RunConfig) and not overrides:
         return config
     elif isinstance(config, RunConfig | Mapping):
@@ -240,25 +235,3 @@ def configured(config: RunConfig | Mapping[str, Any] | Path | str, overrides: Ma
         kinds = "a name like 'quickstart', a YAML file, RunConfig or plain values"
         raise ConfigError(f"a run needs a configuration ({kinds}), not {type(config).__name__}")
     return validate(RunConfig, overlay(values, overrides), where)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A configuration file's values, its own name among them. Raises ConfigError."""
-    values = read_yaml(path)
-    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
-    return values
-
-
-def _choose(values: dict[str, Any], option: str, choice: str) -> None:
-    models = CHOICES[option]
-    if choice not in models:
-        raise ConfigError(f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}")
-    *path, key = option.split(".")
-    for name in path:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"{name}: expected settings, got {values!r}")
-    if values.get(key) != choice:
-        for name in set(values) - set(models[choice].model_fields):
-            del values[name]
-        values[key] = choice

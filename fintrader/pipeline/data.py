@@ -1,19 +1,17 @@
-"""The data stage: the market of a configuration, built once, and the questions that can be asked about it."""
+"""The data stage: the market of a configuration, built once, and whether it looks ahead."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fintrader import reproducible
 from fintrader.backtesting.lookahead import MODES, LookaheadReport, LookaheadSettings, lookahead
 from fintrader.data.build import build_market
-from fintrader.data.inspect import describe, dry_run, quality_report, verify, write_quality
+from fintrader.data.data_config import data_of, markets_of
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.session import data_of, markets_of
 from fintrader.progress import reporter
 from fintrader.runs import Manifest
 
@@ -28,49 +26,6 @@ def build_data(config: RunConfig) -> Path:
         f"{first} to {last} UTC, content {MarketTensors.stored_hash(path)[:12]}"
     )
     return path
-
-
-def report_quality(config: RunConfig) -> dict[str, Any]:
-    """Every fault and hole of a configuration's bars: JSON and a page beside the market file; prints a summary.
-
-    Bars too broken to make a market of are reported below `cache/quality/<name>`.
-    """
-    reproducible.require(config.reproducible)
-    with reporter() as progress:
-        report = quality_report(data_of(config), cache=config.cache, progress=progress)
-        try:
-            home = build_market(data_of(config), cache=config.cache, progress=progress).parent
-        except (DataError, StorageError) as error:
-            print(f"no market can be built of these bars: {error}")
-            home = config.cache / "quality" / config.name
-    written = write_quality(report, home)
-    cells = [share for row in report["coverage"] for share in row if share is not None]
-    print(
-        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over {len(report['sessions'])} sessions "
-        f"({len(report['early_closes'])} early closes); {sum(cells) / max(len(cells), 1):.2%} of minutes traded"
-    )
-    for kind, count in report["kinds"].items():
-        print(f"  {kind}: {count:,}")
-    for path in written:
-        print(f"  {path}")
-    return report
-
-
-def rehearse_data(config: RunConfig) -> dict[str, Any]:
-    """Say what a build would read and how, without building anything."""
-    report = dry_run(data_of(config), cache=config.cache)
-    print(describe(report))
-    return report
-
-
-def verify_data(config: RunConfig) -> bool:
-    """Check every stored chunk of bars and every market against its hash; prints what differs; True: all is well."""
-    with reporter() as progress:
-        problems = verify(data_of(config), cache=config.cache, progress=progress)
-    for problem in problems:
-        print(problem)
-    print("every stored byte is as it was written" if not problems else f"{len(problems)} damaged or missing files")
-    return not problems
 
 
 def check_lookahead(config: RunConfig, settings: LookaheadSettings | None = None) -> LookaheadReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.tensors import MarketTensors
-from fintrader.data.universe import describe as survivors_only
+from fintrader.data.universe import describe
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, read_json
 from fintrader.pipeline.config import RunConfig, load_config
@@ -107,9 +108,14 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
     if (build := path.with_name("build.json")).is_file():
         record = read_json(build)
         summary["mended_bars"] = record.get("repairs") or "none"
+        for name in ("waived", "doubtful"):
+            if faults := record.get(name):
+                kinds = Counter(fault["kind"] for fault in faults)
+                summary[f"{name}_faults"] = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
         summary["symbols_left_out"] = len(record.get("left_out") or {})
-        if suspect := survivors_only(record.get("survivorship") or {"survivors_only": False}):
-            summary["survivorship"] = suspect
+        survivors = record.get("survivorship") or {"survivors_only": False}
+        if words := describe(survivors):
+            summary["survivorship" if survivors["survivors_only"] else "members_without_bars"] = words
     found = {"data": summary, "market": data_recipe(first.meta, record)}
     if (quality := path.with_name("quality.json")).is_file():
         found["quality"] = read_json(quality)["kinds"]

@@ -187,6 +187,7 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
     folder = config.folder
     text = dump_yaml(config)
     reopened: set[str] = set()
+    _release(folder)
     if folder.config.is_file():
         # Through the model, so that a setting which this version added counts with its default.
         for field, (there, here) in changed_results(load_config(folder.config), config).items():
@@ -227,6 +228,18 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
         manifest.saved = mirror.publish
         mirror.publish()
     return manifest
+
+
+def _release(folder: RunFolder) -> None:
+    """Take a run's name back where nothing was made under it: its bars were refused before there was a market."""
+    if not (folder.config.is_file() and folder.manifest.is_file()):
+        return
+    made = {path.name for path in folder.root.iterdir() if not path.name.startswith(".")}
+    if made == {folder.config.name, folder.manifest.name}:
+        values = Manifest.load(folder.manifest).values
+        if values["data_hash"] is None and not any(stage.get("done") for stage in values["stages"].values()):
+            folder.config.unlink()
+            folder.manifest.unlink()
 
 
 def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:

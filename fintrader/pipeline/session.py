@@ -10,14 +10,12 @@ from pathlib import Path
 
 from fintrader import logs, reproducible
 from fintrader.config import check_url, is_url
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import RunError
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold, is_held
-from fintrader.storage.mirror import Markets, Mirror, attach, copies, mirror_of, working_copy
+from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
@@ -92,26 +90,6 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
 def run_store(folder: RunFolder) -> RunStore:
     """The files of a tournament, in its folder or in the store that this is a copy of."""
     return open_store_of_run(folder, mirror_of(folder.root))
-
-
-def store_of(config: RunConfig) -> str | None:
-    """URL of the store of a run: of the one its folder is a copy of, else the setting."""
-    mirror = mirror_of(config.folder.root)
-    return config.store if mirror is None else mirror.store
-
-
-def markets_of(config: RunConfig) -> Markets | None:
-    """The store's built markets."""
-    store = store_of(config)
-    return None if store is None else Markets(store)
-
-
-def data_of(config: RunConfig) -> DataSettings:
-    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's store."""
-    store = store_of(config)
-    if store is None or config.data.store is not None or not isinstance(config.data.source, VendorSettings):
-        return config.data
-    return config.data.model_copy(update={"store": f"{store}/.bars"})
 
 
 def index_tournaments(root: Path, *, again: bool = False) -> None:

@@ -173,11 +173,11 @@ def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
     page.section("Years, months and drawdowns", *parts, link="Periods")
     index = "benchmark" if "benchmark" in beside and main != "benchmark" else None
     if index is not None:
-        page.section("In which markets", *_markets(daily, index, main, names), link="Regimes")
+        page.section("In which markets", *_markets(daily, index, main, names, stored.sessions_a_year), link="Regimes")
 
 
-def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str]) -> list[str]:
-    states = periods.regime_table(daily, index, main)
+def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str], year: int) -> list[str]:
+    states = periods.regime_table(daily, index, main, year)
     if states.empty:
         parts = [note(f"Regimes need {periods.FEWEST_SESSIONS} sessions; this window has {len(daily)}.")]
     else:
@@ -194,7 +194,8 @@ def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str]) -
             rows.append(("", cells))
         head = ["The index", "Sessions", "Return a year", "Index a year", "Sharpe", "Beta"]
         text = (
-            f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns are means times 252."
+            f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns are means times "
+            f"{year}."
         )
         parts = [table(head, rows, css="dense"), note(text)]
     worst = periods.stress_days(daily, index)

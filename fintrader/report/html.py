@@ -130,7 +130,8 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
         label += f'<span class="note">{html.escape(said)}</span>' if said else ""
         cells = [metric(key, values) for key, _ in columns]
         rows.append(("main" if name == main else "", [label, *cells]))
-    caption = "Daily returns, 252 sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. " + (
+    year = stored.sessions_a_year
+    caption = f"Daily returns, {year} sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. " + (
         short_window(stored.metrics.values()) or "An annual return of less than a year is an extrapolation."
     )
     return table(["Strategy", *[_HEADINGS.get(key, heading) for key, heading in columns]], rows) + note(caption)
@@ -181,11 +182,13 @@ def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
         note("Simple returns. Overnight: from one session's close to the close of the next one's first bar."),
         page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
     ]
-    rolling = []
+    rolling, year = [], stored.sessions_a_year
     window = figures.rolling_sessions(len(daily))
     if window is not None:
-        rolling.append(page.chart("rolling", figures.rolling_figure(daily, "sharpe", main=main, window=window)))
-        rolling.append(page.chart("volatility", figures.rolling_figure(daily, "volatility", main=main, window=window)))
+        drawn = figures.rolling_figure(daily, "sharpe", main=main, window=window, sessions_a_year=year)
+        rolling.append(page.chart("rolling", drawn))
+        drawn = figures.rolling_figure(daily, "volatility", main=main, window=window, sessions_a_year=year)
+        rolling.append(page.chart("volatility", drawn))
         if benchmark:
             moving = daily.loc[:, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]]
             rolling.append(page.chart("beta", figures.rolling_figure(moving, "beta", main=main, window=window)))

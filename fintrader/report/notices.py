@@ -41,16 +41,20 @@ def survivorship_words(context: Mapping[str, Any]) -> str:
         return "none: the symbols are made up, and none was chosen by how it did."
     if not found:
         return "not known: nothing is recorded of who else could have been in this universe."
+    told = describe(found)
     if found.get("survivors_only"):
-        return describe(found)
+        return told
     gone = int(number(found.get("ended")) or 0) + int(number(found.get("left_the_list")) or 0)
+    more = f" {told}." if told else ""
     if not gone:
-        return "too few symbols or sessions to tell: nobody leaves, and nobody may have been left out."
+        return f"too few symbols or sessions to tell: nobody leaves, and nobody may have been left out.{more}"
     bias = number(found.get("bias_per_year"))
     size = (
         "" if bias is None else f"; to know the survivors would have been worth {percent(bias, 1, signed=True)} a year"
     )
-    return f"{gone} symbols end or leave the universe in {found['sessions']} sessions and stay in until then{size}."
+    return (
+        f"{gone} symbols end or leave the universe in {found['sessions']} sessions and stay in until then{size}.{more}"
+    )
 
 
 def cost_words(stored: StoredBacktest, main: str) -> str:

@@ -32,6 +32,7 @@ def data_recipe(meta: Mapping[str, Any], build: Mapping[str, Any] | None = None)
         "calendar": meta.get("calendar"),
         "planted": meta.get("planted"),
         "survivorship": meta.get("survivorship") or record.get("survivorship"),
+        "waived": meta.get("waived") or None,
         "build_version": record.get("version"),
     }
     return {name: value for name, value in known.items() if value is not None}

@@ -31,7 +31,7 @@ from fintrader.results.folders import (
     NotThereError,
     Signature,
 )
-from fintrader.results.formatting import table_html, table_text
+from fintrader.results.formatting import table_html, table_text, year_of
 
 MAX_ROWS = 30_000_000
 SEAL = "seal.json"
@@ -173,6 +173,11 @@ class StoredBacktest:
         except RunError:
             return None
         return name if isinstance(name, str) else None
+
+    @property
+    def sessions_a_year(self) -> int:
+        """By which its rates are those of a year."""
+        return year_of(next(iter(self.metrics.values()), {}))
 
     def __repr__(self) -> str:
         return table_text(self.metrics, self.portfolio)

@@ -1,8 +1,8 @@
 """Every number of a backtest, each with its unit, formula and source, computed from plain arrays.
 
-Returns are daily-resampled (the last equity of each session, the first against the starting capital), 252 sessions
-a year, risk-free rate 0: the convention of the paper's table and of empyrical. What is computed from minutes says
-so in its name.
+Returns are daily-resampled (the last equity of each session, the first against the starting capital), risk-free rate 0:
+the convention of the paper's table and of empyrical. A year has as many sessions (`Y` in formulas) as the market says:
+252, or 365 where it never rests. What is computed from minutes says so in its name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
 
 
-FEWEST_SESSIONS = 63
+FEWEST_SESSIONS = m.TRADING_DAYS // 4
 """A quarter of a year. Growth over fewer sessions is not compounded to a year: a good week would become millions of
 per cent, which says nothing about any year."""
 COMPOUNDED = frozenset(
     {"annual_return", "calmar", "martin_ratio", "alpha", "up_capture", "down_capture", "treynor_ratio"}
 )
-"""Metrics that compound growth to a year: None below FEWEST_SESSIONS."""
+"""Metrics that compound growth to a year: None below a quarter of one."""
 
 
 Compute = Callable[[Sample], float | None]
@@ -55,9 +55,14 @@ def measure(history: History) -> dict[str, float | None]:
         return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
 
 
-def too_short(key: str, sessions: int) -> bool:
+def fewest_sessions(sessions_a_year: int = m.TRADING_DAYS) -> int:
+    """A quarter of such a year: `FEWEST_SESSIONS` of 252."""
+    return sessions_a_year // 4
+
+
+def too_short(key: str, sessions: int, sessions_a_year: int = m.TRADING_DAYS) -> bool:
     """Whether a window of so many sessions is too short for this metric."""
-    return key in COMPOUNDED and sessions < FEWEST_SESSIONS
+    return key in COMPOUNDED and sessions < fewest_sessions(sessions_a_year)
 
 
 def _plain(value: float | None) -> float | None:
@@ -97,11 +102,15 @@ _trip_share, _median_minutes = _trips("profit_usd", m.hit_rate), _trips("minutes
 
 
 def _total_turnover(s: Sample) -> float | None:
-    return m.ratio(s.traded_usd * m.TRADING_DAYS / s.sessions, float(s.of.equity.mean()))
+    return m.ratio(s.traded_usd * s.of.sessions_a_year / s.sessions, float(s.of.equity.mean()))
 
 
 def _daily(compute: Callable[[Array], float | None]) -> Compute:
     return lambda s: compute(s.daily)
+
+
+def _yearly(compute: Callable[[Array, float], float | None]) -> Compute:
+    return lambda s: compute(s.daily, s.of.sessions_a_year)
 
 
 def _monthly(compute: Callable[[Array], float | None]) -> Compute:
@@ -112,8 +121,12 @@ def _index(compute: Callable[[Array, Array], float | None]) -> Compute:
     return lambda s: compute(s.daily, s.index)
 
 
-def _active(compute: Callable[[Array, Array], float | None]) -> Compute:
-    return lambda s: None if s.portfolio is None else compute(s.daily, s.portfolio)
+def _index_yearly(compute: Callable[[Array, Array, float], float | None]) -> Compute:
+    return lambda s: compute(s.daily, s.index, s.of.sessions_a_year)
+
+
+def _active(compute: Callable[[Array, Array, float], float | None]) -> Compute:
+    return lambda s: None if s.portfolio is None else compute(s.daily, s.portfolio, s.of.sessions_a_year)
 
 
 def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
@@ -126,8 +139,16 @@ _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
         ("sessions", "Sessions", "count", "S", "calendar", lambda s: float(s.sessions)),
+        (
+            "sessions_a_year",
+            "Sessions a year",
+            "count",
+            "Y: 252, or 365 where every day has one",
+            "calendar",
+            lambda s: float(s.of.sessions_a_year),
+        ),
         ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(m.cumulative_return)),
-        ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(252/S) − 1", EMPYRICAL, _daily(m.annual_return)),
+        ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(Y/S) − 1", EMPYRICAL, _yearly(m.annual_return)),
         ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.of.equity[-1])),
         ("mean_daily_return", "Mean daily return", _SHARE, "mean(r)", EMPYRICAL, _daily(m.mean_return)),
         ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(m.best)),
@@ -139,8 +160,8 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("stability", "Stability", "R²", "R² of Σ ln(1 + r) on time", EMPYRICAL, _daily(m.stability)),
     ),
     "risk": (
-        ("annual_volatility", "Annual volatility", _YEAR, "std(r)·√252", EMPYRICAL, _daily(m.annual_volatility)),
-        ("downside_risk", "Downside risk", _YEAR, "√mean(min(r, 0)²)·√252", EMPYRICAL, _daily(m.downside_risk)),
+        ("annual_volatility", "Annual volatility", _YEAR, "std(r)·√Y", EMPYRICAL, _yearly(m.annual_volatility)),
+        ("downside_risk", "Downside risk", _YEAR, "√mean(min(r, 0)²)·√Y", EMPYRICAL, _yearly(m.downside_risk)),
         ("skew", "Skewness", _COUNT, "m₃/m₂^1.5", "scipy.stats.skew", _daily(m.skew)),
         ("kurtosis", "Excess kurtosis", _COUNT, "m₄/m₂² − 3", "scipy.stats.kurtosis", _daily(m.kurtosis)),
         ("value_at_risk", "Value at risk 5 %", _SHARE, "5 % quantile of r", EMPYRICAL, _daily(m.value_at_risk)),
@@ -155,7 +176,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ("tail_ratio", "Tail ratio", _RATIO, "|95 % quantile|/|5 % quantile|", EMPYRICAL, _daily(m.tail_ratio)),
     ),
     "ratio": (
-        ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√252", "Sharpe (1994); empyrical", _daily(m.sharpe)),
+        ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√Y", "Sharpe (1994); empyrical", _yearly(m.sharpe)),
         (
             "sharpe_low",
             "Sharpe ratio, low end",
@@ -172,11 +193,18 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "Politis and Romano (1994)",
             lambda s: s.of.sharpe_interval[1],
         ),
-        ("sortino", "Sortino ratio", _RATIO, "mean(r)·252/downside risk", "Sortino (1994)", _daily(m.sortino)),
-        ("calmar", "Calmar ratio", _RATIO, "annual return/|max drawdown|", "Young (1991); empyrical", _daily(m.calmar)),
+        ("sortino", "Sortino ratio", _RATIO, "mean(r)·Y/downside risk", "Sortino (1994)", _yearly(m.sortino)),
+        (
+            "calmar",
+            "Calmar ratio",
+            _RATIO,
+            "annual return/|max drawdown|",
+            "Young (1991); empyrical",
+            _yearly(m.calmar),
+        ),
         ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(m.omega)),
         ("payoff_ratio", "Payoff ratio", _RATIO, "mean gain/mean loss", "quantstats", _daily(m.payoff_ratio)),
-        ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _daily(m.martin_ratio)),
+        ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _yearly(m.martin_ratio)),
     ),
     "drawdown": (
         (
@@ -212,16 +240,16 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "active_return",
             "Active return",
             _YEAR,
-            "mean(r − p)·252",
+            "mean(r − p)·Y",
             "Grinold and Kahn (1999)",
             _active(m.active_return),
         ),
-        ("tracking_error", "Tracking error", _YEAR, "std(r − p)·√252", "Grinold (1999)", _active(m.tracking_error)),
+        ("tracking_error", "Tracking error", _YEAR, "std(r − p)·√Y", "Grinold (1999)", _active(m.tracking_error)),
         (
             "information_ratio",
             "Information ratio",
             _RATIO,
-            "mean(r − p)/std(r − p)·√252",
+            "mean(r − p)/std(r − p)·√Y",
             "Grinold (1999); empyrical `excess_sharpe`, a year",
             _active(m.information_ratio),
         ),
@@ -243,32 +271,39 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ),
     ),
     "against the index": (
-        ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^252 − 1", "Jensen (1968); empyrical", _index(m.alpha)),
+        ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^Y − 1", "Jensen (1968); empyrical", _index_yearly(m.alpha)),
         ("beta", "Beta", _RATIO, "cov(r, b)/var(b)", EMPYRICAL, _index(m.beta)),
         ("correlation", "Correlation", _COUNT, "Pearson's", "numpy.corrcoef", _index(m.correlation)),
         (
             "index_information_ratio",
             "Information ratio, index",
             _RATIO,
-            "mean(r − b)/std(r − b)·√252",
+            "mean(r − b)/std(r − b)·√Y",
             "empyrical `excess_sharpe`, a year",
-            _index(m.information_ratio),
+            _index_yearly(m.information_ratio),
         ),
         (
             "index_tracking_error",
             "Tracking error, index",
             _YEAR,
-            "std(r − b)·√252",
+            "std(r − b)·√Y",
             "Grinold (1999)",
-            _index(m.tracking_error),
+            _index_yearly(m.tracking_error),
         ),
-        ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index(m.up_capture)),
-        ("down_capture", "Down capture", _RATIO, "CAGR over b's, where b < 0", EMPYRICAL, _index(m.down_capture)),
+        ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index_yearly(m.up_capture)),
+        (
+            "down_capture",
+            "Down capture",
+            _RATIO,
+            "CAGR over b's, where b < 0",
+            EMPYRICAL,
+            _index_yearly(m.down_capture),
+        ),
         ("batting_average", "Days ahead of index", _SHARE, "mean(r > b)", EMPYRICAL, _index(m.batting_average)),
-        ("treynor_ratio", "Treynor ratio", _YEAR, "annual return/β", "Treynor (1965)", _index(m.treynor_ratio)),
+        ("treynor_ratio", "Treynor ratio", _YEAR, "annual return/β", "Treynor (1965)", _index_yearly(m.treynor_ratio)),
     ),
     "trading": (
-        ("turnover", "Turnover a year", "× equity", "Σ notional/mean(V)·252/S", PYFOLIO, _total_turnover),
+        ("turnover", "Turnover a year", "× equity", "Σ notional/mean(V)·Y/S", PYFOLIO, _total_turnover),
         ("traded_usd", "Traded notional", _USD, "Σ |shares|·price", _LEDGER, lambda s: s.traded_usd),
         ("cost_usd", "Costs paid", _USD, "Σ fees, spread, impact, interest", _LEDGER, lambda s: s.cost),
         ("cost_share", "Costs/capital", _SHARE, "costs/V[0]", _LEDGER, lambda s: s.cost / s.of.equity[0]),
@@ -318,7 +353,7 @@ def _defined(key: str, compute: Compute) -> Compute:
 
     def defined(s: Sample) -> float | None:
         untraded = key in _OF_POSITIONS and not s.of.has_positions
-        return None if untraded or too_short(key, s.sessions) else compute(s)
+        return None if untraded or too_short(key, s.sessions, s.of.sessions_a_year) else compute(s)
 
     return defined
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fintrader import progress
 from fintrader.metrics import TRADING_DAYS
-from fintrader.results.catalogue import BY_KEY, FEWEST_SESSIONS, too_short
+from fintrader.results.catalogue import BY_KEY, fewest_sessions, too_short
 
 DASH = "–"
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -147,11 +147,16 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
     return ratio(value, signed=signed)
 
 
+def year_of(values: Mapping[str, Any]) -> int:
+    """Sessions a year by which a strategy's metrics are annualised."""
+    return int(number(values.get("sessions_a_year")) or TRADING_DAYS)
+
+
 def missing(key: str, values: Mapping[str, Any]) -> str:
     """Why a strategy has a dash for this metric although it can be computed; empty where it has none."""
     sessions = number(values.get("sessions"))
-    short = sessions is not None and too_short(key, int(sessions))
-    return f"under {FEWEST_SESSIONS} sessions" if short else ""
+    short = sessions is not None and too_short(key, int(sessions), year_of(values))
+    return f"under {fewest_sessions(year_of(values))} sessions" if short else ""
 
 
 def short_window(metrics: Iterable[Mapping[str, Any]]) -> str:
@@ -335,7 +340,7 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
         active, sessions = number(own.get("active_return")), number(own.get("sessions"))
         span = "a year"
         if active is not None and sessions is not None and missing("annual_return", own):
-            active, span = active * sessions / TRADING_DAYS, "in the window"
+            active, span = active * sessions / year_of(own), "in the window"
         text += f" Active return {percent(active, signed=True)} {span}, "
         text += f"information ratio {ratio(own.get('information_ratio'))}"
         text += f" ({INTERVAL} {interval(low, high)}): {worth}."

@@ -57,6 +57,8 @@ class History:
     orders: OrderCounts = field(default_factory=OrderCounts)
     has_positions: bool = True
     """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
+    sessions_a_year: int = m.TRADING_DAYS
+    """By which rates are those of a year: 252, or 365 where no day is without a session."""
     portfolio: Array | None = None
     """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same costs) at the same
     bars; None where it is not known. The index above is another thing: a level that nobody paid to hold."""
@@ -98,7 +100,7 @@ class Sample:
 
     @property
     def bars_per_year(self) -> float:
-        return len(self.minute) / self.sessions * m.TRADING_DAYS
+        return len(self.minute) / self.sessions * self.of.sessions_a_year
 
     @cached_property
     def exposure(self) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ _RESULT = (
 )
 
 _BENCHMARK = "SELECT benchmark_score FROM entries WHERE benchmark_score IS NOT NULL ORDER BY applied LIMIT 1"
+READ_SECONDS = 20.0
+"""Ten thousand pods are read in one."""
 BENCHMARK = "benchmark"
 """Stands in the place of a pod's name where the benchmark portfolio stands among pods."""
 
@@ -161,6 +164,12 @@ def _select(uri: str, query: str) -> list[dict[str, Any]]:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA trusted_schema = OFF")  # a foreign file's views call nothing
         connection.row_factory = sqlite3.Row
+        deadline = time.monotonic() + READ_SECONDS  # a foreign file's view may never come to an end
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         return [dict(row) for row in connection.execute(query)]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            raise sqlite3.DatabaseError(f"reading it took more than {READ_SECONDS:g} s") from None
+        raise
     finally:
         connection.close()

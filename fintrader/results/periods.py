@@ -59,17 +59,17 @@ def regimes(daily: pd.DataFrame, index: str) -> dict[str, np.ndarray[tuple[int],
     return {name: which.to_numpy() for name, which in found.items()}
 
 
-def regime_table(daily: pd.DataFrame, index: str, strategy: str) -> pd.DataFrame:
-    """One row a regime: `sessions`, what a year of it returns (mean × 252) for `strategy` and `index`, and the
+def regime_table(daily: pd.DataFrame, index: str, strategy: str, sessions_a_year: int = m.TRADING_DAYS) -> pd.DataFrame:
+    """One row a regime: `sessions`, what a year of it returns (mean × its sessions) for `strategy` and `index`, and the
     strategy's `sharpe` and `beta` in it."""
     rows = {}
     for name, which in regimes(daily, index).items():
         ours, theirs = daily[strategy].to_numpy()[which], daily[index].to_numpy()[which]
         rows[name] = {
             "sessions": int(which.sum()),
-            "strategy": m.active_return(ours, np.zeros_like(ours)),
-            "index": m.active_return(theirs, np.zeros_like(theirs)),
-            "sharpe": m.sharpe(ours),
+            "strategy": m.active_return(ours, np.zeros_like(ours), sessions_a_year),
+            "index": m.active_return(theirs, np.zeros_like(theirs), sessions_a_year),
+            "sharpe": m.sharpe(ours, sessions_a_year),
             "beta": m.beta(ours, theirs),
         }
     return pd.DataFrame.from_dict(rows, orient="index")

@@ -6,7 +6,9 @@ With `ensemble_shrinkage: james_stein` the members keep only a part kappa of the
 
 with r the S daily validation returns of the members in excess of the benchmark's, their weighted mean day by day: the
 positive-part James-Stein estimate of a mean, from its own evidence (https://doi.org/10.1214/aos/1176344075). The
-members were chosen on the same sessions, so that t is too large rather than too small.
+members were chosen on the same sessions, so that t is too large rather than too small. With `ensemble_tracking_error`
+they are scaled to that budget of risk before: evidence says whether to bet, a reward's risk aversion how well to
+learn, and neither how much somebody wants to depart from an index.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
-from fintrader.agents.action_head import ActionHead
+from fintrader.agents.action_head import MOST_CONVICTION, ActionHead
 from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import write_json
@@ -91,15 +93,14 @@ def build_ensemble(run: RunFolder, leaderboard: Leaderboard, settings: Tournamen
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     mode = _mode(settings)
     names = [member.spec.pod for member in members]
-    shrinkage = _shrinkage(members, weights, settings)
+    shrinkage = evidence_of(members, weights, settings)
     meta = {"members": names, "weights": weights, "trials": leaderboard.trials, "shrinkage": shrinkage}
     market = policies[0].meta.get("market")
-    learners = [_learners(policy) for policy in policies]
-    flat = [one if shrinkage is None else _shrunk(one, shrinkage["kappa"]) for each in learners for one in each]
-    shares = [weight / len(each) for weight, each in zip(weights, learners, strict=True) for _ in each]
+    if shrinkage is not None:
+        policies = [_convinced(policy, shrinkage["conviction"]) for policy in policies]
     save_policy(
         run.ensemble / "policy.safetensors",
-        EnsemblePolicy(flat, shares, mode),
+        EnsemblePolicy(policies, weights, mode),
         {**meta, **({"market": market} if market else {})},
     )
     description = {
@@ -113,15 +114,6 @@ def build_ensemble(run: RunFolder, leaderboard: Leaderboard, settings: Tournamen
     return description
 
 
-def _learners(policy: PolicyModule) -> list[PolicyModule]:
-    """The policies that one is the mean of (those of its folds), or itself."""
-    return (
-        [one for one in policy.members if isinstance(one, PolicyModule)]
-        if isinstance(policy, EnsemblePolicy)
-        else [policy]
-    )
-
-
 def check_tilts(head: ActionHead) -> None:
     """Raises ConfigError for a head whose distance to a benchmark cannot be shrunk."""
     if head.kind != "tilt":
@@ -131,16 +123,17 @@ def check_tilts(head: ActionHead) -> None:
         )
 
 
-def _shrunk(policy: PolicyModule, kappa: float) -> PolicyModule:
-    """The policy with that part of its distance to the benchmark."""
+def _convinced(policy: PolicyModule, conviction: float) -> PolicyModule:
+    """The policy with so many times its distance to the benchmark."""
     assert isinstance(policy, ActorPolicy)
     check_tilts(policy.head)
     settings = policy.head.settings
-    policy.head = ActionHead(policy.layout, settings.model_copy(update={"shrinkage": kappa * settings.shrinkage}))
+    much = min(conviction * settings.conviction, MOST_CONVICTION)
+    policy.head = ActionHead(policy.layout, settings.model_copy(update={"conviction": much}))
     return policy
 
 
-def _shrinkage(
+def evidence_of(
     members: Sequence[Entry], weights: Sequence[float], settings: TournamentSettings
 ) -> dict[str, Any] | None:
     """What the members' pooled evidence says, plain JSON; None without shrinkage.
@@ -154,7 +147,17 @@ def _shrinkage(
         raise CheckpointError("the members were scored on different sessions, or without a benchmark; race them again")
     pooled = np.average(series, axis=0, weights=weights)
     kappa, t = james_stein(pooled)
-    return {"how": settings.ensemble_shrinkage, "kappa": kappa, "t": m.finite(t), "sessions": len(pooled)}
+    year = members[0].result.metrics.get("sessions_a_year") or m.TRADING_DAYS
+    known, wanted = m.deviation(pooled) * year**0.5, settings.ensemble_tracking_error
+    scale = min(wanted / known, MOST_CONVICTION) if wanted and known > 0 else 1.0
+    return {
+        "how": settings.ensemble_shrinkage,
+        "kappa": kappa,
+        "t": m.finite(t),
+        "sessions": len(pooled),
+        "tracking_error": m.finite(known),
+        "conviction": kappa * scale,
+    }
 
 
 def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:

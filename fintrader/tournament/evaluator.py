@@ -28,7 +28,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
 from fintrader.progress import Progress
-from fintrader.results.catalogue import FEWEST_SESSIONS, too_short
+from fintrader.results.catalogue import fewest_sessions, too_short
 from fintrader.tournament.settings import Metric
 
 Array = NDArray[np.float64]
@@ -71,11 +71,12 @@ def evaluate(
     result = _joined([simulate(policy, window, env, name="validation", progress=progress) for policy, window in parts])
     reference = _joined([_benchmark(window, env, progress) for _, window in parts])
     returns, benchmark = (np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference))
-    check_windows(len(returns), metric, windows)
+    year = result.sessions_a_year
+    check_windows(len(returns), metric, windows, year)
 
     def scored(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
         cut = zip(np.array_split(returns, windows), np.array_split(benchmark, windows), strict=True)
-        scores = tuple(score(own, metric, other) for own, other in cut)
+        scores = tuple(score(own, metric, other, year) for own, other in cut)
         known = [value for value in scores if value is not None]
         whole = len(known) == windows  # a part without a score leaves none for the whole
         return (float(np.mean(known) - spread_penalty * np.std(known)) if whole else None), scores
@@ -98,9 +99,9 @@ def _benchmark(market: MarketTensors, env: EnvSettings, progress: Progress | Non
     return known[key]
 
 
-def check_windows(sessions: int, metric: str, windows: int) -> None:
+def check_windows(sessions: int, metric: str, windows: int, sessions_a_year: int = m.TRADING_DAYS) -> None:
     """Raises ConfigError unless each part holds enough sessions for the metric."""
-    least = FEWEST_SESSIONS if too_short(metric, 0) else 1 if metric == "return" else 2
+    least = fewest_sessions(sessions_a_year) if too_short(metric, 0) else 1 if metric == "return" else 2
     if sessions < least * windows:
         raise ConfigError(
             f"tournament.validation_windows: {windows} part(s) of {least} sessions (tournament.metric {metric}) do not "
@@ -109,7 +110,7 @@ def check_windows(sessions: int, metric: str, windows: int) -> None:
         )
 
 
-def score(returns: Array, metric: str, benchmark: Array) -> float | None:
+def score(returns: Array, metric: str, benchmark: Array, sessions_a_year: int = m.TRADING_DAYS) -> float | None:
     """One part's metric, from daily returns `[S]` and the benchmark's; None where it is undefined.
 
     Doing nothing scores 0, and so does doing what the benchmark does where the metric is `information_ratio`:
@@ -118,17 +119,17 @@ def score(returns: Array, metric: str, benchmark: Array) -> float | None:
     """
     if metric == "information_ratio":
         active = returns - benchmark
-        spread = m.deviation(active) * math.sqrt(m.TRADING_DAYS)
-        return float(active.mean()) * m.TRADING_DAYS / max(spread, LEAST_TRACKING_ERROR)
+        spread = m.deviation(active) * math.sqrt(sessions_a_year)
+        return float(active.mean()) * sessions_a_year / max(spread, LEAST_TRACKING_ERROR)
     if not returns.any():
         return 0.0
     if metric == "sharpe":
-        return m.sharpe(returns)
+        return m.sharpe(returns, sessions_a_year)
     if metric == "return":
         return m.cumulative_return(returns)
     if metric == "calmar":
-        growth, depth = m.annual_return(returns), m.max_drawdown(returns)
+        growth, depth = m.annual_return(returns, sessions_a_year), m.max_drawdown(returns)
         return None if growth is None or depth is None else growth / max(-depth, LEAST_DRAWDOWN)
     if metric == "utility":
-        return float(m.TRADING_DAYS * (returns.mean() - 0.5 * returns.var(ddof=1)))
+        return float(sessions_a_year * (returns.mean() - 0.5 * returns.var(ddof=1)))
     raise ConfigError(f"tournament.metric: unknown metric {metric!r}; choose one of {', '.join(get_args(Metric))}")

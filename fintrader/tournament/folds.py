@@ -2,8 +2,9 @@
 
 Training and validation window together are cut into K blocks. Learner k trains on all sessions but those of block k and
 an embargo on both sides of it (López de Prado, "Advances in Financial Machine Learning", 2018, 7.4), and is scored on
-that block. A pod's policy is the mean of its K learners, and its children's learner k goes on from its learner k: down
-a whole lineage, nobody's block is ever trained on.
+that block. They are the evidence; the pod's policy is that of one more learner, who has the same settings and budget
+and trains on everything: what K learners miss between them, a short window can least spare. Its children's learner k
+goes on from its learner k: down a whole lineage, nobody's block is ever trained on by who is scored on it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fintrader import metrics as m
-from fintrader.agents import Agent, Budget, EnsemblePolicy, TrainProgress, TrainResult, make_agent, read_agent_state
+from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state
 from fintrader.agents.checkpoint import below, prefixed
 from fintrader.agents.policy import ActorPolicy
 from fintrader.data.tensors import MarketTensors
@@ -30,6 +31,9 @@ from fintrader.seeding import derive
 from fintrader.tournament.fusion.learners import Report, Single, State, agent_settings_of, env_settings_of
 from fintrader.tournament.spec import PodContext, PodSpec
 
+WHOLE = "whole"
+"""What the last learner's folder and state are called."""
+
 
 class Block(NamedTuple):
     """What one learner trains on, and what it is scored on."""
@@ -37,6 +41,13 @@ class Block(NamedTuple):
     pieces: tuple[MarketTensors, ...]
     """One or two: what lies before the block and after it."""
     held_out: MarketTensors
+
+
+def training_and_validation(market: MarketTensors) -> MarketTensors:
+    """Both windows and what lies between them: what the blocks are cut from, and what the last learner trains on."""
+    windows = market.split() and market.windows
+    assert windows is not None
+    return market.window(windows.train[0], windows.validation[1])
 
 
 def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Block]:
@@ -47,9 +58,9 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     """
     windows = market.split() and market.windows
     assert windows is not None
-    (first, end), (begin, last), _ = windows
+    (_, end), (begin, _), _ = windows
     embargo = len(torch.unique(market.session[end:begin]))
-    whole = market.window(first, last)
+    whole = training_and_validation(market)
     starts = m.session_starts(whole.session.cpu().numpy())
     sessions = len(starts)
     if sessions < 2 * folds:
@@ -77,13 +88,14 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
 
 
 @lru_cache(maxsize=1)
-def _load_blocks(path: Path, folds: int, env: str) -> list[Block]:
-    """The blocks, kept between the pods of one process: the benchmark is traded over each only once."""
-    return make_blocks(MarketTensors.load(path), folds, EnvSettings.model_validate_json(env))
+def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[Block], MarketTensors]:
+    """Blocks and whole, kept between the pods of one process: the benchmark is traded over each only once."""
+    market = MarketTensors.load(path)
+    return make_blocks(market, folds, EnvSettings.model_validate_json(env)), training_and_validation(market)
 
 
 class FoldLearners:
-    """The K learners of a pod, one after another; what each has come to lies in a folder of its own.
+    """The K + 1 learners of a pod, one after another; what each has come to lies in a folder of its own.
 
     Only one is in memory at a time. Killed anywhere, each goes on where it was.
     """
@@ -93,12 +105,14 @@ class FoldLearners:
     ) -> None:
         self.spec, self.folder, self.device, self.parent = spec, context.folder, device, parent
         self.env = env_settings_of(spec)
-        self.blocks = _load_blocks(context.market, spec.folds, self.env.model_dump_json())
+        self.blocks, whole = _load_blocks(context.market, spec.folds, self.env.model_dump_json())
+        self.training = [*(block.pieces for block in self.blocks), (whole,)]
+        self.names = [*(f"fold-{number}" for number in range(len(self.blocks))), WHOLE]
         self.policies: list[ActorPolicy] = []
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until each has used up `share` of its part of the `budget`."""
-        count = len(self.blocks)
+        count = len(self.names)
         steps, seconds = budget.env_steps, budget.seconds
         part = Budget(env_steps=max(1, steps // count)) if steps else Budget(seconds=(seconds or 0.0) / count)
         totals: list[TrainResult] = []
@@ -122,12 +136,13 @@ class FoldLearners:
         )
 
     def _learner(self, number: int) -> Single:
-        own = None if self.parent is None else below(f"fold-{number}", self.parent)
-        return Single(self.folder / f"fold-{number}", self.device, self._make(number), parent=own)
+        name = self.names[number]
+        own = None if self.parent is None else below(name, self.parent)
+        return Single(self.folder / name, self.device, self._make(number), parent=own)
 
     def _make(self, number: int) -> Any:
         def make(_: int, __: int, device: torch.device) -> tuple[Agent, Any]:
-            seed, pieces = derive(self.spec.seed, "fold", number), self.blocks[number].pieces
+            seed, pieces = derive(self.spec.seed, "fold", number), self.training[number]
             env: Any
             if len(pieces) == 1:
                 env = TradingEnv(pieces[0], self.env, device=device, seed=derive(seed, "env"))
@@ -138,27 +153,27 @@ class FoldLearners:
         return make
 
     @property
-    def policy(self) -> EnsemblePolicy:
-        """The mean of the learners."""
-        return EnsemblePolicy(self.policies)
+    def policy(self) -> ActorPolicy:
+        """That of the learner who saw everything."""
+        return self.policies[-1]
 
     def parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
-        """Each learner's policy, and the block that it is scored on."""
-        return [(policy, block.held_out) for policy, block in zip(self.policies, self.blocks, strict=True)]
+        """Each other learner's policy, and the block that it is scored on."""
+        return [(policy, block.held_out) for policy, block in zip(self.policies[:-1], self.blocks, strict=True)]
 
     def state(self) -> dict[str, Tensor]:
-        """What a child inherits: `fold-<k>.` before the names of learner k."""
+        """What a child inherits: `fold-<k>.` before the names of learner k, `whole.` before those of the last."""
         found: dict[str, Tensor] = {}
-        for number in range(len(self.blocks)):
-            found |= prefixed(f"fold-{number}", read_agent_state(self.folder / f"fold-{number}"))
+        for name in self.names:
+            found |= prefixed(name, read_agent_state(self.folder / name))
         return found
 
     def take(self, state: Mapping[str, Tensor]) -> None:
         """Have the policies of such a state. Raises CheckpointError when it does not fit."""
         policies = []
-        for number in range(len(self.blocks)):
+        for number, name in enumerate(self.names):
             learner = self._learner(number)
-            learner.take(below(f"fold-{number}", state))
+            learner.take(below(name, state))
             policies.append(learner.policy)
         self.policies = policies
 

@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fintrader.agents import make_agent, market_identity
-from fintrader.agents.checkpoint import read_tensors
+from fintrader.agents.checkpoint import below, read_tensors
 from fintrader.agents.policy import FORMAT, ActorPolicy
 from fintrader.agents.travel import check_travels, moved_statistics
 from fintrader.config import Settings
@@ -35,6 +35,7 @@ from fintrader.errors import CheckpointError, ConfigError, TournamentError
 from fintrader.files import read_json, write_json
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
+from fintrader.tournament.folds import WHOLE
 from fintrader.tournament.generator import get, has, put
 from fintrader.tournament.leaderboard import Entry
 from fintrader.tournament.mirrored_store import open_store
@@ -177,7 +178,7 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
         seen.append(int(header["meta"][_SEEN]))
         policies[pod] = str(entry.result.policy)
         snapshot = store.put(save(dict(sorted(state.items()))))
-        spec = entry.spec.model_copy(update={"pod": f"{folder.label}:{pod}", "agent": agent})
+        spec = entry.spec.model_copy(update={"pod": f"{folder.label}:{pod}", "agent": agent, "folds": 0})
         result = entry.result.model_copy(update={"snapshot": snapshot})
         entries.append(Entry(spec, result))
     if not entries:
@@ -201,10 +202,6 @@ def _moved(
     Settings are this run's, but for those that both searched. Raises CheckpointError or TournamentError where the
     networks do not fit.
     """
-    if entry.spec.folds:
-        raise CheckpointError(
-            "it is a mean of K-fold learners, which no pod can go on from (tournament.validation there)"
-        )
     description, trained = header["policy"], header["meta"].get("market")
     if trained is None:
         raise CheckpointError("its policy does not say on which market it was trained")
@@ -215,6 +212,7 @@ def _moved(
         raise CheckpointError(f"env.action was {theirs} there and is {heirs.env.action} here")
     try:
         state = load(source.get(str(entry.result.snapshot)))
+        state = below(WHOLE, state) if entry.spec.folds else state
     except SafetensorError as error:
         raise CheckpointError(f"its snapshot holds no tensors ({error})") from None
     if trained != here:

@@ -53,6 +53,8 @@ class Clock:
 
 FAILURES_ALLOWED = 3
 """Pods that may fail before any succeeds, beyond those under way at once."""
+FROM_OUTSIDE = ("killed", "node")
+"""Losses that say nothing about a pod: it is tried again however often they happen."""
 LAUNCHES = 32
 """Pods started in one turn at most, so that no turn takes long; the next turn follows at once."""
 LINE_A_RESULT = 100
@@ -86,6 +88,9 @@ class Orchestrator:
         self.waiting: list[PodSpec] = []
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
+        """How often each pod came to nothing."""
+        self.failed: dict[str, int] = {}
+        """How often by something of its own, not because somebody ended its process or its machine."""
         self.reconciles = 0
         self.turn_seconds = 0.0
         """What the last turn took."""
@@ -107,7 +112,7 @@ class Orchestrator:
         self.store.sweep()
         self.specs = self.store.unbroken_specs()
         for event in self.log.of("lost"):
-            self.lost[str(event["pod"])] = self.lost.get(str(event["pod"]), 0) + 1
+            self._count(str(event["pod"]), str(event["reason"]))
         results = self._whole_results()
         for pod in self.log.order(results):
             self.pending.add(results[pod])
@@ -237,17 +242,23 @@ class Orchestrator:
                 f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command again, "
                 f"which {mended} anew"
             )
-        lost = self.lost[pod] = self.lost.get(pod, 0) + 1
+        lost, failed = self._count(pod, failure.reason)
         self._events.append(
             {"event": "lost", "pod": pod, "attempt": lost, "reason": failure.reason, "detail": failure.detail}
         )
-        if lost <= self.settings.retries:
+        if failed <= self.settings.retries:
             self._requeue(spec, failure.reason)
             return
         why = {"reason": failure.reason, "detail": failure.detail, "spec": spec.digest, "attempts": lost}
         now = time.time()
-        failed = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
-        self.pending.add(self.store.write_result(failed))
+        result = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
+        self.pending.add(self.store.write_result(result))
+
+    def _count(self, pod: str, reason: str) -> tuple[int, int]:
+        """One loss more of a pod: how many it has now, and how many of them count against `retries`."""
+        lost, failed = self.lost.get(pod, 0) + 1, self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE)
+        self.lost[pod], self.failed[pod] = lost, failed
+        return lost, failed
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
         bisect.insort(self.waiting, spec, key=lambda one: one.index)
@@ -264,12 +275,11 @@ class Orchestrator:
                 self._announced.add(entry.spec.pod)
                 self._events.append(applied_event(entry, number, placement))
             self._make_due(stored)
-        for spec in stored[len(self.specs) :]:  # made by arrival, or before `pods` was lowered
-            self.specs.append(spec)
+        self.specs += stored[len(self.specs) :]  # what they need to have seen is not there any more
 
     def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
         """Specs whose moment is now: stored ones are read back, missing ones made."""
-        while len(self.specs) < self.settings.pods:
+        while len(self.specs) < max(self.settings.pods, len(stored)):  # `pods` may have been lowered since
             index = len(self.specs)
             needs = self.scheduler.needs(index)
             if index < len(stored):

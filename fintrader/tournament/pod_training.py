@@ -41,7 +41,7 @@ from fintrader.tournament.spec import PodContext, PodResult, PodSpec, TrainedPod
 
 EVALUATE = "fintrader.tournament.pod_training:evaluate_trained"
 LOOKS_FORMAT = "fintrader-looks-1"
-_INHERITED = re.compile(r"^(fold-\d+\.)?(modules|optimisers)\.")
+_INHERITED = re.compile(r"^((fold-\d+|whole)\.)?(modules|optimisers)\.")
 """What of a state a child inherits; the rest (a replay buffer, say) belongs to one training."""
 
 

@@ -49,6 +49,7 @@ from fintrader.tournament.store import RunStore
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "ensemble_shrinkage", "diversity"}
+    | {"ensemble_tracking_error"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]

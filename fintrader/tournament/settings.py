@@ -103,9 +103,10 @@ class TournamentSettings(Settings):
     `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs, which itself scores 0."""
     validation: Literal["holdout", "kfold"] = "holdout"
     """`holdout`: the validation window. `kfold`: training and validation window are cut into blocks of sessions, and a
-    pod is a learner for each block, trained on the others: all sessions are scored, each by who has not seen it."""
+    pod is a learner for each block, trained on the others: all sessions are scored, each by who has not seen it. What
+    the pod publishes is one more learner's, trained on all of them."""
     validation_folds: int = Field(5, ge=2)
-    """Only with `validation: kfold`: blocks, hence learners of a pod, which share its budget evenly. The windows'
+    """Only with `validation: kfold`: blocks. A pod has one learner more, and they share its budget evenly. The windows'
     embargo lies around each block."""
     validation_windows: int = Field(1, ge=1)
     """Equal parts of the validation window that are scored separately."""
@@ -129,11 +130,15 @@ class TournamentSettings(Settings):
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt` heads), t being the
     t-statistic of their pooled validation returns in excess of it; 0 where that is not positive."""
+    ensemble_tracking_error: float | None = Field(None, gt=0, le=1)
+    """A year's, of what the members keep: they are first scaled to this one (at most 4 times), by that of their pooled
+    validation returns. None: as large as they were learned. Needs a shrinkage: size comes from evidence."""
     diversity: float = Field(0.5, ge=0)
     """Members are picked by standardised score - diversity x mean correlation with those picked already."""
 
     retries: int = Field(2, ge=0)
-    """Times a lost pod (killed, hung, out of memory, NaN) is started again before it counts as failed."""
+    """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as failed. Whose process
+    or node somebody ended is started again however often that happens."""
     hang_seconds: float = Field(300.0, gt=0)
     """A pod silent for so long is taken for hung and killed."""
     store_seconds: float = Field(120.0, ge=0)
@@ -197,6 +202,14 @@ class TournamentSettings(Settings):
             raise ValueError(
                 f"validation: kfold makes a learner for each block, which cannot be fused of {self.learners} replicas; "
                 "set replicas to 1 and one device a pod, or validation to holdout"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _size_from_evidence(self) -> TournamentSettings:
+        if self.ensemble_tracking_error is not None and self.ensemble_shrinkage == "none":
+            raise ValueError(
+                "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to james_stein too"
             )
         return self
 

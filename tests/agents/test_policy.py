@@ -24,7 +24,7 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.checkpoint import read_tensors, write_tensors
-from fintrader.agents.policy import export_onnx
+from fintrader.agents.policy import FORMAT, export_onnx
 from fintrader.envs import ObservationLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
@@ -150,6 +150,19 @@ def test_a_damaged_file(tmp_path: Path) -> None:
             load_policy(path)
     with pytest.raises(CheckpointError, match="does not exist"):
         load_policy(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_networks_that_are_not_stored_are_not_built(tmp_path: Path, ensemble: bool) -> None:
+    """Sealed as it should be; built as it says, it would take 29 GB."""
+    path = tmp_path / "p"
+    save_policy(path, EnsemblePolicy([policy(1), policy(2)]) if ensemble else policy(1), {})
+    tensors, header = read_tensors(path, FORMAT)
+    described = header["policy"]["members"][1] if ensemble else header["policy"]
+    described["network"]["hidden"] = [60_000, 60_000]
+    write_tensors(path, tensors, header)
+    with pytest.raises(CheckpointError, match=r"networks of 7,\d{3},\d{3},\d{3} numbers, and [\d,]+ are stored"):
+        load_policy(path)
 
 
 def test_another_market_is_refused(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ def test_untrained_it_is_its_benchmark(
 
 
 @pytest.mark.parametrize("values", [
-    {}, {"trust": 0.3, "max_active_tilt": 0.1}, {"trade_rate": 0.7, "shrinkage": 0.4}, {"fully_invested": False},
-], ids=["default", "tight", "shrunk", "cash"])  # fmt: skip
+    {}, {"trust": 0.3, "max_active_tilt": 0.1}, {"trade_rate": 0.7, "conviction": 0.4}, {"fully_invested": False},
+    {"conviction": 3.0},
+], ids=["default", "tight", "shrunk", "cash", "bold"])  # fmt: skip
 def test_the_formula(values: dict[str, Any]) -> None:
     settings = ActionHeadSettings(kind="tilt", **values)
     head, cases = ActionHead(LAYOUT, settings), 200
@@ -77,7 +78,7 @@ def test_the_formula(values: dict[str, Any]) -> None:
     actions = head.tilt(benchmark, held, latent)
     given = {
         "trust": settings.trust, "most": settings.max_active_tilt, "start_rate": settings.trade_rate,
-        "shrinkage": settings.shrinkage, "fully_invested": settings.fully_invested,
+        "conviction": settings.conviction, "fully_invested": settings.fully_invested,
     }  # fmt: skip
     for row in range(cases):
         expected = tilted(benchmark[row].tolist(), held[row].tolist(), latent[row].tolist(), **given)  # type: ignore[arg-type]
@@ -111,8 +112,10 @@ def test_no_more_than_allowed_lies_elsewhere() -> None:
     bound = free > 0.05
     assert 10 < bound.sum() < 50
     assert torch.allclose(elsewhere(max_active_tilt=0.05), free.clamp(max=0.05))
-    assert elsewhere(shrinkage=0.0).max() < 1e-12
-    assert torch.allclose(elsewhere(shrinkage=0.5), 0.5 * free)
+    assert elsewhere(conviction=0.0).max() < 1e-12
+    assert torch.allclose(elsewhere(conviction=0.5), 0.5 * free)
+    timid = free < 0.01
+    assert torch.allclose(elsewhere(conviction=2.0)[timid], 2 * free[timid])
 
 
 def test_permuting_symbols_permutes_the_action() -> None:

@@ -74,7 +74,7 @@ def test_rows_of_another_standardisation_are_seen_as_its_own(tmp_path: Path, kin
     torch.testing.assert_close(
         moved(observed(SAME)), policy(observed(HOME)).detach()[:, [2, 0, 3, 1]], atol=2e-5, rtol=0
     )
-    with pytest.raises(CheckpointError, match=r"normalisation|symbols.*universe=market"):
+    with pytest.raises(CheckpointError, match=r"scaled by other statistics|symbols.*universe=market"):
         load_policy(tmp_path / "one", market=SAME)
     own = load_policy(tmp_path / "one", universe=HOME)
     torch.testing.assert_close(own(observed(HOME)), policy(observed(HOME)).detach())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fintrader.config import validate
 from fintrader.data.build import assemble, build_market, make_market
 from fintrader.data.calendar import SessionGrid, WindowSettings, session_grid
+from fintrader.data.faults import STOPPING
 from fintrader.data.features import PAPER_FEATURES
 from fintrader.data.index_level import BenchmarkSettings
 from fintrader.data.inspect import quality_report
@@ -162,7 +163,11 @@ def eventful_market(
         "turbulence_days": 5,
         **how,
     }
-    values = {"universe": {"membership": str(folder / "members.csv")}, "benchmark": {"path": str(folder / "vix.csv")}}
+    values: dict[str, object] = {
+        "universe": {"membership": str(folder / "members.csv")},
+        "benchmark": {"path": str(folder / "vix.csv")},
+    }
+    values["waive"] = STOPPING  # of what comes after a cut, anything may be true here
     wanted = validate(DataSettings, {**PLAIN, **values, "features": features, "source": {"kind": "files"}}, "test")
     if seed % 2:  # the universe's own index
         wanted = wanted.model_copy(update={"benchmark": BenchmarkSettings()})
@@ -284,8 +289,8 @@ def test_windows_are_whole_sessions_with_an_embargo(tmp_path: Path) -> None:
 def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
     table = minute_table(symbols=2, sessions=10)
     day = table.ts.dt.strftime("%Y-%m-%d")
-    thin_later = (table.ticker == "AAA") & (day > "2016-01-11") & (table.ts.dt.minute % 2 == 0)
-    thin_early = (table.ticker == "BBB") & (day < "2016-01-08") & (table.ts.dt.minute % 2 == 0)
+    thin_later = (table.ticker == "AAA") & (day > "2016-01-11") & (table.ts.dt.minute < 30)
+    thin_early = (table.ticker == "BBB") & (day < "2016-01-08") & (table.ts.dt.minute < 30)
     path = write_csv(tmp_path, table[~(thin_later | thin_early)])
     market, report = make_market(settings(path, universe={"min_coverage": 0.9}))
     assert market.symbols == ("AAA",)

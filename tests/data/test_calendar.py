@@ -77,9 +77,11 @@ def test_what_has_no_session_is_refused() -> None:
         session_grid("XNAS", dt.date(2016, 1, 5), dt.date(2016, 1, 4))
 
 
-def build(folder: Path, table: pd.DataFrame, **source: object) -> dict[str, int]:
-    path = write_csv(folder, table)
-    _, report = make_market(validate(DataSettings, {"source": {"kind": "files", "path": path, **source}, **PLAIN}, "t"))
+def build(folder: Path, table: pd.DataFrame, *, waive: str | None = None, **source: object) -> dict[str, int]:
+    """What was repaired when the table was built as bars of their own length."""
+    values = {"source": {"kind": "files", "path": write_csv(folder, table), **source}, **PLAIN}
+    values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
+    _, report = make_market(validate(DataSettings, values, "t"))
     return dict(report["repairs"])
 
 
@@ -112,7 +114,9 @@ def test_some_displaced_days_are_no_wrong_zone(tmp_path: Path) -> None:
     table = minute_table(3, 8)
     odd = (table.ticker == "BBB") & (table.ts.dt.day <= 6)
     table.loc[odd, "ts"] += pd.Timedelta("1h")
-    assert build(tmp_path, table)["outside_session"] == 3 * 60
+    with pytest.raises(BarError, match="shifted_day of BBB on 2016-01-04"):
+        build(tmp_path, table)
+    assert build(tmp_path, table, waive="shifted_day")["extended_hours"] == 3 * 60
 
 
 def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path: Path) -> None:
@@ -122,9 +126,9 @@ def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path: Path) -> 
     thin = table[(table.ticker == "AAA") | (random.random(len(table)) < 0.01) | (clock == "15:59")]
     assert build(tmp_path, thin)["outside_session"] == 0
     auction = table[clock == "15:59"].assign(ts=lambda rows: rows.ts + pd.Timedelta("1min"))
-    assert build(tmp_path, pd.concat([thin, auction]))["outside_session"] == 24
+    assert build(tmp_path, pd.concat([thin, auction]))["extended_hours"] == 24
     late_start = table[(clock >= "10:30") & (clock < "15:30")]
     assert build(tmp_path, late_start)["outside_session"] == 0
     evening = table[clock >= "12:30"].assign(ts=lambda rows: rows.ts + pd.Timedelta("210min"))
     morning = table[clock < "12:30"].assign(ts=lambda rows: rows.ts - pd.Timedelta("180min"))
-    assert build(tmp_path, pd.concat([table, morning, evening]))["outside_session"] == 2 * 12 * 390
+    assert build(tmp_path, pd.concat([table, morning, evening]))["extended_hours"] == 2 * 12 * 390

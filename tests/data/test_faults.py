@@ -11,7 +11,8 @@ import pytest
 
 from fintrader.config import validate
 from fintrader.data.calendar import session_grid
-from fintrader.data.faults import KINDS, find_faults
+from fintrader.data.corporate_actions import Action
+from fintrader.data.faults import KINDS, STOPPING, find_faults
 from fintrader.data.inspect import examine, quality_page, quality_report, read_source, write_quality
 from fintrader.data.settings import DataSettings
 from fintrader.files import read_json
@@ -60,6 +61,50 @@ def spike(table: pd.DataFrame) -> pd.DataFrame:
     table.loc[row, ["high", "close"]] *= 1.12
     table.loc[row + 1, ["open", "high"]] = table.loc[row, "close"]
     return table
+
+
+def day_of(function: Callable[[pd.DataFrame], Any]) -> Change:
+    """Another content for all of BBB's rows of DAY."""
+
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        rows, columns = rows_of(table), [*PRICES, "volume"]
+        table = table.astype({"volume": float})
+        table.loc[rows, columns] = np.asarray(function(table.loc[rows, columns]))
+        return table
+
+    return change
+
+
+def from_other(table: pd.DataFrame) -> pd.DataFrame:
+    table.loc[rows_of(table), PRICES] = table.loc[rows_of(table, symbol="CCC"), PRICES].to_numpy()
+    return table
+
+
+def pinned(table: pd.DataFrame) -> pd.DataFrame:
+    rows = rows_of(table, "11:00", "11:59")
+    table.loc[rows, PRICES] = table.loc[rows[0], "close"]
+    return table
+
+
+def last_bar(table: pd.DataFrame) -> pd.DataFrame:
+    row = table.index[table.ticker == "BBB"][-1]
+    table.loc[row, ["high", "close"]] *= 1.08
+    return table
+
+
+def volumes(factor: float) -> Change:
+    """BBB's volumes times `factor` from DAY on."""
+
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        later = (table.ticker == "BBB") & (table.ts >= DAY)
+        return table.assign(volume=np.floor(table.volume * np.where(later, factor, 1.0)))
+
+    return change
+
+
+def every(step: int) -> Change:
+    """Of DAY's minutes only each `step`th is there."""
+    return lambda table: table.drop(index=[row for row in rows_of(table) if table.ts[row].minute % step])
 
 
 def freeze(table: pd.DataFrame) -> pd.DataFrame:
@@ -125,6 +170,18 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "frozen feed": ("stale_run", freeze, DAY),
     "day delivered twice": ("repeated_day", repeat_day, DAY),
     "unadjusted split": ("split", split, DAY),
+    "unadjusted split of 5 for 4": ("small_split", lambda table: moved(table, 0.8), DAY),
+    "another stock's day": ("foreign_day", from_other, DAY),
+    "a day 6 % up": ("excursion_day", day_of(lambda old: old * [1.06, 1.06, 1.06, 1.06, 1]), DAY),
+    "last bar 8 % up": ("last_bar_jump", last_bar, "2016-01-20"),
+    "other units from a day on": ("quiet_jump", lambda table: moved(table, 0.85), DAY),
+    "special dividend": ("quiet_jump", lambda table: moved(table, 0.88), DAY),
+    "volume in thousands before": ("volume_scale", volumes(1000), DAY),
+    "volume in lots": ("volume_scale", volumes(0.01), DAY),
+    "an hour at one price": ("frozen_price", pinned, DAY),
+    "every other minute": ("bar_length", every(2), DAY),
+    "a day in five-minute bars": ("bar_length", every(5), DAY),
+    "a day backwards": ("reversed_day", day_of(lambda old: old.to_numpy()[::-1]), DAY),
     "cents for dollars": ("scale_jump", put(PRICES, lambda old: old * 100, "11:00", "11:30"), DAY),
     "moves without volume": ("zero_volume", put("volume", 0.0), DAY),
     "volume in another unit": ("volume_outlier", put("volume", lambda old: old * 1e6), DAY),
@@ -160,7 +217,7 @@ def test_an_injected_fault_is_found(name: str, healthy: pd.DataFrame) -> None:
 
 def test_every_kind_is_tested_and_explained() -> None:
     assert {kind for kind, _, _ in FAULTS.values()} | {"market_halt"} == set(KINDS)
-    assert len(KINDS) >= 20
+    assert {"shifted_day", "excursion_day", "scale_jump", "bar_length", "conflicting_duplicate"} < set(STOPPING)
 
 
 def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
@@ -177,9 +234,33 @@ def test_false_alarms_stay_below_a_thousandth() -> None:
     assert alarms < 1e-3 * len(bars), report["kinds"]
 
 
+@pytest.mark.parametrize(
+    ("declared", "found"),
+    [
+        ({}, [("split", "BBB", "4 to 1, and none is declared")]),
+        ({"BBB": 4.0}, []),
+        ({"BBB": 2.0}, [("split", "BBB", "4 to 1, and 2 to 1 is declared")]),
+        ({"BBB": 4.0, "AAA": 3.0}, [("split", "AAA", "no split, and 3 to 1 is declared")]),
+        ({"BBB": 4.0, "AAA": 1.05}, []),
+    ],
+)
+def test_declared_splits_are_compared_with_what_the_prices_show(
+    healthy: pd.DataFrame, declared: dict[str, float], found: list[tuple[str, str, str]]
+) -> None:
+    table = FAULTS["unadjusted split"][1](healthy.copy())
+    actions = [{"symbol": name, "day": DAY, "split": ratio} for name, ratio in declared.items()]
+    report = examine(as_bars(table), validate(DataSettings, {"adjust": {"actions": actions}}, "test"), now=NOW)
+    assert [(fault["kind"], fault["symbol"], fault["detail"]) for fault in report["faults"]] == found
+    announced = [Action.model_validate(action) for action in actions]
+    assert examine(as_bars(table), DataSettings(), announced, now=NOW)["faults"] == report["faults"]
+
+
 def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
     for ratio in (1.74, 1.25, 0.83, 0.6, 1.21):
-        assert examined(moved(healthy, ratio))["kinds"] == {}, ratio
+        assert examined(moved(healthy, ratio))["kinds"] == {"quiet_jump": 1}, ratio  # a move, and nobody traded on it
+        loud = moved(healthy, ratio)
+        loud.loc[rows_of(loud), "volume"] *= 8
+        assert examined(loud)["kinds"] == {}, ratio
     news = moved(healthy, 0.8)  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
     news.loc[rows_of(news), "volume"] *= 8
     assert examined(news)["kinds"] == {}
@@ -188,13 +269,16 @@ def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
 @pytest.mark.parametrize("ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40])
 def test_the_ratios_that_boards_choose_are_known(healthy: pd.DataFrame, ratio: float) -> None:
     report = examined(moved(healthy, 1 / ratio))
-    assert [(fault["kind"], fault["detail"]) for fault in report["faults"]] == [("split", f"{ratio:g} to 1")]
+    kind = "split" if max(ratio, 1 / ratio) >= 2 else "small_split"
+    assert [(fault["kind"], fault["detail"]) for fault in report["faults"]] == [
+        (kind, f"{ratio:g} to 1, and none is declared")
+    ]
 
 
 def test_what_returns_the_day_after_was_no_split(healthy: pd.DataFrame) -> None:
     for ratio in (0.25, 4.0):
         faults = examined(moved(healthy, ratio, days=1))["faults"]
-        assert DAY not in {fault["day"] for fault in faults}
+        assert [(fault["kind"], fault["day"]) for fault in faults] == [("excursion_day", DAY)]
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 30])
@@ -252,6 +336,29 @@ def test_the_report_is_written_as_json_and_a_page(tmp_path: Path, healthy: pd.Da
     assert "<script>alert" not in quality_page({**report, "symbols": ["<script>alert(1)</script>"] * 3})
 
 
+def test_days_are_judged_as_days(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    """Of bars of whole days, and of half hours, nothing is missing that only minutes have."""
+    for rule, minutes in (("1D", 1440), ("30min", 30)):
+        table = healthy.groupby(["ticker", healthy.ts.dt.floor(rule)], as_index=False).agg(
+            {"ts": "first", "open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+        )
+        table["ts"] = table.ts.dt.strftime("%Y-%m-%d") if rule == "1D" else table.ts
+        report = quality_report(validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test"))
+        assert (report["bar_minutes"], report["faults"]) == (minutes, []), rule
+        assert {share for line in report["coverage"] for share in line} == {1.0}
+        lost = table[~((table.ticker == "BBB") & (table.ts.astype(str).str.startswith(DAY)))]
+        report = quality_report(validate(DataSettings, {"path": str(write_csv(tmp_path, lost))}, "test"))
+        assert [(f["kind"], f["symbol"], f["day"]) for f in report["faults"]] == [("missing_session", "BBB", DAY)]
+
+
+def test_declared_actions_are_no_faults(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    for factor, action in ((1 / 4, {"split": 4}), (0.88, {"dividend_usd": 12.0})):
+        path = str(write_csv(tmp_path, moved(healthy, factor)))
+        actions = {"actions": [{"symbol": "BBB", "day": DAY, **action}]}
+        assert quality_report(validate(DataSettings, {"path": path}, "test"))["kinds"]
+        assert quality_report(validate(DataSettings, {"path": path, "adjust": actions}, "test"))["kinds"] == {}
+
+
 def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
     report = quality_report(DataSettings(path=path))
     found: dict[str, set[tuple[str, str, int]]] = {}
@@ -275,8 +382,8 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
         ("CSX", "2015-12-21", 390)
     }
     # As far as we know a special dividend of 4 USD on 20; not checked against a source.
-    assert found["split"] == {("SYMC", "2016-03-04", 1)}
-    assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap", "split"}
+    assert found["small_split"] == {("SYMC", "2016-03-04", 1)}
+    assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap", "small_split"}
 
 
 @pytest.mark.slow
@@ -287,6 +394,7 @@ def test_the_holes_of_the_real_file_of_2019() -> None:
     assert found["market_halt"] == {("", f"2020-03-{day}", 14) for day in ("09", "12", "16", "18")}
     assert found["late_listing"] == {("UBER", "2019-05-10", 1)}
     assert ("UBER", "2019-05-10", 140) not in found["gap"]
-    assert set(found) == {"early_close", "market_halt", "late_listing", "gap"}
+    assert found["quiet_jump"] == {("TSLA", "2020-11-17", 1)}  # it was to join the S&P 500
+    assert set(found) == {"early_close", "market_halt", "late_listing", "gap", "quiet_jump"}
     half_days = ("2019-07-03", "2019-11-29", "2019-12-24", "2020-11-27", "2020-12-24")
     assert {day for _, day, _ in found["early_close"]} == {*half_days}

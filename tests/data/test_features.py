@@ -18,6 +18,7 @@ from fintrader.data.features import (
     FeatureSettings,
     context_features,
     market_feature,
+    member_return,
     symbol_features,
     turbulence,
 )
@@ -128,7 +129,8 @@ def test_beta_is_the_slope_on_the_members_mean() -> None:
     close[150:, 2] = np.nan
     member = np.ones(close.shape, dtype=bool)
     member[:, 3] = False  # it has a beta, and is no part of the mean
-    got = market_feature("beta_20", close, member)
+    market = member_return(close, member)
+    got = np.column_stack([market_feature("beta_20", column, market) for column in close.T])
     own = np.diff(np.log(close.astype(float)), axis=0, prepend=np.nan)
     mean = np.nanmean(np.where(member, own, np.nan)[1:], axis=1)
     for t, n in ((60, 0), (140, 0), (90, 1), (149, 2), (199, 3)):
@@ -185,6 +187,7 @@ def context_of(names: list[str], **given: Any) -> np.ndarray:
     """Context features of one session, or of what else is given."""
     session = np.zeros(len(given["benchmark"]), dtype=np.int64)
     usual = {"session": session, "day_close": np.ones((1, 1)), "turbulence_days": 5}
+    usual["day_member"] = np.ones(given.get("day_close", usual["day_close"]).shape, dtype=bool)
     return context_features(names, **usual | given)
 
 
@@ -192,7 +195,7 @@ def test_turbulence_sees_finished_days_only() -> None:
     random = np.random.default_rng(0)
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 4)), axis=0))
     close[30] *= [1.2, 0.8, 1.2, 0.8]  # a wild day
-    level = turbulence(close, 10)
+    level = turbulence(close, np.ones(close.shape, dtype=bool), 10)
     assert np.isnan(level[:11]).all()
     assert level[30] > 20 * np.nanmedian(level)
     returns = np.diff(np.log(close), axis=0)
@@ -205,6 +208,26 @@ def test_turbulence_sees_finished_days_only() -> None:
     table = context_of(["turbulence"], benchmark=np.ones(200), session=session, day_close=close, turbulence_days=10)
     assert (table[session == 31, 0] == np.log1p(level[30])).all()  # the day after, from its first bar
     assert (table[session == 30, 0] == np.log1p(level[29])).all()
+
+
+def test_turbulence_counts_the_members_of_the_day() -> None:
+    random = np.random.default_rng(1)
+    close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 5)), axis=0))
+    member = np.ones(close.shape, dtype=bool)
+    member[:25, 4] = False  # joins on day 25
+    member[33:, 0] = False  # leaves
+    level = turbulence(close, member, 10)
+    returns = np.vstack([np.full(5, np.nan), np.diff(np.log(close), axis=0)])
+    for day in range(11, 40):
+        names = [n for n in range(5) if member[day, n]]
+        past = returns[day - 10 : day, names]
+        covariance = np.cov(past, rowvar=False)
+        gap = returns[day, names] - past.mean(axis=0)
+        shrunk = 0.5 * covariance + 0.5 * np.diag(np.diag(covariance))
+        assert level[day] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / len(names)), day
+    wild = close.copy()
+    wild[:25, 4] *= np.exp(random.normal(0, 0.5, 25))  # what it did before it joined
+    np.testing.assert_array_equal(turbulence(wild, member, 10)[:25], level[:25])
 
 
 def test_time_of_day_runs_from_open_to_close() -> None:

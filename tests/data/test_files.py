@@ -14,7 +14,8 @@ from fintrader.data.build import build_market, make_market
 from fintrader.data.clean import clean
 from fintrader.data.inspect import describe, dry_run
 from fintrader.data.settings import DataSettings
-from fintrader.data.sources.files import FilesSettings, read_files
+from fintrader.data.sources.files import read_files
+from fintrader.data.sources.layout import FilesSettings
 from fintrader.errors import BarError, DataError
 from tests.data.tables import SHORT_WINDOWS, minute_table, write_csv
 

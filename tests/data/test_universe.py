@@ -54,19 +54,17 @@ def test_a_bad_list_is_named(tmp_path: Path) -> None:
 
 
 def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
-    pytest.importorskip("index_constitution")
     members = index_membership("nasdaq100")
     dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
     table = member_days(["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {})
     assert table[:, 0].tolist() == [True, False, False]  # bought by AVGO
     assert table[:, 1].all()
     assert not table[:, 2].any()  # joined in July 2020
-    assert (table[:, 3] == table[:, 4]).all()
-    assert (table[:, 5] == table[:, 6]).all()
-    assert table[:, [3, 5]].all()
-    assert table[0, 7]
-    count = member_days(sorted(members), members, dates, {})[0].sum()
-    assert 100 <= count <= 125  # two tickers for some companies
+    assert table[:, [3, 6]].tolist() == [[True, True], [True, True], [True, False]]  # PCLN became BKNG in 2018
+    assert not table[:, 4].any()  # FB became META in 2022
+    assert table[:, 5].tolist() == [False, False, True]
+    assert table[:, 7].all()
+    assert member_days(sorted(members), members, dates, {}).sum(axis=1).tolist() == [108, 105, 103]
 
 
 def growth(close: np.ndarray, held: np.ndarray) -> float:
@@ -121,7 +119,16 @@ def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
     lacking = survivorship([], close, member, missing={"GONE": 0.04, "LOST": 0.03})
     assert lacking["survivors_only"]
     assert lacking["bias_per_year"] is None
-    assert "2 members have no bars (7.0% of the member-days: GONE, LOST)" in describe(lacking)
+    assert "2 members lack bars (7.00% of the member-days: GONE, LOST)" in describe(lacking)
+    few = survivorship([], close[:40, :7], member[:40, :7], missing={f"M{n}": 0.01 for n in range(93)})
+    assert few["survivors_only"]  # few names over a short time say as much when nearly all are missing
+    assert "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)" in describe(few)
+    some = survivorship([], close[:40, :7], member[:40, :7], missing={"GONE": 0.004})
+    assert not some["survivors_only"]
+    assert describe(some) == "1 members lack bars (0.40% of the member-days: GONE)"
+    assert "nobody leaves in 252 sessions; 1 members lack bars" in describe(
+        survivorship([], close, np.ones(close.shape, dtype=bool), missing={"GONE": 0.004})
+    )
 
 
 def test_members_without_bars_are_counted_by_company() -> None:
@@ -129,15 +136,17 @@ def test_members_without_bars_are_counted_by_company() -> None:
     always = [(dt.date(2015, 1, 1), None)]
     membership = {
         "AAA": always,
-        "OLD": always,  # one company: today's bars call it NEW
         "NEW": always,
+        "LATE": always,
         "GONE": [(dt.date(2015, 1, 1), dt.date(2016, 1, 9))],
         "BEFORE": [(dt.date(2014, 1, 1), dt.date(2015, 1, 1))],
         "BBB": always,
     }
-    found = missing_members(["AAA", "NEW", "ZZZ"], membership, {"OLD": "NEW"}, dates, {"ZZZ": "BBB"})
-    assert found == {"GONE": pytest.approx(5 / 35)}
-    assert missing_members(["AAA"], None, {}, dates, {}) == {}
+    since = np.arange(10) >= 3
+    listed = {"AAA": np.ones(10, dtype=bool), "LATE": since}
+    found = missing_members(["AAA", "NEW", "LATE", "ZZZ"], membership, dates, {"ZZZ": "BBB"}, listed)
+    assert found == {"GONE": pytest.approx(5 / 45), "LATE": pytest.approx(3 / 45)}
+    assert missing_members(["AAA"], None, dates, {}) == {}
 
 
 def test_survivors_are_reported_with_the_market(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -79,6 +79,7 @@ def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def feed_of(kind: str, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
     base: dict[str, Any] = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
     how: dict[str, Any] = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
+    how["listed"] = values.pop("listed", True)
     vendor: Any
     if kind == "yahoo":
         vendor = Yahoo(validate(YahooSettings, base | values, "test"), requests.Session())
@@ -307,6 +308,59 @@ def test_a_vendors_market_is_the_files_market(
         validate(DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test")
     )
     assert_same_market(files, built)
+
+
+def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reported(
+    kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the members' bars lie under the tickers of the day, some under later ones, most are not there at all."""
+    real = settings_module.VendorFeed
+
+    def then(*args: Any, **values: Any) -> VendorFeed:
+        return real(*args, **values, today=TODAY, sleep=lambda _: None)
+
+    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    names = {"AAA": "PCLN", "BBB": "META"}
+    split = fake.table.ticker.map(names)
+    other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
+    fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
+    source: dict[str, Any] = {"kind": kind, "start": "2016-01-04", "end": "2016-01-22", "retries": 0}
+    source |= {"endpoint": ENDPOINT} if kind == "alpaca" else {}
+    universe = {"index": "nasdaq100", "tickers_as_of": "2023-01-03"}
+    features = {"names": ["return_1"], "context": []}
+    settings = validate(DataSettings, {"source": source, "universe": universe, "features": features}, "test")
+    if kind == "yahoo":
+        monkeypatch.setattr(settings_module, "Yahoo", lambda source: Yahoo(source, requests.Session()))
+    market = MarketTensors.load(build_market(settings, cache=tmp_path / "cache"))
+    assert market.symbols == ("AAPL", "META", "PCLN")
+    assert market.member.all()
+    np.testing.assert_allclose(
+        market.close[:, 1].numpy(), expected(bars, "BBB", "2016-01-22").close.to_numpy(dtype=np.float32)
+    )
+    asked = {name for item in fake.requests for name in (item.get("ticker") or item.get("symbols", "")).split(",")}
+    if kind == "alpaca":  # of a ticker that Yahoo does not know, yfinance asks the zone and no bars
+        assert {"FB", "META", "PCLN", "BKNG", "SYMC", "GEN", "YHOO", "AABA", "FOXA", "TFCFA"} <= asked
+    report = market.meta["left_out"]
+    assert report["FB"] == f"no bars from {kind}"
+    assert {"MSFT", "BKNG"} <= set(report)
+    assert "MSFT" in market.meta["survivorship"]["members_without_bars"]
+    assert not {"META", "BKNG"} & set(market.meta["survivorship"]["members_without_bars"])
+    assert market.meta["survivorship"]["member_days_without_bars"] == pytest.approx(102 / 105, abs=0.001)
+
+
+def test_a_ticker_that_is_refused_costs_the_others_nothing(fake_alpaca: Fake, tmp_path: Path) -> None:
+    def refusing(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[int, Any]:
+        if "BAD" in query["symbols"].split(","):
+            return 422, {"message": "invalid symbol: BAD"}
+        return alpaca(fake, path, query, headers)
+
+    with serve(Fake(minute_table(symbols=2, sessions=15)), refusing):
+        feed = feed_of("alpaca", tmp_path / "index", symbols=("AAA", "BAD", "BBB"), listed=False)
+        feed.prepare()
+        assert feed.symbols == ["AAA", "BBB"]
+        assert feed.missing == ["BAD"]
+        with pytest.raises(DataError, match="does not accept the request for AAA, BAD, BBB"):
+            feed_of("alpaca", tmp_path / "list", symbols=("AAA", "BAD", "BBB")).prepare()
 
 
 def test_retries_wait_twice_as_long_each_time() -> None:

@@ -24,6 +24,30 @@ class Fake:
         self.faults: list[int] = []
         """HTTP states to answer the next requests for bars with."""
         self.keys: list[tuple[str, str]] = []
+        self.daily = bool((table.ts == table.ts.dt.normalize()).all())
+        self.actions: list[tuple[str, str, float, float]] = []
+        """(ticker, ex-date, split, dividend as paid) of what is announced."""
+        self.asked_for_actions: list[str] = []
+        """The tickers of each request for announcements."""
+        self.now = "2100-01-01"
+        """Prices are adjusted for splits up to this day where a request (or Yahoo) wants it."""
+
+    def later(self, ticker: str, days: pd.Series) -> pd.Series:
+        """New shares for one of each day, by the splits after it."""
+        ratio = pd.Series(1.0, days.index)
+        for name, day, split, _ in self.actions:
+            if name == ticker and day <= self.now:
+                ratio[days < day] *= split
+        return ratio
+
+    def adjusted(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Prices and volumes for splits."""
+        if rows.empty or not self.actions:
+            return rows
+        days = rows.ts.dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+        ratio = self.later(str(rows.ticker.iloc[0]), days)
+        prices = {name: rows[name] / ratio for name in ("open", "high", "low", "close")}
+        return rows.assign(**prices, volume=rows.volume * ratio)
 
     def rows(self, ticker: str, start: pd.Timestamp, stop: pd.Timestamp) -> pd.DataFrame:
         mine = self.table[self.table.ticker == ticker]
@@ -47,10 +71,16 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
     """The chart endpoint of Yahoo, as yfinance calls it."""
     if path.endswith("getcrumb"):
         return 200, "crumb"
+    if re.match(r"/v\d+/finance/(quote|quoteSummary)", path):  # asked of a ticker that the charts do not know
+        error = {"code": "Not Found", "description": "Quote not found for symbol"}
+        return 404, {"quoteSummary": {"result": None, "error": error}, "quoteResponse": {"result": [], "error": error}}
     if "/chart/" not in path:
         return 200, ""
     ticker = path.rsplit("/", 1)[-1]
-    if "period1" in query:
+    events = "period1" in query and query.get("interval") == "1d" and not fake.daily
+    if events:
+        fake.asked_for_actions.append(ticker)
+    elif "period1" in query:
         fake.requests.append({"ticker": ticker, **query})
         if fake.faults:
             status = fake.faults.pop(0)
@@ -63,6 +93,7 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
         error = {"code": "Unprocessable Entity", "description": "Only 7 days worth of 1m granularity data are allowed"}
         return 422, {"chart": {"result": None, "error": error}}
     rows = fake.rows(ticker, pd.Timestamp(start, unit="s", tz="UTC"), pd.Timestamp(stop, unit="s", tz="UTC"))
+    rows = fake.adjusted(rows.groupby(rows.ts.dt.normalize(), as_index=False).last() if events else rows)
     quote = {name: rows[name].tolist() for name in ("open", "high", "low", "close", "volume")}
     meta: dict[str, Any] = {
         "currency": "USD",
@@ -86,6 +117,8 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
         "meta": meta,
         "indicators": {"quote": [quote], "adjclose": [{"adjclose": quote["close"]}]},
     }
+    if events:
+        result["events"] = yahoo_events(fake, ticker)
     if len(rows):
         result["timestamp"] = [int(stamp.timestamp()) for stamp in rows.ts]
     else:
@@ -93,8 +126,31 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
     return 200, {"chart": {"result": [result], "error": None}}
 
 
+def yahoo_events(fake: Fake, ticker: str) -> dict[str, Any]:
+    """Splits, and dividends for a share of today, as Yahoo states them."""
+    found: dict[str, dict[str, Any]] = {"splits": {}, "dividends": {}}
+    for name, day, split, dividend in fake.actions:
+        moment = int(pd.Timestamp(f"{day} 09:30", tz="America/New_York").timestamp())
+        if name != ticker or day > fake.now:
+            continue
+        if split != 1:
+            ratio = {"numerator": split, "denominator": 1.0, "splitRatio": f"{split:g}:1"}
+            found["splits"][str(moment)] = {"date": moment, **ratio}
+        if dividend:
+            days = pd.Series([day])
+            amount = dividend / float(fake.later(ticker, days).iloc[0]) / split
+            found["dividends"][str(moment)] = {"date": moment, "amount": amount}
+    return found
+
+
 def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[int, Any]:
-    """The bars endpoint of Alpaca: pages of PAGE bars over all tickers."""
+    """The bars endpoint of Alpaca, pages of PAGE bars over all tickers, and that of corporate actions."""
+    if path.endswith("/v1/corporate-actions"):
+        fake.asked_for_actions.append(query["symbols"])
+        wanted = [one for one in fake.actions if one[0] in query["symbols"].split(",") and one[1] <= query["end"]]
+        splits = [{"symbol": a, "ex_date": b, "new_rate": c, "old_rate": 1} for a, b, c, _ in wanted if c != 1]
+        paid = [{"symbol": a, "ex_date": b, "rate": d} for a, b, _, d in wanted if d]
+        return 200, {"corporate_actions": {"forward_splits": splits, "cash_dividends": paid}, "next_page_token": None}
     fake.requests.append(query)
     fake.keys.append((headers.get("APCA-API-KEY-ID", ""), headers.get("APCA-API-SECRET-KEY", "")))
     if fake.faults:
@@ -104,7 +160,10 @@ def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[
         return 404, {"message": "no such endpoint"}
     start, stop = pd.Timestamp(query["start"]), pd.Timestamp(query["end"])
     start, stop = (moment if moment.tzinfo else moment.tz_localize("UTC") for moment in (start, stop))
-    rows = pd.concat([fake.rows(name, start, stop) for name in query["symbols"].split(",")])
+    parts = [fake.rows(name, start, stop) for name in query["symbols"].split(",")]
+    if query.get("adjustment") in ("split", "all"):
+        parts = [fake.adjusted(part) for part in parts]
+    rows = pd.concat(parts)
     first = int(query.get("page_token") or 0)
     page = rows.iloc[first : first + PAGE]
     short = {"open": "o", "high": "h", "low": "l", "close": "c", "volume": "v"}

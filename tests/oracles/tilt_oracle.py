@@ -19,7 +19,7 @@ def tilted(
     trust: float,
     most: float,
     start_rate: float,
-    shrinkage: float,
+    conviction: float,
     fully_invested: bool,
 ) -> list[float]:
     """The action; `latents` are the symbols', the trade rate's and, where cash may be held, cash's."""
@@ -27,7 +27,10 @@ def tilted(
     wanted, rate_latent = latents[:count], latents[count]
     middle = sum(b * z for b, z in zip(benchmark, wanted, strict=True))
     raised = [b * math.exp(trust * math.tanh((z - middle) / trust)) for b, z in zip(benchmark, wanted, strict=True)]
-    bets = [shrinkage * (w - b) for w, b in zip(shares_of(raised), benchmark, strict=True)]
+    bets = [conviction * (w - b) for w, b in zip(shares_of(raised), benchmark, strict=True)]
+    if any(b + bet < 0 for b, bet in zip(benchmark, bets, strict=True)):
+        long = shares_of([max(b + bet, 0.0) for b, bet in zip(benchmark, bets, strict=True)])
+        bets = [w - b for w, b in zip(long, benchmark, strict=True)]
     elsewhere = sum(abs(bet) for bet in bets) / 2
     if elsewhere > most:
         bets = [bet * most / elsewhere for bet in bets]

@@ -137,6 +137,19 @@ def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_oth
         run_tournament(configured(tmp_path / "a", earlier, tournament=folds))
 
 
+def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path: Path) -> None:
+    folds = ONE | {"validation": "kfold", "validation_folds": 2}
+    earlier = run_tournament(load_config(write_config(tmp_path / "old", tournament=folds, name="old")))
+    run = run_tournament(configured(tmp_path / "new", earlier))
+    there, spec = snapshot_of(earlier, "p0000"), RunStore(RunFolder(run)).specs()["p0000"]
+    assert spec.parent == "old:p0000"
+    assert spec.folds == 0
+    began = load_file(RunStore(RunFolder(run)).snapshot_path(str(spec.snapshot)))
+    networks = [name for name in began if name.startswith("modules.")]
+    assert networks
+    assert all(torch.equal(began[name], there[f"whole.{name}"]) for name in networks)
+
+
 def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, tournament=ONE, name="new")
     done = fintrader("tournament", str(config), "--from", str(earlier))

@@ -150,8 +150,8 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     from fintrader.config import validate
+    from fintrader.data.data_config import data_of
     from fintrader.data.settings import DataSettings
-    from fintrader.pipeline.session import data_of
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))
     vendor = validate(DataSettings, {"source": {"kind": "yahoo", "symbols": ["A"], "start": "2016-01-01"}}, "test")

@@ -55,7 +55,7 @@ def test_what_compounds_growth_to_a_year_begins_with_a_quarter(
 
 
 def test_no_metric_that_compounds_was_forgotten() -> None:
-    compounding = re.compile(r"\^\(?252|annual return|CAGR", re.I)
+    compounding = re.compile(r"\^\(?Y|annual return|CAGR", re.I)
     assert {key for key, metric in BY_KEY.items() if compounding.search(metric.formula)} == COMPOUNDED
 
 

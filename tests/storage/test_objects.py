@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import multiprocessing
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.registry import _registry
 
-from fintrader.config import check_url, refuse_url
+from fintrader.config import check_no_secret, check_url, refuse_url
 from fintrader.errors import (
     ConfigError,
     DataError,
@@ -88,6 +89,14 @@ def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_url(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [check_url, check_no_secret, Objects], ids=["store", "path", "objects"])
+def test_a_file_url_names_no_machine(read: Callable[[str], object], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a machine, here one called runs; write file:///folder .*\(runs/x\)"):
+        read("file://runs/x")
+    read(f"file://{tmp_path}/x")
+    read(f"file://localhost{tmp_path}/x")
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fintrader.errors import TournamentError
+from fintrader.errors import RunError, TournamentError
+from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
@@ -120,6 +121,23 @@ def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
     assert all(line.startswith("{") and line.endswith("}") for line in run.events.read_text().splitlines())
+
+
+def test_a_foreign_database_that_never_ends_is_damaged(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.root, run.root)
+    with closing(sqlite3.connect(run.leaderboard)) as connection:
+        (columns,) = connection.execute("SELECT group_concat(name) FROM pragma_table_info('leaderboard')").fetchone()
+        same = ", ".join(f"1 AS {name}" for name in columns.split(","))
+        again = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n)"
+        connection.executescript(f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {again} SELECT {same} FROM n")
+    monkeypatch.setattr("fintrader.results.leaderboard.READ_SECONDS", 0.2)
+    with pytest.raises(RunError, match=r"took more than 0.2 s.*fintrader tournament rebuild"):
+        read_leaderboard(run.leaderboard)
+    assert forked(run, PODS).status == DONE
+    assert everything(run) == everything(undisturbed)
 
 
 @pytest.mark.parametrize("victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"])

@@ -19,7 +19,7 @@ from fintrader.errors import ConfigError
 from fintrader.files import read_json
 from fintrader.pipeline.evaluation import shrinkage_of
 from fintrader.runs import RunFolder
-from fintrader.tournament.folds import make_blocks
+from fintrader.tournament.folds import FoldLearners, make_blocks
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.pod_training import evaluate_trained, train_and_evaluate
 from fintrader.tournament.spec import PodSpec, TrainedPod
@@ -29,7 +29,7 @@ from tests.engines.races import ENV, SETTINGS, first_spec, market_file, real_rac
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
 
-KFOLD = {"validation": "kfold", "validation_folds": 3, "budget": Budget(env_steps=3 * 128)}
+KFOLD = {"validation": "kfold", "validation_folds": 3, "budget": Budget(env_steps=4 * 128)}
 
 
 def sessions(market: MarketTensors) -> set[int]:
@@ -67,24 +67,24 @@ def test_folds_that_cannot_be_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_pod_is_scored_out_of_fold_and_is_the_mean_of_its_learners(tmp_path: Path) -> None:
-    result, context = train_pod(tmp_path, first_spec(**KFOLD))
-    assert result.env_steps == 3 * 128
-    policy = load_policy(context.folder / "policy.safetensors")
-    assert isinstance(policy, EnsemblePolicy)
+def test_a_pod_is_scored_out_of_fold_and_is_the_learner_who_saw_everything(tmp_path: Path) -> None:
+    spec = first_spec(**KFOLD)
+    result, context = train_pod(tmp_path, spec)
+    assert result.env_steps == 4 * 128
+    kfold = FoldLearners(spec, context, torch.device("cpu"))
+    kfold.take(load(RunStore(context.run).get(str(result.snapshot))))
     blocks = make_blocks(MarketTensors.load(context.market), 3, ENV)
-    alone = [
-        simulate(one, block.held_out, ENV).daily_returns for one, block in zip(policy.members, blocks, strict=True)
-    ]
+    *judged, whole = kfold.policies
+    alone = [simulate(one, block.held_out, ENV).daily_returns for one, block in zip(judged, blocks, strict=True)]
     returns = np.concatenate(alone)
     assert len(result.returns) == len(result.active_returns) == len(returns) == 16
     assert result.returns == pytest.approx(returns, abs=0.005)  # positions are sold at the end of a block
     assert result.returns[: len(alone[0]) - 1] == pytest.approx(alone[0][:-1])
-    assert not any(
-        torch.equal(a, b)
-        for a, b in zip(policy.members[0].actor.parameters(), policy.members[1].actor.parameters(), strict=True)
-        if a.ndim == 2
-    )
+    stored = load_policy(context.folder / "policy.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(stored.parameters(), whole.parameters(), strict=True))
+    for one in judged:
+        pairs = zip(one.actor.parameters(), whole.actor.parameters(), strict=True)
+        assert not any(torch.equal(a, b) for a, b in pairs if a.ndim == 2)
 
 
 def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
@@ -103,12 +103,13 @@ def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
     monkeypatch.setattr(learners, "train", spy)
     child = spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": result.snapshot})
     train_pod(tmp_path, child)
-    blocks = make_blocks(MarketTensors.load(context.market), 3, ENV)
-    assert [bars for bars, _ in began] == [sum(piece.num_bars for piece in block.pieces) for block in blocks]
-    for number, (_, first) in enumerate(began):
+    market = MarketTensors.load(context.market)
+    seen = [sum(piece.num_bars for piece in block.pieces) for block in make_blocks(market, 3, ENV)]
+    assert [bars for bars, _ in began] == [*seen, market.windows.validation[1] - market.windows.train[0]]
+    for learner, (_, first) in zip(("fold-0", "fold-1", "fold-2", "whole"), began, strict=True):
         inherited = [name for name in first if name.startswith(("modules.", "optimisers."))]
         assert any(name.startswith("modules.policy.actor") for name in inherited)
-        assert all(torch.equal(first[name], state[f"fold-{number}.{name}"]) for name in inherited)
+        assert all(torch.equal(first[name], state[f"{learner}.{name}"]) for name in inherited)
 
 
 def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_p
     assert there.model_dump(exclude={"seconds"}) == here.model_dump(exclude={"seconds"})
 
 
-def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -> None:
+def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     market = market_file(tmp_path)
     wanted = SETTINGS.model_copy(update={**KFOLD, "metric": "information_ratio", "ensemble_shrinkage": "james_stein"})
@@ -150,17 +151,16 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_all_learners(tmp_path: Path) -
     stored = read_json(run.ensemble / "ensemble.json")
     policy = load_policy(result.ensemble_policy)
     assert isinstance(policy, EnsemblePolicy)
-    assert len(policy.members) == 3 * len(result.members)
-    assert {one.head.settings.shrinkage for one in policy.members} == {stored["shrinkage"]["kappa"]}
+    assert len(policy.members) == len(result.members)
+    assert {one.head.settings.conviction for one in policy.members} == {stored["shrinkage"]["conviction"]}
     assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
     specs: dict[str, PodSpec] = RunStore(run).specs()
     assert {spec.folds for spec in specs.values()} == {3}
-    # the mean over pods of the means over folds, each shrunk
+    # the mean over pods, each shrunk
     obs = torch.randn(5, policy.layout.width).clamp(0, 1)
     pods = [load_policy(run.pod(name) / "policy.safetensors") for name in result.members]
     for pod in pods:
-        assert isinstance(pod, EnsemblePolicy)
-        for one in pod.members:
-            shrunk = one.head.settings.model_copy(update={"shrinkage": stored["shrinkage"]["kappa"]})
-            one.head = ActionHead(policy.layout, shrunk)
+        assert not isinstance(pod, EnsemblePolicy)
+        shrunk = pod.head.settings.model_copy(update={"conviction": stored["shrinkage"]["conviction"]})
+        pod.head = ActionHead(policy.layout, shrunk)
     torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))

@@ -11,7 +11,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.launchers.local import cuda_devices
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.store import RunStore
+from fintrader.tournament.store import EventLog, RunStore
 from tests.engines import stubs
 from tests.engines.chaos import events_of, everything
 from tests.engines.races import ORDER
@@ -93,6 +93,38 @@ def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: s
     assert [(event["pod"], event["attempt"], event["reason"]) for event in lost] == [("p0001", 1, reason)]
     assert everything(disturbed.folder) == everything(undisturbed.folder)
     assert RunStore(disturbed.folder).read_result("p0001").attempts == 2
+
+
+def test_what_is_killed_from_outside_has_not_failed_however_often(race: Race, tmp_path: Path) -> None:
+    plant(RunFolder(tmp_path / "a"), "p0001", "kill", times=4)
+    run = race("a", pods=2, processes=True, retries=0).folder
+    result = RunStore(run).read_result("p0001")
+    assert (result.status, result.attempts) == ("done", 5)
+    assert [event["attempt"] for event in events_of(run, "lost")] == [1, 2, 3, 4]
+
+
+def test_kills_before_a_restart_use_up_no_retry_after_it(race: Race, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    plant(run, "p0001", "boom", times=2)
+    killed = {"event": "lost", "pod": "p0001", "attempt": 1, "reason": "killed", "detail": ""}
+    EventLog(run.events).append(*[killed] * 3)
+    assert race("a", pods=2, retries=2).trials == 2
+    assert RunStore(run).read_result("p0001").attempts == 6
+
+
+def test_fewer_pods_end_with_what_there_is(race: Race) -> None:
+    for order in ("arrival", "submission"):
+        before = race(order, pods=6, order=order)
+        fewer = race(order, pods=2, order=order)
+        assert everything(fewer.folder) == everything(before.folder)
+        assert race(order, pods=8, order=order).trials == 8
+
+
+def test_fewer_pods_while_one_of_them_is_not_done(race: Race) -> None:
+    before = race("a", pods=6, order="arrival")
+    RunStore(before.folder).result_path("p0001").unlink()
+    assert race("a", pods=3, order="arrival").trials == 5
+    assert race("a", pods=6, order="arrival").trials == 6
 
 
 def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from fintrader import metrics
 from fintrader.agents.a2c import A2C
+from fintrader.agents.action_head import MOST_CONVICTION
 from fintrader.agents.ppo import PPO
 from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.tournament.ensemble import choose, correlations, james_stein, weights_of
+from fintrader.tournament.ensemble import choose, correlations, evidence_of, james_stein, weights_of
 from fintrader.tournament.evaluator import LEAST_TRACKING_ERROR, check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
 from fintrader.tournament.leaderboard import Entry, Leaderboard
@@ -287,6 +288,23 @@ def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for() ->
     assert james_stein(np.ones(1))[0] == 0.0
 
 
+@pytest.mark.parametrize(("wanted", "times"), [(0.5, 0.5), (3.0, 3.0), (12.0, MOST_CONVICTION)])
+def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted: float, times: float) -> None:
+    random = np.random.default_rng(0)
+    days = random.normal(2e-4, 1e-3, 250)
+    learned = float(days.std(ddof=1)) * 252**0.5
+    apart = random.normal(0, 1e-3, 250)
+    members = [entry(k, 1.0, active_returns=tuple(days + (k - 0.5) * apart)) for k in range(2)]
+    plain = settings(ensemble_shrinkage="james_stein")
+    sized = settings(ensemble_shrinkage="james_stein", ensemble_tracking_error=wanted * learned)
+    before, after = evidence_of(members, [0.5, 0.5], plain), evidence_of(members, [0.5, 0.5], sized)
+    assert before is not None
+    assert after is not None
+    assert 0 < before["conviction"] == before["kappa"] == after["kappa"]
+    assert before["tracking_error"] == pytest.approx(learned)
+    assert after["conviction"] == pytest.approx(times * before["kappa"])
+
+
 def test_weights_sum_to_one_and_follow_the_score() -> None:
     members = [entry(0, 3.0), entry(1, 1.0), entry(2, 1.0)]
     assert weights_of(members, "equal") == [pytest.approx(1 / 3)] * 3
@@ -303,6 +321,7 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
         ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
         ({"halving_rungs": (0.5, 0.2)}, "rungs"),
         ({"validation": "kfold", "replicas": 2}, "cannot be fused of 2 replicas; set replicas to 1"),
+        ({"ensemble_tracking_error": 0.02}, "set ensemble_shrinkage to james_stein too"),
         ({"devices": ()}, "at least one device"),
         ({"devices": ("cuda:0/1",), "replicas": 1}, "spans 2 devices needs a learner for each; set replicas to 2"),
         ({"devices": ("cuda:0/1", "cuda:2")}, "join 1 and 2 devices"),

@@ -30,7 +30,6 @@ STRONGER = 1.25
 NEXT_OPEN = "to the next open"
 _BLOCKS, _FEWEST_BLOCKS, _HORIZONS_A_BLOCK = 50, 12, 3
 _MOST_ROWS = 20_000
-_SESSIONS_A_YEAR = 252
 
 
 @dataclass(frozen=True)
@@ -172,5 +171,5 @@ def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
             earned += np.bincount(day[rows], side * ahead[rows, column], len(earned))
         if len(earned) >= _FEWEST_BLOCKS:
             t = _t(earned)
-            ratio = t / np.sqrt(len(earned)) * np.sqrt(_SESSIONS_A_YEAR)
+            ratio = t / np.sqrt(len(earned)) * np.sqrt(market.sessions_a_year)
             yield Alarm(name, "Sharpe ratio", float(ratio), "of a bar", t), len(earned)

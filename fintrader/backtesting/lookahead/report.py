@@ -82,7 +82,8 @@ def trusted(data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequen
     if universe.membership is not None:
         found.append(f"membership: {base_name(universe.membership)}")
     elif universe.index is not None:
-        found.append(f"membership: {universe.index} by the package index-constitution")
+        who = "fintrader's own table" if universe.index == "nasdaq100" else "the package index-constitution"
+        found.append(f"membership: {universe.index} by {who}")
     if universe.shares_outstanding is not None:
         found.append(f"shares outstanding: {base_name(universe.shares_outstanding)}")
     if data.adjust.path is not None:

@@ -13,12 +13,14 @@ import pandas as pd
 
 from fintrader.data.bars import PRICES, Array, Bars
 from fintrader.data.calendar import SessionGrid, WindowSettings
+from fintrader.data.companies import Interval
 from fintrader.data.corporate_actions import Action
+from fintrader.data.faults import STOPPING
 from fintrader.data.index_level import BenchmarkSettings, read_level
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import Feed
 from fintrader.data.sources.planted_in import PlantedInSettings
-from fintrader.data.universe import Interval, UniverseSettings, load_membership, load_shares
+from fintrader.data.universe import UniverseSettings, load_membership, load_shares
 from fintrader.seeding import numpy_generator
 
 Mode = Literal["cut", "scrambled"]
@@ -61,7 +63,8 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
     A piece has no choice of symbols by its bars, and no signal planted into real bars: both belong to the windows of
     the whole.
     """
-    values: dict[str, Any] = {"start": view.start, "end": view.end}
+    # what another future holds is no market's doing
+    values: dict[str, Any] = {"start": view.start, "end": view.end, "waive": STOPPING}
     universe = settings.universe
     if view.windows is not None:
         train, validation, test = view.windows
@@ -142,7 +145,7 @@ class ViewFeed(Feed):
 
     def __init__(self, feed: Feed, bars: Mapping[str, Bars], view: View, seed: int) -> None:
         self._feed, self._bars, self._view, self._seed = feed, bars, view, seed
-        self.inputs = feed.inputs
+        self.inputs, self.companies, self.missing = feed.inputs, feed.companies, feed.missing
         low, high = view.first_ts - _QUARTER_DAY_NS, view.last_ts + _QUARTER_DAY_NS
         wanted = view.symbols or feed.symbols
         found = {name: bars[name].ts for name in wanted}
@@ -155,6 +158,9 @@ class ViewFeed(Feed):
 
     def span(self) -> tuple[int, int]:
         return self._feed.span()
+
+    def holder(self, ticker: str, day: dt.date) -> str | None:
+        return self._feed.holder(ticker, day)  # of the whole: an action of a symbol that is not in view is no error
 
     def bars(self, symbol: str) -> Bars:
         bars, cut = self._bars[symbol].take(self._rows[symbol]), self._view.cut

@@ -12,6 +12,7 @@ no manifest and no configuration.
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -21,7 +22,8 @@ import numpy as np
 from pydantic import Field
 
 from fintrader.data.bars import COLUMNS, Bars
-from fintrader.data.sources.vendor import Busy, VendorSettings
+from fintrader.data.corporate_actions import Action
+from fintrader.data.sources.vendor import Busy, Refused, VendorSettings
 from fintrader.errors import DataError
 
 _NEW_YORK = ZoneInfo("America/New_York")
@@ -49,7 +51,7 @@ class Alpaca:
 
     def __init__(self, settings: AlpacaSettings) -> None:
         self.settings = settings
-        self.batch, self.daily = settings.batch, settings.interval == "1d"
+        self.batch, self.daily, self.adjustment = settings.batch, settings.interval == "1d", settings.adjustment
         self._client: Any = None
 
     @property
@@ -87,18 +89,44 @@ class Alpaca:
             raise Busy(type(error).__name__) from None
         return {name: self._bars(name, rows) for name, rows in (answer or {}).items() if rows}
 
+    def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
+        client = self._client_of("corporate_actions", "CorporateActionsClient")
+        from alpaca.common.exceptions import APIError
+        from alpaca.data.enums import CorporateActionsType as Type
+        from alpaca.data.requests import CorporateActionsRequest
+
+        types = [Type.FORWARD_SPLIT, Type.REVERSE_SPLIT, Type.STOCK_DIVIDEND, Type.CASH_DIVIDEND]
+        request = CorporateActionsRequest(symbols=list(symbols), types=types, start=first, end=last, limit=None)
+        try:
+            answer = client.get_corporate_actions(request) or {}
+        except APIError as error:
+            status = getattr(error, "status_code", None)
+            if status in _RETRY:
+                raise Busy(f"status {status}") from None
+            raise DataError(
+                f"alpaca gives no splits and dividends (status {status}); check the keys, or set data.source.actions "
+                "to false and declare them under data.adjust"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise Busy(type(error).__name__) from None
+        return [_action(kind, row) for kind, rows in answer.items() for row in rows]
+
     def _connect(self) -> Any:
         if self._client is None:
-            try:
-                from alpaca.data.historical.stock import StockHistoricalDataClient
-            except ImportError:
-                raise DataError("the source alpaca needs alpaca-py: pip install 'fintrader[alpaca]'") from None
-            key, secret = os.environ.get("APCA_API_KEY_ID"), os.environ.get("APCA_API_SECRET_KEY")
-            if not key or not secret:
-                raise DataError("alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment")
-            self._client = StockHistoricalDataClient(key, secret, raw_data=True, url_override=self.settings.endpoint)
-            self._client._retry = 0  # repetitions are ours: they double their wait and are counted
+            self._client = self._client_of("stock", "StockHistoricalDataClient")
         return self._client
+
+    def _client_of(self, module: str, name: str) -> Any:
+        try:
+            found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
+        except ImportError:
+            raise DataError("the source alpaca needs alpaca-py: pip install 'fintrader[alpaca]'") from None
+        key, secret = os.environ.get("APCA_API_KEY_ID"), os.environ.get("APCA_API_SECRET_KEY")
+        if not key or not secret:
+            raise DataError("alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment")
+        client = found(key, secret, raw_data=True, url_override=self.settings.endpoint)
+        client._retry = 0  # repetitions are ours: they double their wait and are counted
+        return client
 
     def _explain(self, error: Any, symbols: Sequence[str]) -> Exception:
         status = getattr(error, "status_code", None)
@@ -110,9 +138,7 @@ class Alpaca:
                 "APCA_API_KEY_ID and APCA_API_SECRET_KEY, and whether the plan includes the feed"
             )
         if status == 422 or status == 400:
-            return DataError(
-                f"alpaca does not accept the request for {', '.join(symbols)}; check the tickers and dates"
-            )
+            return Refused(f"alpaca does not accept the request for {', '.join(symbols)}; check the tickers and dates")
         return DataError(f"alpaca answers with status {status}; try again later")
 
     def _bars(self, symbol: str, rows: list[dict[str, Any]]) -> Bars:
@@ -128,3 +154,16 @@ class Alpaca:
             origin="alpaca",
             **columns,
         )
+
+
+def _action(kind: str, row: Mapping[str, Any]) -> Action:
+    """One announcement of Alpaca's: rates are new and old shares, shares more for each one, or USD."""
+    split, dividend = 1.0, 0.0
+    if kind in ("forward_splits", "reverse_splits"):
+        split = float(row["new_rate"]) / float(row["old_rate"])
+    elif kind == "stock_dividends":
+        split = 1.0 + float(row["rate"])
+    elif kind == "cash_dividends":
+        dividend = float(row["rate"])
+    day = dt.date.fromisoformat(row["ex_date"])
+    return Action(symbol=row["symbol"], day=day, split=split, dividend_usd=dividend)

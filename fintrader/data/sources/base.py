@@ -6,25 +6,28 @@ later ones read the chunks. A vendor's bars (`vendor`) are asked for month by mo
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
 from fintrader.data.bars import Array, Bars, concat
 from fintrader.data.calendar import SessionGrid, day_starts
-from fintrader.data.chunks import Collection
+from fintrader.data.chunks import Collection, content_of
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.corporate_actions import Action
-from fintrader.data.sources.files import BarFile, FilesSettings, iterate, list_files
+from fintrader.data.sources.files import BarFile, files_of, iterate
+from fintrader.data.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import Objects
 
-_BUFFER_ROWS = 8_000_000
+_BUFFER_ROWS = 4_000_000
 
 
 class Feed(Protocol):
@@ -37,10 +40,25 @@ class Feed(Protocol):
     """Splits and dividends that the source itself announces."""
     symbols: list[str]
     """Symbols that have bars, sorted."""
+    missing: Sequence[str] = ()
+    """Tickers that were asked for and have no bars."""
+    tickers_as_of: dt.date | None = None
+    """The day of which the source's tickers are, for bars of all years; None: each bar has the ticker of its day."""
+    companies: Mapping[str, str] = MappingProxyType({})
+    """Symbol -> key of the company whose share it is (`data.companies`), "" for one of none that is known, where bars
+    are put together by company."""
+
+    def holder(self, ticker: str, day: dt.date) -> str | None:
+        """The symbol whose share traded under a ticker on a day; None where the source has no bars of it."""
+        return ticker if ticker in self.symbols else None
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Do what takes long: read files, ask vendors. Raises DataError."""
         return
+
+    def stored(self) -> list[Collection]:
+        """What the store holds of it so far; may be asked before `prepare`."""
+        return []
 
     def span(self) -> tuple[int, int]:
         """First and last time of all bars (int64 nanoseconds)."""
@@ -65,31 +83,41 @@ class FilesFeed(Feed):
         self.settings = settings
         self.calendar = calendar
         self.store = store
-        self.files = list_files(settings.path)
-        self.inputs = file_inputs(self.files, _fingerprints(self.files, store))
+        self.files = files_of(settings)
+        self._contents = _contents(self.files, store)
+        self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
-        how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
-        entries = zip(self.files, self.inputs["files"], strict=True)
-        self._collections = [self._chunks_of(file, {**entry, **how}, progress) for file, entry in entries]
+        pairs = zip(self.files, self._contents, strict=True)
+        self._collections = [self._chunks_of(file, content, progress) for file, content in pairs]
         self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
 
-    def _chunks_of(self, file: BarFile, identity: dict[str, Any], progress: Progress | None) -> Collection:
-        if self.settings.symbol_from == "column":
-            identity["name"] = file.name
-        collection = Collection.open(self.store, "files", identity)
+    def stored(self) -> list[Collection]:
+        pairs = zip(self.files, self._contents, strict=True)
+        return [self._opened(file, content.sha256) for file, content in pairs]
+
+    def _opened(self, file: BarFile, sha256: str) -> Collection:
+        how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
+        said = self.settings.read_name(file.place) if self.settings.name_pattern else None  # folders may say something
+        name = file.name if said is None else ":".join(filter(None, (*said, file.name)))
+        return Collection.open(self.store, "files", {"name": name, **how}, sha256)
+
+    def _chunks_of(self, file: BarFile, content: _Content, progress: Progress | None) -> Collection:
+        collection = self._opened(file, content.sha256)
         if collection.complete:
             return collection
         with collection.objects.lock():
-            collection = Collection.open(self.store, "files", identity)
+            collection = self._opened(file, content.sha256)
             if not collection.complete:
-                collection.objects.sweep()
+                before = None if content.before is None else self._opened(file, content.before)
                 try:
-                    ingest(file, self.settings, collection, progress)
+                    ingest(file, self.settings, collection, progress, before=before, grown_from=content.grown_from)
                 except DataError:  # chunks of a file that is refused are of no use to anybody
-                    collection.objects.clear()
+                    collection.tidy()
                     raise
+                if before is not None and content.superseded:
+                    before.forget()
         return collection
 
     def span(self) -> tuple[int, int]:
@@ -145,23 +173,45 @@ class MemoryFeed(Feed):
         return np.asarray(self._level[at])
 
 
-def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progress: Progress | None = None) -> None:
+def ingest(
+    file: BarFile,
+    settings: FilesSettings,
+    collection: Collection,
+    progress: Progress | None = None,
+    *,
+    before: Collection | None = None,
+    grown_from: int | None = None,
+) -> None:
     """Cut one file into chunks by symbol and month; memory stays bounded whatever the file's order.
 
     Rows wait until a batch passes that holds none of their symbol and month: in a file sorted by symbol or by time
-    that is soon. In a shuffled one all are stored as soon as too many wait, and a month has several pieces.
+    they are then complete. When too many wait, all are stored, and a month consists of several pieces.
+
+    `before` is what the store holds of the file as it was: its chunks are kept where their rows stand unchanged, be it
+    elsewhere in the file. With `grown_from` the first so many bytes of a CSV are known to be the same, and are not
+    read again.
     """
-    collection.chunks = {}  # what an unfinished attempt left is written over with the same bytes
+    collection.objects.sweep()
+    known = _Known(before.chunks if before is not None and before.complete else {})
+    after = None
+    if before is not None and before.complete and grown_from is not None and file.appendable:
+        assert before.next_row is not None
+        collection.chunks = {symbol: {**months} for symbol, months in before.chunks.items()}
+        for months in collection.chunks.values():
+            months.update({month: [*pieces] for month, pieces in months.items()})
+        known, after, collection.next_row = _Known({}), (grown_from, before.next_row), before.next_row
     waiting: dict[tuple[str, str], list[Bars]] = {}
     held = 0
 
     def store(key: tuple[str, str]) -> int:
         bars = concat(waiting.pop(key))
-        collection.add(*key, bars, {"file": bars.origin})
+        left = known.keep(collection, *key, bars)
+        if len(left):
+            collection.add(*key, left, {"file": bars.origin})
         return len(bars)
 
     with (progress or SILENT).task(f"read {file.name}", unit="rows") as task:
-        for batch in iterate(file, settings):
+        for batch in iterate(file, settings, after):
             refuse_bad_rows(batch)
             parts = _by_symbol_and_month(batch)
             for key, part in parts.items():
@@ -170,11 +220,33 @@ def ingest(file: BarFile, settings: FilesSettings, collection: Collection, progr
             for key in sorted(waiting):
                 if key not in parts or held > _BUFFER_ROWS:
                     held -= store(key)
+            assert batch.row is not None
+            collection.next_row = int(batch.row[-1]) + 1
             task.advance(len(batch))
         for key in sorted(waiting):
             store(key)
     collection.complete = True
     collection.save()
+
+
+class _Known:
+    """The chunks of a file as it was, month by month, of which each can be kept once."""
+
+    def __init__(self, chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+        self._left = {(name, month): [*pieces] for name, months in chunks.items() for month, pieces in months.items()}
+
+    def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
+        """Count the chunks with which these rows begin as pieces of the month; returns the rows after them."""
+        pieces, done = self._left.get((symbol, month), []), 0
+        while pieces and done + pieces[0]["rows"] <= len(bars):
+            stop = done + pieces[0]["rows"]
+            part = bars.take(slice(done, stop))
+            if content_of(part) != pieces[0]["content"]:
+                pieces.clear()
+                break
+            collection.keep(symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0]))
+            done = stop
+        return bars.take(slice(done, len(bars)))
 
 
 def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
@@ -192,22 +264,42 @@ def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
     return groups
 
 
-def _fingerprints(files: list[BarFile], store: Objects) -> list[str]:
-    """SHA-256 of each file. Those of files that did not change since are remembered in the store."""
+@dataclass(frozen=True)
+class _Content:
+    """What stands in a file, and what stood there when it was looked at last."""
+
+    sha256: str
+    before: str | None = None
+    """The SHA-256 of what it held before, if that was something else."""
+    grown_from: int | None = None
+    """So many bytes were all it held before, and it still begins with them."""
+    superseded: bool = False
+    """Whether no other file holds now what this one held before."""
+
+
+def _contents(files: list[BarFile], store: Objects) -> list[_Content]:
+    """What each file holds. The hashes of those that did not change since are remembered in the store."""
     with store.lock():
         store.sweep(deep=False)
         stored = store.get("fingerprints.json")
         try:
-            before: dict[str, list[str]] = json.loads(stored) if stored else {}
+            before: dict[str, list[Any]] = json.loads(stored) if stored else {}
         except ValueError:
             before = {}
-        known, hashes = dict(before), []
+        known, contents = dict(before), []
         for file in files:
             version, key = file.version(), f"{file.path}:{file.member or ''}"
-            if version is None or known.get(key, [""])[0] != version:
-                known[key] = [version or "", file.sha256()]
-            hashes.append(known[key][1])
-        known = {key: entry for key, entry in known.items() if entry[0]}
+            token, digest, size = before.get(key, [None, None, 0])
+            if version is not None and version == token:
+                contents.append(_Content(digest))
+                continue
+            sha256, length, prefix = file.digest(size)
+            known[key] = [version, sha256, length]
+            changed = digest is not None and digest != sha256
+            contents.append(
+                _Content(sha256, digest if changed else None, size if changed and prefix == digest else None)
+            )
         if known != before:
             store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())
-    return hashes
+    now = {digest for _, digest, _ in known.values()}
+    return [replace(content, superseded=content.before not in now) for content in contents]

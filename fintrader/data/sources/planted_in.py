@@ -19,9 +19,9 @@ from scipy.optimize import brentq
 from scipy.signal import lfilter
 
 from fintrader.data.bars import Array
+from fintrader.data.calendar import Windows
 from fintrader.data.scaling import FEWEST, relative
-from fintrader.data.sources.files import FilesSettings
-from fintrader.data.tensors import Windows
+from fintrader.data.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.seeding import numpy_generator
 

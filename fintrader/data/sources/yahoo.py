@@ -15,6 +15,8 @@ import numpy as np
 from pydantic import Field
 
 from fintrader.data.bars import Bars
+from fintrader.data.corporate_actions import Action
+from fintrader.data.sources.announced import Adjustment
 from fintrader.data.sources.vendor import Busy, VendorSettings
 from fintrader.errors import DataError
 
@@ -46,10 +48,11 @@ class Yahoo:
         self._yfinance = yfinance
         self.settings, self._session = settings, session
         self.batch, self.daily = settings.batch, settings.interval == "1d"
+        self.adjustment: Adjustment = "split"
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {"interval": self.settings.interval, "adjustment": "split"}
+        return {"interval": self.settings.interval, "adjustment": self.adjustment}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         days = _DAYS_KEPT[self.settings.interval]
@@ -65,7 +68,7 @@ class Yahoo:
         step = dt.timedelta(days=_DAYS_PER_REQUEST[self.settings.interval])
         while first <= last:
             stop = min(first + step, last + dt.timedelta(days=1))
-            frames.append(self._request(symbol, first, stop))
+            frames.append(self._request(symbol, first, stop, self.settings.interval))
             first = stop
         if not any(map(len, frames)):
             return None
@@ -83,15 +86,28 @@ class Yahoo:
             **{name.lower(): table[name].to_numpy(dtype=np.float64) for name in ("Open", "High", "Low", "Close")},
         )
 
-    def _request(self, symbol: str, first: dt.date, stop: dt.date) -> Any:
+    def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
+        found = []
+        for name in symbols:
+            table = self._request(name, first, last + dt.timedelta(days=1), "1d", actions=True)
+            later = 1.0
+            for row in range(len(table) - 1, -1, -1):  # Yahoo states a dividend for a share of today
+                split, dividend = (float(table[column].iloc[row]) for column in ("Stock Splits", "Dividends"))
+                later *= split or 1.0
+                if split or dividend:
+                    day = table.index[row].date()
+                    found.append(Action(symbol=name, day=day, split=split or 1.0, dividend_usd=dividend * later))
+        return found
+
+    def _request(self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False) -> Any:
         errors = self._yfinance.exceptions
         try:
             return self._yfinance.Ticker(symbol, session=self._session).history(
-                interval=self.settings.interval,
+                interval=interval,
                 start=str(first),
                 end=str(stop),
                 auto_adjust=False,
-                actions=False,
+                actions=actions,
                 prepost=False,
                 repair=False,
                 timeout=self.settings.timeout_seconds,
@@ -107,4 +123,6 @@ class Yahoo:
                 raise DataError(
                     f"yahoo: the answer for {symbol} has another form than expected; update yfinance"
                 ) from None
+            if getattr(getattr(error, "response", None), "status_code", None) == 404:
+                return ()  # a ticker whose zone it wants to know and nobody does
             raise Busy(type(error).__name__) from None

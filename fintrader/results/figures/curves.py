@@ -118,7 +118,9 @@ def rolling_sessions(sessions: int) -> int | None:
     return None if sessions < FEWEST_TO_ROLL else min(LONGEST_ROLLING, max(SHORTEST_ROLLING, sessions // 3))
 
 
-def rolling_figure(returns: pd.DataFrame, kind: Rolling, *, main: str, window: int) -> go.Figure:
+def rolling_figure(
+    returns: pd.DataFrame, kind: Rolling, *, main: str, window: int, sessions_a_year: int = TRADING_DAYS
+) -> go.Figure:
     """Rolling Sharpe ratio or volatility (annualised), or beta to the benchmark, of every strategy; full windows only.
 
     `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of the columns.
@@ -127,10 +129,10 @@ def rolling_figure(returns: pd.DataFrame, kind: Rolling, *, main: str, window: i
     match kind:
         case "sharpe":
             spread = rolled.std()
-            values = rolled.mean() / spread.where(spread > 1e-12) * math.sqrt(TRADING_DAYS)
+            values = rolled.mean() / spread.where(spread > 1e-12) * math.sqrt(sessions_a_year)
             title, unit, level = "Sharpe ratio", "Sharpe ratio, annualised", 0
         case "volatility":
-            values = rolled.std() * math.sqrt(TRADING_DAYS)
+            values = rolled.std() * math.sqrt(sessions_a_year)
             title, unit, level = "Volatility", "volatility, annualised", 0
         case "beta":
             index = returns["benchmark"]

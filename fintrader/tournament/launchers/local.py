@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -220,6 +221,10 @@ def _oom_kills() -> int:
     return 0
 
 
+_ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""No process ends itself by these; by SIGSEGV, SIGABRT and the like it does, and would again."""
+
+
 def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
     """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out meanwhile."""
     tail = ""
@@ -227,10 +232,10 @@ def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
         tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])[-500:]
     if code == -9 and out_of_memory:
         return "oom", "killed by the kernel, out of memory; lower env.num_envs or tournament.workers"
-    if code == -9:
-        return "killed", "killed by signal 9"
+    if -code in _ENDED_BY_OTHERS:
+        return "killed", f"killed by signal {-code}"
     if code < 0:
-        return "killed", f"killed by signal {-code}; {tail}"
+        return "error", f"died of signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"
 
 

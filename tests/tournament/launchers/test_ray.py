@@ -300,6 +300,11 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         validate(RaySettings, {"address": "ray://head:10001"}, "x")
     with pytest.raises(ConfigError, match="gpus: a pod takes a part of one GPU or a whole number"):
         validate(RaySettings, {"gpus": 1.5}, "x")
+    for secret in ({"env_vars": {"AWS_SECRET_ACCESS_KEY": "abc"}}, {"pip": ["--index-url", "https://me:abc@x/simple"]}):
+        with pytest.raises(ConfigError, match="are stored and shown, so") as caught:
+            validate(RaySettings, {"runtime_env": secret}, "x")
+        assert "abc" not in str(caught.value)
+    assert validate(RaySettings, {"runtime_env": {"env_vars": {"GLOO_SOCKET_IFNAME": "eth0"}}}, "x").runtime_env
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'fintrader\[ray\]'"):
         connect(RaySettings())

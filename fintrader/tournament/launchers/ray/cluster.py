@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from fintrader import reproducible
-from fintrader.config import Settings
+from fintrader.config import SECRET_NAME, Settings, without_secret
 from fintrader.errors import ConfigError, TournamentError
 
 HEAD_SECONDS = 30.0
@@ -63,6 +63,19 @@ class RaySettings(Settings):
     allow_insecure: bool = False
     """Use a cluster that lets anybody in. One on loopback is used without this."""
 
+    @field_validator("runtime_env")
+    @classmethod
+    def _no_secrets(cls, runtime_env: dict[str, Any]) -> dict[str, Any]:
+        secret = sorted(name for name in runtime_env.get("env_vars") or () if SECRET_NAME.search(name))
+        if secret:
+            raise ValueError(
+                f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets belong into the nodes' "
+                "own environment (a Kubernetes secret, an instance's role)"
+            )
+        for text in _texts(runtime_env):
+            without_secret(text)
+        return runtime_env
+
     @field_validator("gpus")
     @classmethod
     def _whole(cls, gpus: float | None) -> float | None:
@@ -78,6 +91,15 @@ class RaySettings(Settings):
         if address not in ("auto", "local") and not address.rpartition(":")[2].isdigit():
             raise ValueError("expected auto, local or HOST:PORT")
         return address
+
+
+def _texts(values: Any) -> Iterator[str]:
+    """Every text in plain values, however deep."""
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, Mapping | list | tuple):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from _texts(value)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""`fintrader data compare A B`: two sets of bars laid over each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fintrader.cli.options import parse
+from fintrader.data.compare import CompareSettings, compare_bars, open_side
+from fintrader.errors import ConfigError
+
+
+class CompareOptions(CompareSettings):
+    """How two sets of bars are compared, and where the comparison goes. Each is a configuration, files, or a market."""
+
+    out: Path = Path("comparison")
+    """Folder that gets `comparison.json` and `comparison.html`."""
+    cache: Path = Path("data/tensors")
+    """Cache of markets; beside it lie the bars that vendors sent."""
+
+
+def compare_data(argv: list[str]) -> None:
+    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page with a heat map."""
+    from fintrader.report.bars import describe, write_comparison
+
+    as_json = "--json" in argv
+    words = [word for word in argv if word != "--json"]
+    if {"-h", "--help"} & set(words):
+        parse(CompareOptions, CompareOptions(), ["--help"], "data compare A B [--json]")
+    sides = words[:2]
+    if len(sides) < 2 or any(word.startswith("-") for word in sides):
+        raise ConfigError("`fintrader data compare` needs A and B first: two configurations, files or built markets")
+    options = parse(CompareOptions, CompareOptions(), words[2:], "data compare A B")
+    (a, calendar), (b, other) = (open_side(what, options, options.cache) for what in sides)
+    if calendar != other:
+        raise ConfigError(f"A is of the calendar {calendar} and B of {other}; compare bars of one exchange")
+    report = compare_bars(a, b, calendar, tolerance_bps=options.tolerance_bps)
+    written = write_comparison(report, options.out)
+    if as_json:
+        print(json.dumps(report))
+        return
+    print(describe(report))
+    for path in written:
+        print(f"  {path}")

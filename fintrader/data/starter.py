@@ -1,0 +1,131 @@
+"""A configuration to begin with, for files of bars whose layout was detected: commented YAML that runs as it is."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fintrader.config import refuse_url, validate
+from fintrader.data.detect import Detection
+from fintrader.data.settings import DataSettings
+from fintrader.errors import BarError, ConfigError
+from fintrader.files import write_text
+
+_FEWEST = 3
+
+
+def config_path(bars: str, out: Path | None = None) -> Path:
+    """Where the configuration for these bars goes: `my.yaml` here for `somewhere/my.csv`, unless `out` says it."""
+    if out is not None:
+        refuse_url(out, "out")
+        return out
+    name = re.sub(r"(\.(csv|txt|gz|parquet|pq|zip))+$", "", bars.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
+    plain = re.sub(r"[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+|\.\.+", "-", name).strip("-.")
+    return Path(f"{plain or 'bars'}.yaml")
+
+
+def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
+    """Write the configuration. Raises ConfigError when there is one, unless forced, and BarError for too few days."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; choose another --out, or write over it with --force")
+    write_text(path, yaml_of(found, path))
+    return path
+
+
+def yaml_of(found: Detection, path: Path) -> str:
+    """The configuration as text. Raises BarError when there are too few sessions for three windows."""
+    length, whole = found.bar_minutes, found.session_minutes
+    market = 5 if length < 5 and 5 % length == 0 and len(found.sessions) >= 10 else length
+    daily = market >= whole
+    windows, embargo = _windows(found.sessions)
+    train = sum(windows[0][0] <= day <= windows[0][1] for day in found.sessions)
+    bars = 1 if daily else -(-whole // market)  # of a session
+    if daily:
+        names = ["return_1", "return_5", "gap", "intraday", "volatility_21"] + (["return_21"] if train > 60 else [])
+    else:
+        hour = max(1, bars // 7)
+        names = ["return_1", f"return_{hour}", f"return_{bars}", f"volatility_{bars}", "intraday", "gap"]
+    episode = max(2, min(21 if daily else 5 * bars, train * bars // 2))
+    decide = 1 if daily else max(1, min(bars // 13, episode // 2))
+    lines = [
+        f"# Made by `fintrader init` from {len(found.symbols)} symbols, {found.first} to {found.last}.",
+        f"#   fintrader run {path}",
+        "# What was found, and how sure it is:",
+        *(f"#   {one.setting}: {one.value} ({one.sure}: {one.why})" for one in found.findings),
+        "seed: 7",
+        "device: auto",
+        "",
+        "data:",
+        f"  bar_minutes: {market:<16} # " + ("a session a bar" if daily else "bars of the market, put together"),
+        "  hours: regular               # extended keeps the bars before the open and after the close",
+        f"  calendar: {found.calendar}",
+        "  source:",
+        "    kind: files",
+        f"    path: {_plain(found.path)}",
+        *(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
+        "  benchmark: {}                # all symbols in equal weights; path: FILE with date and close for an index",
+        "  adjust: {}                   # path: FILE with splits and dividends, where prices are as traded",
+        "  features:",
+        f"    names: [{', '.join(names)}]",
+        "  windows:                     # 60, 20 and 20 % of the sessions",
+        *(f"    {name}: [{first}, {last}]" for name, (first, last) in zip(_NAMES, windows, strict=True)),
+        f"    embargo_sessions: {embargo}        # that belong to no window, before validation and test",
+        "",
+        "env:",
+        "  num_envs: 64",
+        f"  episode_bars: {episode}",
+        f"  decision_interval: {decide:<10} # bars from one decision to the next",
+        "  cost_bps: 20                 # of each trade; what you pay, spread included",
+        "",
+        "agent:",
+        "  algo: ppo",
+        "",
+        "tournament:",
+        "  pods: 4                      # more pods and steps search longer",
+        "  pool_size: 2",
+        "  workers: 2",
+        "  budget: {env_steps: 60000}",
+        "  order: submission            # same seed, same leaderboard, whatever finishes first",
+        "  leaderboard_size: 4",
+        "  ensemble_size: 2",
+        "",
+    ]
+    text = "\n".join(lines)
+    _check(text, path)
+    return text
+
+
+_NAMES = ("train", "validation", "test")
+
+
+def _windows(sessions: Sequence[dt.date]) -> tuple[list[tuple[dt.date, dt.date]], int]:
+    """The three windows as dates, and the sessions between them."""
+    count = len(sessions)
+    if count < _FEWEST:
+        raise BarError(f"the bars reach over {count} sessions; training, validation and test need {_FEWEST} or more")
+    embargo = 1 if count >= 15 else 0
+    one, two = max(1, round(0.6 * count)), max(2, round(0.8 * count))
+    one, two = min(one, count - 2), min(max(two, one + 1), count - 1)
+    edges = [(0, one - 1), (one, two - 1), (two, count - 1)]
+    return [(sessions[first], sessions[last]) for first, last in edges], embargo
+
+
+def _plain(value: Any) -> str:
+    """A value as YAML in one line: a JSON text is one."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_./-]*[A-Za-z_/][A-Za-z0-9_./-]*", value):
+        return json.dumps(value) if value.lower() in _WORDS else value
+    return json.dumps(value, ensure_ascii=False)
+
+
+_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
+
+
+def _check(text: str, path: Path) -> None:
+    """Raise ConfigError when the settings of the data are none."""
+    import yaml
+
+    validate(DataSettings, yaml.safe_load(text)["data"], str(path))

@@ -1,0 +1,136 @@
+"""A year has as many sessions as its market says, in every figure of a year and in no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import empyrical
+import numpy as np
+import pytest
+
+from fintrader.backtesting import evidence as ev
+from fintrader.backtesting.baselines import usual_volatility
+from fintrader.backtesting.factors import factor_betas
+from fintrader.backtesting.honesty import assess
+from fintrader.backtesting.null_models import random_portfolios
+from fintrader.backtesting.result import BacktestResult, measured_against
+from fintrader.backtesting.simulate import simulate
+from fintrader.backtesting.writer import tabulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings
+from fintrader.report.html import render_report
+from fintrader.results import figures, periods
+from fintrader.results.catalogue import COMPOUNDED, fewest_sessions
+from fintrader.results.formatting import standing
+from fintrader.tournament.evaluator import evaluate, score
+from tests.engines.policies import noisy_policy
+from tests.factories import make_market
+
+LINEAR = {"active_return", "turnover"}
+ROOT = {"annual_volatility", "downside_risk", "sharpe", "sharpe_low", "sharpe_high", "sortino", "tracking_error"}
+ROOT |= {"information_ratio", "information_ratio_low", "information_ratio_high"}
+ROOT |= {"index_information_ratio", "index_tracking_error"}
+ROOT |= {"minute_annual_volatility", "minute_sharpe", "minute_sortino"}
+MORE = 365 / 252
+
+
+@pytest.fixture(scope="module")
+def market() -> MarketTensors:
+    return make_market(120 * 5, 8, session_bars=5)
+
+
+def results_of(market: MarketTensors) -> dict[str, BacktestResult]:
+    ours = simulate(noisy_policy(8), market, EnvSettings(), name="ensemble")
+    rival = simulate(noisy_policy(8, seed=1), market, EnvSettings(), name="equal_weight")
+    return measured_against({"ensemble": ours, "equal_weight": rival}, rival)
+
+
+@pytest.fixture(scope="module")
+def both(market: MarketTensors) -> tuple[dict[str, BacktestResult], dict[str, BacktestResult]]:
+    """The same trades on an exchange, and on a market that never rests."""
+    restless = replace(market, meta={**market.meta, "sessions_a_year": 365})
+    return results_of(market), results_of(restless)
+
+
+def test_every_figure_of_a_year_is_of_the_markets_own(both: tuple[Any, Any]) -> None:
+    usual, restless = (one["ensemble"].metrics for one in both)
+    daily = both[0]["ensemble"].daily_returns
+    assert (usual["sessions_a_year"], restless["sessions_a_year"]) == (252, 365)
+    changed = {name for name in usual if usual[name] != restless[name]} - {"sessions_a_year"}
+    assert changed == LINEAR | ROOT | COMPOUNDED
+    for names, factor in ((LINEAR, MORE), (ROOT, MORE**0.5)):
+        for name in names:
+            assert restless[name] == pytest.approx(usual[name] * factor), name
+    for name, theirs in (("annual_return", empyrical.annual_return), ("calmar", empyrical.calmar_ratio)):
+        assert restless[name] == pytest.approx(theirs(daily, annualization=365)), name
+        assert usual[name] == pytest.approx(theirs(daily, annualization=252)), name
+
+
+def test_the_verdict_is_annualised_alike_and_decides_alike(both: tuple[Any, Any], market: MarketTensors) -> None:
+    usual, restless = (assess(one, trials=3, settings=EnvSettings(), market=market) for one in both)
+    here, there = (one["evidence"] for one in (usual, restless))
+    assert there["active_return"] == pytest.approx(MORE * here["active_return"])
+    for name, factor in (("alpha", MORE), ("low", MORE), ("high", MORE), ("ratio", MORE**0.5), ("visible", MORE**0.5)):
+        assert there["alpha"][name] == pytest.approx(factor * here["alpha"][name]), name
+    for name in ("p_value", "sessions_needed", "beta", "method"):
+        assert there["alpha"][name] == here["alpha"][name], name
+    assert restless["sharpe"]["sharpe"] == pytest.approx(MORE**0.5 * usual["sharpe"]["sharpe"])
+    excess = (one["excess"]["equal_weight"]["excess"] for one in (usual, restless))
+    assert next(excess) * MORE == pytest.approx(next(excess))
+    assert restless["likely_skill"] == usual["likely_skill"]
+
+
+def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:
+    random = np.random.default_rng(0)
+    ours, theirs = random.normal(0, 0.01, (2, 120))
+    # a bet on an annual ratio is the smaller a day, the more days a year has
+    assert ev.e_process(ours, theirs, 365)[-1] != ev.e_process(ours, theirs)[-1]
+    factors = random.normal(0, 0.01, (120, 2))
+    assert factor_betas(ours, factors, 365)["alpha"] == pytest.approx(MORE * factor_betas(ours, factors)["alpha"])
+    restless = replace(market, meta={"sessions_a_year": 365})
+    drawn = [random_portfolios(one, EnvSettings(), seed=0, count=20).sharpe for one in (market, restless)]
+    np.testing.assert_allclose(drawn[1], drawn[0] * MORE**0.5)
+    assert usual_volatility(restless) == pytest.approx((usual_volatility(market) or 0.0) * MORE**0.5)
+
+
+def test_a_quarter_is_a_quarter_of_that_year(market: MarketTensors) -> None:
+    assert (fewest_sessions(252), fewest_sessions(365)) == (63, 91)
+    short = market.window(0, 70 * 5)
+    for year, known in ((252, True), (365, False)):
+        window = replace(short, meta={"sessions_a_year": year})
+        found = simulate(noisy_policy(8), window, EnvSettings(), name="ensemble").metrics
+        assert (found["annual_return"] is not None) is known
+
+
+def test_scores_of_the_tournament(market: MarketTensors) -> None:
+    random = np.random.default_rng(3)
+    returns, index = random.normal(0.001, 0.01, (2, 200))
+    for metric, factor in (("sharpe", MORE**0.5), ("utility", MORE), ("information_ratio", MORE**0.5), ("return", 1.0)):
+        usual = score(returns, metric, index)
+        assert usual is not None
+        assert score(returns, metric, index, 365) == pytest.approx(usual * factor), metric
+    growth, depth = empyrical.annual_return(returns, annualization=365), empyrical.max_drawdown(returns)
+    assert score(returns, "calmar", index, 365) == pytest.approx(growth / -depth)
+    restless = replace(market, meta={"sessions_a_year": 365})
+    usual, more = (evaluate([(noisy_policy(8), one)], EnvSettings()).score for one in (market, restless))
+    assert usual is not None
+    assert more == pytest.approx(usual * MORE**0.5)
+
+
+def test_report_and_figures_say_which_year(both: tuple[Any, Any]) -> None:
+    for results, year in zip(both, (252, 365), strict=True):
+        stored = tabulate(results, {"trials": 3}, assess(results, trials=3))
+        assert stored.sessions_a_year == year
+        assert f"Daily returns, {year} sessions a year" in render_report(stored)
+        returns = stored.daily_returns()
+        drawn = figures.rolling_figure(returns, "volatility", main="ensemble", window=20, sessions_a_year=year)
+        last = returns["ensemble"].tail(20).std() * year**0.5
+        assert next(trace for trace in drawn.data if trace.name == "Ensemble").y[-1] == pytest.approx(last)
+        table = periods.regime_table(returns, "equal_weight", "ensemble", year)
+        assert table.loc["calm third", "strategy"] == pytest.approx(
+            year * returns["ensemble"][periods.regimes(returns, "equal_weight")["calm third"]].mean()
+        )
+        own = {**stored.metrics["ensemble"], "sessions": 40.0, "active_return": year / 1000}
+        said = standing({"ensemble": own, "equal_weight": own}, {"benchmark_portfolio": "equal_weight"})
+        assert "Active return +4.00 % in the window" in said
