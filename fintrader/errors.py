@@ -50,6 +50,18 @@ class BacktestError(FintraderError):
     """A window is empty, a benchmark is missing, or a policy's output cannot be traded."""
 
 
+class DeployError(FintraderError):
+    """A deployment cannot begin or go on: no bundle, a halted account, positions that nobody can explain."""
+
+
+class BrokerError(DeployError):
+    """The broker refuses what was asked of it, for good: keys, rights, an order it does not accept."""
+
+
+class BrokerUnsureError(DeployError):
+    """Nobody can say whether the broker did what was asked: a time-out, a reset, an unreadable answer."""
+
+
 class TournamentError(FintraderError):
     """The tournament cannot go on: zero capacity, too many failed pods, a foreign leaderboard."""
 
