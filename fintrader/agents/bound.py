@@ -8,6 +8,7 @@ laid out side by side. Actions agree with the networks' own to float32 rounding.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -93,6 +94,8 @@ class _MarketOnce:
 
     def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
         self.members, self.rows = members, torch.from_numpy(rows)
+        # In float64, and rounded once: an action must not depend on how many bars were embedded together with its own.
+        self.exact = [copy.deepcopy(member).double() for member in members]
         layout, count = members[0].layout, len(members)
         self.width, self.assets = layout.account_width, layout.num_assets
         self.bars, self.asked = range(0), -1
@@ -163,8 +166,8 @@ class _MarketOnce:
         goes_on = len(self.bars) > 0 and self.bars[-1] == self.asked < bar
         step, count = (bar - self.asked, min(2 * len(self.bars), BARS_AT_ONCE)) if goes_on else (1, 1)
         self.bars = range(bar, min(bar + count * step, len(self.rows)), step)
-        rows = self.rows[self.bars.start : self.bars.stop : step]
-        for k, member in enumerate(self.members):
+        rows = self.rows[self.bars.start : self.bars.stop : step].double()
+        for k, member in enumerate(self.exact):
             of = member.actor.coefficients(member.normaliser.see_rows(rows))
             bars, width = len(rows), self.assets
             self.constant[:bars, k, :width] = of.constant[0].numpy()

@@ -71,6 +71,26 @@ class BacktestAccount:
         self._seen = np.zeros((1, self.layout.private_width), np.float32)
         self._fills, self._noted = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS), 0
 
+    @classmethod
+    def standing(
+        cls,
+        market: MarketTensors,
+        settings: EnvSettings,
+        *,
+        bar: int,
+        cash: float,
+        equity: float,
+        peak: float,
+        first: float,
+        shares: Array,
+    ) -> BacktestAccount:
+        """An account that came from elsewhere and stands at the close of a bar: USD, and `[N]` shares."""
+        account = cls(market, settings)
+        account._bar = bar
+        account._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = cash, equity, peak, first
+        account._shares[0] = shares
+        return account
+
     @property
     def bar(self) -> int:
         """The bar whose close the account stands at."""
@@ -113,6 +133,29 @@ class BacktestAccount:
             clock = torch.tensor([self._bar], device=self._device)
             return {"private": private.unsqueeze(0).to(self._device), "clock": clock}
         return torch.cat((private, self._rows[self.bar])).unsqueeze(0).to(self._device)
+
+    @property
+    def cash(self) -> float:
+        """USD."""
+        return float(self._state[kernel.CASH])
+
+    @property
+    def capital(self) -> tuple[float, float]:
+        """The highest equity so far and the first, USD."""
+        return float(self._state[kernel.PEAK]), float(self._state[kernel.FIRST])
+
+    @property
+    def prices(self) -> Array:
+        """`[N]` USD: what a share is marked at; 0 where it has no price."""
+        return np.nan_to_num(self.market.close[self._bar].numpy().astype(np.float64))
+
+    def holdings(self, action: Action) -> Array:
+        """`[N]` shares that an action asks for, before volume and cash have their say."""
+        want = np.zeros_like(self._want)
+        given = flat_action(action)[None]
+        kernel.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
+        asked: Array = want[0]
+        return asked
 
     def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
         """Decide (None: order nothing), then wait `bars` (default: the decision interval); True when it is over.

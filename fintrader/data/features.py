@@ -273,6 +273,34 @@ def _parse(name: str) -> tuple[str, int]:
     return match.group(1), int(match.group(2) or known[match.group(1)][1])
 
 
+_REACH: dict[str, float] = {
+    **dict.fromkeys(("volume", "sma", "age", "bollinger_upper", "bollinger_lower"), 1.0),
+    **dict.fromkeys(("return", "volatility", "beta"), 1.0),
+    **{"cci": 2.0, "relative_volume": 20.0, "rsi": 40.0, "dx": 40.0, "macd": 520.0},
+}
+"""Bars that a kind's value depends on, in windows: of exponential means until what came before is lost to rounding."""
+_SESSIONS = frozenset({"gap", "intraday"})
+"""Kinds whose windows are sessions."""
+
+
+def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
+    """Bars and whole sessions before a bar that features and context look back on, the daily series and turbulence
+    apart. Raises ConfigError for a function of one's own, of which nobody knows."""
+    bars, sessions = 1, 0
+    for name in names:
+        if ":" in name:
+            raise ConfigError(f"how far {name} looks back is not known; say so in sessions")
+        kind, window = _parse(name)
+        if kind in _SESSIONS:
+            sessions = max(sessions, window)
+        else:
+            bars = max(bars, int(_REACH[kind] * window) + 1)
+    for name in context:
+        if match := _INDEX.fullmatch(name):
+            bars = max(bars, int(match.group(2)) + 1)
+    return bars, sessions
+
+
 def market_wide(names: Sequence[str]) -> list[str]:
     """Those of the names that `market_feature` makes of all symbols at once."""
     return [name for name in names if re.sub(r"_\d+$", "", name) in _MARKET_FEATURES]

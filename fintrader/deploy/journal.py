@@ -53,8 +53,10 @@ class Journal:
     Raises DeployError for a file that is no journal, is damaged, or cannot be written to.
     """
 
-    def __init__(self, path: Path, *, reading: bool = False) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, *, reading: bool = False, durable: bool = True) -> None:
+        """`durable`: what was committed survives a loss of power. False: of this process only, and far faster, which is
+        enough where the broker lives in it."""
+        self.path, self._durable = Path(path), durable
         try:
             if reading:
                 self._base = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=20.0)
@@ -142,7 +144,7 @@ class Journal:
 
     def _prepare(self) -> None:
         self._base.execute("PRAGMA journal_mode = WAL")
-        self._base.execute("PRAGMA synchronous = FULL")  # what was committed survives a loss of power
+        self._base.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
         if self._base.execute("PRAGMA user_version").fetchone()[0] == 0:
             names = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if names == 0:

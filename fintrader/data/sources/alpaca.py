@@ -63,6 +63,17 @@ class Alpaca:
         return dt.date(2016, 1, 1)
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+        midnight = dt.time(tzinfo=_NEW_YORK)
+        end = dt.datetime.combine(last + dt.timedelta(days=1), midnight) - dt.timedelta(seconds=1)
+        return self._asked(symbols, dt.datetime.combine(first, midnight), end)
+
+    def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
+        """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not over. Raises as
+        `fetch`."""
+        start, end = (dt.datetime.fromtimestamp(moment / 1e9, dt.UTC) for moment in (first, stop - 1))
+        return self._asked(symbols, start, end) if stop > first else {}
+
+    def _asked(self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime) -> dict[str, Bars]:
         client = self._connect()
         from alpaca.common.exceptions import APIError
         from alpaca.data.enums import Adjustment, DataFeed
@@ -72,12 +83,11 @@ class Alpaca:
         number, unit = {"1m": (1, TimeFrameUnit.Minute), "5m": (5, TimeFrameUnit.Minute), "1d": (1, TimeFrameUnit.Day)}[
             self.settings.interval
         ]
-        midnight = dt.time(tzinfo=_NEW_YORK)
         request = StockBarsRequest(
             symbol_or_symbols=list(symbols),
             timeframe=TimeFrame(number, unit),
-            start=dt.datetime.combine(first, midnight),
-            end=dt.datetime.combine(last + dt.timedelta(days=1), midnight) - dt.timedelta(seconds=1),
+            start=start,
+            end=end,
             adjustment=Adjustment(self.settings.adjustment),
             feed=DataFeed(self.settings.feed),
         )

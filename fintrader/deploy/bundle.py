@@ -1,0 +1,306 @@
+"""A bundle: a policy frozen with everything its decisions depend on, as plain files under one seal.
+
+    deployments/NAME/bundle/
+      bundle.json           what it is, and the SHA-256 of every other file; sealed
+      policy.safetensors    the policy
+      normalisation.json    the statistics that its rows are scaled by
+      parity.safetensors    observations and what the policy made of them when it was frozen
+      policy.onnx           the same policy for programs without PyTorch, where onnx is installed
+      files/                membership, splits and whatever else the data settings name
+
+Nothing in it is a pickle. Whoever changes a byte of it changes its name: `Bundle.id` begins with its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from fintrader.agents.policy import PolicyModule, export_onnx, load_policy
+from fintrader.config import validate
+from fintrader.data.scaling import statistics_hash
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.planted_in import PlantedInSettings
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import CheckpointError, ConfigError, DeployError
+from fintrader.files import dump_json, file_sha256, seal, unseal, write_bytes
+from fintrader.storage.objects import Objects, read_whole
+
+FORMAT = "fintrader-bundle-1"
+BUNDLE, POLICY, NORMALISATION, PARITY, ONNX = (
+    *("bundle.json", "policy.safetensors", "normalisation.json", "parity.safetensors", "policy.onnx"),
+)
+PARITY_VECTORS = 256
+TOLERANCE = 1e-5
+"""By which an action may differ on another processor."""
+TIME_LEFT = ACCOUNT_FEATURES.index("time_left")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle; `Bundle.open` checks it."""
+
+    folder: Path
+    body: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> Bundle:
+        """Raises DeployError for a folder that holds none, or one of which a byte was changed."""
+        path = Path(folder) / BUNDLE
+        try:
+            data = path.read_bytes()
+        except OSError:
+            raise DeployError(f"{folder} holds no bundle; make one with `fintrader freeze RUN`") from None
+        body = unseal(data, DeployError(f"{path} was changed or is damaged; freeze the run again"))
+        if body.get("format") != FORMAT:
+            raise DeployError(f"{path} is of another version ({body.get('format')}); freeze the run again")
+        for name, digest in body["files"].items():
+            file = Path(folder) / name
+            if not file.is_file() or file_sha256(file) != digest:
+                raise DeployError(f"{file} is missing or was changed since it was frozen; freeze the run again")
+        return cls(Path(folder), body)
+
+    @property
+    def name(self) -> str:
+        """The deployment's."""
+        return str(self.body["name"])
+
+    @property
+    def id(self) -> str:
+        """Eight hexadecimal digits of its content: in every order's id."""
+        return hashlib.sha256(dump_json({key: self.body[key] for key in _IDENTITY}).encode()).hexdigest()[:8]
+
+    @cached_property
+    def data(self) -> DataSettings:
+        """How the market is made; what it reads lies in the bundle."""
+        values = json.loads(json.dumps(self.body["data"]))
+        for setting, name in self.body["own_files"].items():
+            *path, last = setting.split(".")
+            part = values
+            for key in path:
+                part = part[key]
+            part[last] = str(self.folder / name)
+        return validate(DataSettings, values, BUNDLE).effective()
+
+    @cached_property
+    def env(self) -> EnvSettings:
+        """How orders are carried out and what the policy sees."""
+        return validate(EnvSettings, self.body["env"], BUNDLE)
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        return tuple(self.body["symbols"])
+
+    @property
+    def normalisation(self) -> Path:
+        return self.folder / NORMALISATION
+
+    @cached_property
+    def policy(self) -> PolicyModule:
+        """Raises DeployError where it does not act as it did when it was frozen."""
+        policy = load_policy(self.folder / POLICY)
+        obs, action, _ = self.parity
+        with torch.no_grad():
+            worst = float((policy(obs) - action).abs().max())
+        if not worst <= TOLERANCE:
+            raise DeployError(
+                f"the policy's actions differ by {worst:.1e} from those it was frozen with; use the versions of torch "
+                f"and numpy that the bundle names ({self.body['versions']})"
+            )
+        return policy
+
+    @cached_property
+    def parity(self) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
+        """Observations `[K, D]`, actions `[K, N]`, and the start of each one's bar `[K]`, ns."""
+        try:
+            stored = load_tensors((self.folder / PARITY).read_bytes())
+        except (OSError, SafetensorError):
+            raise DeployError(f"{self.folder / PARITY} cannot be read; freeze the run again") from None
+        return stored["obs"], stored["action"], stored["minutes"].numpy()
+
+
+_IDENTITY = ("files", "data", "env", "symbols")
+"""What decides how a bundle trades."""
+
+
+def freeze(
+    folder: Path,
+    *,
+    name: str,
+    policy: Path,
+    data: DataSettings,
+    env: EnvSettings,
+    market: MarketTensors,
+    about: Mapping[str, Any],
+) -> Bundle:
+    """Write the bundle of a policy; an equal one that is there already is left as it is.
+
+    market: the window it was tested on, whose bars a replay plays again. about: plain JSON on where it comes from (run,
+    verdict, versions ...).
+
+    Raises DeployError for a policy that cannot trade live: one that reads how much of a window is left, rows that hold
+    what nobody knows at the time, a benchmark that live rows cannot show.
+    """
+    module = _loaded(policy, market)
+    data = data.effective()
+    _refuse_what_is_not_live(data, env, market)
+    parity = parity_vectors(module, market, env)
+    if _reads_the_clock(module, parity["obs"]):
+        raise DeployError(
+            "the policy reads how much of its window is left (time_left), which nobody knows live; train it with "
+            "env.clock: none or session, or with agent.network.account: false"
+        )
+    home = Objects(folder)
+    parts: dict[str, bytes] = {
+        POLICY: Path(policy).read_bytes(),
+        NORMALISATION: (json.dumps(market.meta["normalisation"], sort_keys=True) + "\n").encode(),
+        PARITY: save_tensors(parity),
+    }
+    values = json.loads(data.model_dump_json())
+    own_files = {}
+    for setting, path in _files_named(data):
+        parts[kept := f"files/{setting}{''.join(Path(path).suffixes[-2:])}"] = read_whole(path, f"data.{setting}")
+        own_files[setting] = kept
+    listed = market.close.isfinite()
+    body = {
+        "format": FORMAT,
+        "name": name,
+        "files": {part: hashlib.sha256(content).hexdigest() for part, content in sorted(parts.items())},
+        "own_files": own_files,
+        "data": values,
+        "env": env.model_dump(mode="json"),
+        "symbols": list(market.symbols),
+        "companies": dict(market.meta.get("companies", {})),
+        "normalisation_hash": statistics_hash(market.meta["normalisation"]),
+        "calendar": market.meta["calendar"],
+        "window": [int(market.minutes[0]), int(market.minutes[-1])],
+        "last_close": {
+            symbol: float(market.close[listed[:, column], column][0])
+            for column, symbol in enumerate(market.symbols)
+            if bool(listed[:, column].any())
+        },
+        **about,
+    }
+    if _same(folder, body):
+        return Bundle.open(folder)
+    for part, content in parts.items():
+        home.put(part, content)
+    onnx = _onnx(module, folder / ONNX, body)
+    home.put(BUNDLE, seal(body | {"onnx": onnx}, indent=2))  # last: once it is there, everything is
+    return Bundle.open(folder)
+
+
+def _same(folder: Path, body: Mapping[str, Any]) -> bool:
+    """Whether a bundle that trades alike stands there. Raises DeployError for another one: its account is of it."""
+    if not (folder / BUNDLE).is_file():
+        return False
+    there = Bundle.open(folder)
+    if all(there.body[key] == json.loads(json.dumps(body[key])) for key in _IDENTITY):
+        return True
+    raise DeployError(
+        f"{folder.parent} deploys another bundle ({there.id}); choose another --name, or remove that folder"
+    )
+
+
+def _loaded(policy: Path, market: MarketTensors) -> PolicyModule:
+    try:
+        return load_policy(policy, market=market)
+    except CheckpointError as error:
+        raise DeployError(f"{policy}: {error}") from None
+
+
+def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings, market: MarketTensors) -> None:
+    if isinstance(data.source, PlantedInSettings):
+        raise DeployError("its rows hold a planted signal, which is made of the future: there is nothing to trade on")
+    if market.meta.get("normalisation") is None:
+        raise DeployError("the market does not say by what its rows were scaled; build it again with this version")
+    if env.fill == "close":
+        raise DeployError("env.fill close trades at prices that are over when they are known; train with next_open")
+    if env.benchmark == "buy_and_hold":
+        raise DeployError("the weights of buy_and_hold depend on when it began; train against equal_weight instead")
+    if env.short:
+        raise DeployError("short positions are not deployed: a paper account cannot say what may be borrowed")
+    if data.benchmark.path is not None and any(name.startswith("index_") for name in data.features.context):
+        raise DeployError(
+            f"the context reads the index of {data.benchmark.path}, which no feed delivers; leave index_* out of "
+            "data.features.context, or the benchmark's file"
+        )
+
+
+def _files_named(data: DataSettings) -> list[tuple[str, str]]:
+    """Settings of data that name a file which later rows need, too."""
+    named: list[tuple[str, Any]] = [
+        ("universe.membership", data.universe.membership),
+        ("universe.shares_outstanding", data.universe.shares_outstanding),
+        ("adjust.path", data.adjust.path),
+        *((f"features.daily.{name}", path) for name, path in data.features.daily.items()),
+    ]
+    return [(setting, str(path)) for setting, path in named if path is not None]
+
+
+def parity_vectors(policy: PolicyModule, market: MarketTensors, env: EnvSettings) -> dict[str, Tensor]:
+    """Observations of an account that the policy trades through a window, and its actions, evenly over the window."""
+    from fintrader.backtesting.account import BacktestAccount
+
+    account = BacktestAccount(market, env.model_copy(update={"observation": "flat", "observation_dtype": "float32"}))
+    count = -(-(market.num_bars - 1) // env.decision_interval)
+    chosen = set(np.linspace(0, count - 1, min(PARITY_VECTORS, count)).astype(int).tolist())
+    rows, actions, bars = [], [], []
+    over, number = False, 0
+    with torch.no_grad():
+        while not over:
+            obs = account.observe()
+            action = policy(obs)
+            if number in chosen:
+                rows.append(obs[0].clone())
+                actions.append(action[0].clone())
+                bars.append(account.bar)
+            over = account.act(action)
+            number += 1
+    return {
+        "obs": torch.stack(rows),
+        "action": torch.stack(actions),
+        "minutes": market.minutes[torch.tensor(bars)].clone(),
+    }
+
+
+def _reads_the_clock(policy: PolicyModule, obs: Tensor) -> bool:
+    """Whether any action changes with what is left of the window."""
+    layout = policy.layout
+    if not isinstance(layout, ObservationLayout):
+        raise DeployError("this policy trades no market")
+    other = obs.clone()
+    other[:, TIME_LEFT] = 1.0 - other[:, TIME_LEFT]
+    with torch.no_grad():
+        return not torch.equal(policy(obs), policy(other))
+
+
+def _onnx(policy: PolicyModule, path: Path, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The policy for programs without PyTorch, with the bundle's own description in it; None without the libraries."""
+    try:
+        worst = export_onnx(policy, path)
+        import onnx
+    except ConfigError:
+        return None
+    model = onnx.load(path)
+    told = {key: json.dumps(body[key]) for key in ("name", "symbols", "normalisation_hash", "env")}
+    for key, value in told.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    write_bytes(path, model.SerializeToString())
+    return {"sha256": file_sha256(path), "largest_difference": worst}

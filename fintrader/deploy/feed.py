@@ -1,0 +1,131 @@
+"""Where a deployment's bars come from: a run's own bars played again, or Alpaca's as they are made."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from fintrader.data.bars import MINUTE_NS, Bars, concat
+from fintrader.data.calendar import SessionGrid, day_starts
+from fintrader.data.corporate_actions import Action, load_actions, with_announced
+from fintrader.data.settings import DataSettings, open_feed
+from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.data.sources.vendor import Busy, Refused
+from fintrader.deploy.rows import Level
+from fintrader.errors import DataError, DeployError
+from fintrader.progress import Progress
+
+
+class LiveFeed(Protocol):
+    """Bars, symbol by symbol, as they are known at a moment."""
+
+    kind: str
+
+    def history(self, first: int, stop: int) -> Bars:
+        """Bars that begin in `[first, stop)`, ns. Raises DataError."""
+
+    def poll(self, since: int, now: int) -> Bars:
+        """Bars that begin at `since` or later and have closed by `now`; empty where nobody answers in time."""
+
+    def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
+        """Splits and dividends that are known of these days."""
+
+
+class ReplayFeed:
+    """The bars a run was made of, as they would have come."""
+
+    kind = "replay"
+
+    def __init__(self, settings: DataSettings, symbols: Sequence[str], progress: Progress | None = None) -> None:
+        """Raises DataError where the bars are no longer there."""
+        self._feed = open_feed(settings, None)
+        self._feed.prepare(progress)
+        self._length = (getattr(settings.source, "bar_minutes", None) or 1) * MINUTE_NS
+        self.companies = dict(self._feed.companies)
+        known = set(self._feed.symbols)
+        self._bars = [self._feed.bars(symbol) for symbol in symbols if symbol in known]
+        declared = load_actions(settings.adjust, self._feed.holder)
+        self._actions = with_announced(declared, self._feed.actions)[0]
+
+    def level(self, grid: SessionGrid) -> Level | None:
+        """The source's own index, of a made-up market."""
+        found = self._feed.index(grid)
+        return None if found is None else (grid.minutes, found)
+
+    def history(self, first: int, stop: int) -> Bars:
+        return self._between(first, stop)
+
+    def poll(self, since: int, now: int) -> Bars:
+        return self._between(since, now - self._length + 1)
+
+    def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
+        return [action for action in self._actions if first <= action.day <= last]
+
+    def _between(self, first: int, stop: int) -> Bars:
+        parts = []
+        for bars in self._bars:
+            start, end = np.searchsorted(bars.ts, [first, stop])
+            parts.append(bars.take(slice(int(start), int(end))))
+        return _together(parts)
+
+
+class AlpacaFeed:
+    """Minute bars of Alpaca, asked for once a minute."""
+
+    kind = "alpaca"
+
+    def __init__(self, settings: AlpacaSettings, symbols: Sequence[str], calendar: str) -> None:
+        self._vendor, self.symbols, self._calendar = Alpaca(settings), list(symbols), calendar
+
+    def history(self, first: int, stop: int) -> Bars:
+        return self._asked(first, stop)
+
+    def poll(self, since: int, now: int) -> Bars:
+        try:
+            return self._asked(since, now - MINUTE_NS + 1)
+        except Busy:  # it is asked again with the next minute
+            return empty_bars()
+
+    def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
+        try:
+            return self._vendor.announced(self.symbols, first, last)
+        except Busy as error:
+            raise DataError(f"alpaca does not say which splits and dividends there are ({error}); try again") from None
+
+    def _asked(self, first: int, stop: int) -> Bars:
+        parts = []
+        for start in range(0, len(self.symbols), self._vendor.batch):
+            names = self.symbols[start : start + self._vendor.batch]
+            try:
+                parts += [*self._vendor.between(names, first, stop).values()]
+            except Refused as error:
+                raise DataError(f"{error}; the policy was trained on these tickers") from None
+        bars = _together(parts)
+        return replace(bars, ts=day_starts(self._calendar, "America/New_York", bars.ts))
+
+
+def empty_bars() -> Bars:
+    """No bars."""
+    nothing: dict[str, Any] = dict.fromkeys(("open", "high", "low", "close", "volume"), np.empty(0))
+    return Bars(ts=np.empty(0, np.int64), symbol=np.empty(0, np.int32), symbols=(), **nothing)
+
+
+def _together(parts: Sequence[Bars]) -> Bars:
+    whole = [part for part in parts if len(part)]
+    return replace(concat(whole), row=None) if whole else empty_bars()
+
+
+def open_live_feed(kind: str, settings: DataSettings, symbols: Sequence[str]) -> LiveFeed:
+    """The feed of a deployment. Raises DeployError for one other than the policy was trained on."""
+    if kind == "replay":
+        return ReplayFeed(settings, symbols)
+    source = settings.source
+    if not isinstance(source, AlpacaSettings):
+        source = AlpacaSettings(start=dt.date(2016, 1, 1))
+    if settings.bar_minutes >= 390:
+        raise DeployError("daily bars are known after the close; a live feed needs bars shorter than a session")
+    return AlpacaFeed(source, symbols, settings.calendar)

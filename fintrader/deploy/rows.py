@@ -1,0 +1,259 @@
+"""The market of the newest bars, made by the build's own functions from what a deployment has received so far.
+
+A policy must see live what it saw in training. So the rows of a decision come out of `data.build.assemble`, over the
+sessions that the features reach back on and with the stored statistics; nothing is computed a second way. What it gives
+at a bar is, but for rounding, what a build of all bars gives there.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fintrader.data import features as ft
+from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars
+from fintrader.data.build import assemble
+from fintrader.data.calendar import SessionGrid
+from fintrader.data.corporate_actions import Action
+from fintrader.data.faults.kinds import STOPPING
+from fintrader.data.settings import DataSettings
+from fintrader.data.tensors import MarketTensors
+from fintrader.errors import DeployError
+
+SPARE_SESSIONS = 2
+"""More than the features need: a window's first session opens on carried prices."""
+Level = tuple[Array, Array]
+"""Of an index of the source's own: minutes and level, `[K]` each."""
+
+
+class History:
+    """Bars by symbol as they were received, in order of time."""
+
+    def __init__(self, symbols: Sequence[str], extras: Sequence[str] = ()) -> None:
+        self.symbols, self.extras = tuple(symbols), tuple(extras)
+        self._columns = ("ts", *COLUMNS, *self.extras)
+        self._rows = {symbol: np.empty((len(self._columns), 0)) for symbol in self.symbols}
+        self._ts = {symbol: np.empty(0, np.int64) for symbol in self.symbols}
+        self._used = dict.fromkeys(self.symbols, 0)
+
+    def add(self, bars: Bars) -> Bars:
+        """Take in bars of which none is older than the newest of its symbol; returns the others, which are left out."""
+        late = np.zeros(len(bars), bool)
+        for code, symbol in enumerate(bars.symbols):
+            if symbol not in self._used:
+                continue
+            at = np.flatnonzero(bars.symbol == code)
+            at = at[np.argsort(bars.ts[at], kind="stable")]
+            newest = self.newest(symbol)
+            fresh = at if newest is None else at[bars.ts[at] > newest]
+            fresh = fresh[np.diff(bars.ts[fresh], prepend=-1) > 0]
+            late[np.setdiff1d(at, fresh)] = True
+            self._append(symbol, bars, fresh)
+        return bars.take(late)
+
+    def _append(self, symbol: str, bars: Bars, at: Array) -> None:
+        used, room = self._used[symbol], self._ts[symbol]
+        stop = used + len(at)
+        if stop > len(room):
+            size = max(2 * len(room), stop, 1024)
+            self._ts[symbol] = np.concatenate([room, np.zeros(size - len(room), np.int64)])
+            wide = np.zeros((len(self._columns), size))
+            wide[:, :used] = self._rows[symbol][:, :used]
+            self._rows[symbol] = wide
+        self._ts[symbol][used:stop] = bars.ts[at]
+        for row, name in enumerate(self._columns[1:], start=1):
+            values = getattr(bars, name) if name in COLUMNS else bars.extras[name]
+            self._rows[symbol][row, used:stop] = values[at]
+        self._used[symbol] = stop
+
+    def carry(self, symbol: str, ts: int, close: float) -> None:
+        """A last price to begin with, of a symbol that may have no bars any more."""
+        price, nothing = np.full(1, close), np.zeros(1)
+        bars = Bars(
+            ts=np.array([ts]),
+            symbol=np.zeros(1, np.int32),
+            symbols=(symbol,),
+            open=price,
+            high=price,
+            low=price,
+            close=price,
+            volume=nothing,
+            extras=dict.fromkeys(self.extras, np.ones(1)),
+        )
+        self.add(bars)
+
+    def newest(self, symbol: str) -> int | None:
+        """Start of its newest bar, nanoseconds."""
+        used = self._used[symbol]
+        return int(self._ts[symbol][used - 1]) if used else None
+
+    def between(self, symbol: str, first: int, stop: int) -> Bars:
+        """Bars that begin in `[first, stop)`; what was carried into the first comes as a bar without volume there."""
+        ts = self._ts[symbol][: self._used[symbol]]
+        start, end = np.searchsorted(ts, [first, stop])
+        rows, times = self._rows[symbol][:, start:end], ts[start:end]
+        if start > 0 and not (len(times) and times[0] == first):
+            carried = self._rows[symbol][:, start - 1 : start].copy()
+            carried[1:4] = carried[4]  # open, high and low: the close
+            carried[5] = 0.0
+            rows, times = np.concatenate([carried, rows], axis=1), np.concatenate([[first], times])
+        named = dict(zip(self._columns[1:], rows[1:], strict=True))
+        return Bars(
+            ts=times,
+            symbol=np.zeros(len(times), np.int32),
+            symbols=(symbol,),
+            **{name: named[name] for name in COLUMNS},
+            extras={name: named[name] for name in self.extras},
+            origin="received bars",
+        )
+
+
+class _Recent:
+    """The feed of a window: bars that were received by a moment, and nothing later."""
+
+    inputs_need_bars = False
+    missing: Sequence[str] = ()
+    tickers_as_of: dt.date | None = None
+
+    def __init__(self, rows: RecentMarket, first: int, stop: int) -> None:
+        self._history, self._first, self._stop = rows.history, first, stop
+        self._level = rows.level
+        self.inputs: Mapping[str, Any] = {"kind": rows.settings.source.kind}
+        self.actions: tuple[Action, ...] = tuple(rows.actions)
+        self.companies: Mapping[str, str] = rows.companies
+        self.symbols = [name for name in rows.history.symbols if len(self.bars(name))]
+
+    def holder(self, ticker: str, day: dt.date) -> str | None:
+        return ticker if ticker in self.symbols else None
+
+    def prepare(self, progress: object = None) -> None:
+        return
+
+    def stored(self) -> list[Any]:
+        return []
+
+    def span(self) -> tuple[int, int]:
+        return self._first, self._stop - MINUTE_NS
+
+    def bars(self, symbol: str) -> Bars:
+        return self._history.between(symbol, self._first, self._stop)
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        if self._level is None:
+            return None
+        minutes, level = self._level
+        known = minutes < self._stop
+        at = np.searchsorted(minutes[known], grid.minutes, side="right") - 1
+        return np.asarray(level[known][np.maximum(at, 0)])
+
+
+class RecentMarket:
+    """Markets of the last sessions, up to a bar."""
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        symbols: Sequence[str],
+        normalisation: Path,
+        *,
+        companies: Mapping[str, str] | None = None,
+        warm_up_sessions: int | None = None,
+        level: Level | None = None,
+        actions: Iterable[Action] = (),
+        lookback: int = 1,
+    ) -> None:
+        """settings: of the market that was trained on; `symbols` its own, `normalisation` a file of its statistics.
+
+        `warm_up_sessions` overrides what the features say of themselves. Raises DeployError where they cannot.
+        """
+        self.settings, self.symbols, self.companies = settings, tuple(symbols), dict(companies or {})
+        extras = (*settings.features.extra, *settings.features.extra_raw)
+        factor = settings.adjust.factor_column
+        self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
+        self.level, self.actions, self.lookback = level, tuple(actions), lookback
+        chosen = settings.features
+        self.context = chosen.context
+        self._turbulence: dict[int, float] = {}
+        self.sessions = warm_up_sessions or self._needed()
+        self.daily_sessions = chosen.turbulence_days + 3 if "turbulence" in chosen.context else 0
+        features = chosen.model_copy(update={"normalisation": str(normalisation)})
+        universe = settings.universe.model_copy(
+            update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
+        )
+        windows = settings.windows.model_copy(
+            update={
+                "fractions": (0.4, 0.3, 0.3),
+                "embargo_sessions": 0,
+                "train": None,
+                "validation": None,
+                "test": None,
+            }
+        )
+        # A fault that stops a build is told and journalled here: half a day with it is better than no market at all.
+        self._asked = settings.model_copy(
+            update={"features": features, "universe": universe, "windows": windows, "waive": tuple(STOPPING)}
+        )
+
+    def _needed(self) -> int:
+        from fintrader.errors import ConfigError
+
+        try:
+            bars, sessions = ft.reach(self.settings.features.names, self.context)
+        except ConfigError as error:
+            raise DeployError(f"{error}: set warm_up_sessions") from None
+        a_session = max(1, 390 // self.settings.bar_minutes)
+        return max(-(-(bars + self.lookback) // a_session), sessions) + SPARE_SESSIONS
+
+    @property
+    def history_sessions(self) -> int:
+        """Whole sessions of bars that must have been received before the first decision."""
+        return max(self.sessions, self.daily_sessions)
+
+    def at(self, grid: SessionGrid, bar: int) -> tuple[MarketTensors, int, dict[str, Any]]:
+        """The market whose newest closed bar is `bar` of `grid`, the bar's row in it, and what was repaired.
+
+        Raises DeployError when the received bars do not reach back far enough, DataError for bars that are none.
+        """
+        market, row, report = self._window(grid, bar, self.sessions)
+        if self.daily_sessions:
+            market = self._with_turbulence(market, grid, bar, row)
+        return market, row, report
+
+    def _window(self, grid: SessionGrid, bar: int, sessions: int) -> tuple[MarketTensors, int, dict[str, Any]]:
+        session = int(grid.session[bar])
+        first = session - sessions
+        if first < 0:
+            raise DeployError(
+                f"the bars received begin {session} sessions before {grid.dates[session]}, and {sessions} are needed; "
+                "begin later, or give a feed that reaches back further"
+            )
+        days = (grid.dates[at].astype(object) for at in (first, session))
+        start, end = days
+        asked = self._asked.model_copy(update={"start": start, "end": end})
+        opened = int(grid.minutes[grid.first_bar[first]])
+        stop = int(grid.minutes[bar]) + self.settings.bar_minutes * MINUTE_NS
+        market, report = assemble(asked, _Recent(self, opened, stop))
+        if market.symbols != self.symbols:
+            absent = ", ".join(sorted(set(self.symbols) - set(market.symbols)))
+            raise DeployError(f"no bars were received of {absent}, which the policy was trained on; see the feed")
+        row = bar - int(grid.first_bar[first])
+        return market, row, report
+
+    def _with_turbulence(self, market: MarketTensors, grid: SessionGrid, bar: int, row: int) -> MarketTensors:
+        """Turbulence looks back on months of daily closes and is the same all day: it is made once a session."""
+        column = market.context_names.index("turbulence")
+        context = market.context.clone()
+        first = int(grid.session[bar]) - int(market.session[row])
+        for session in np.unique(market.session[max(0, row - self.lookback + 1) : row + 1].numpy()).tolist():
+            number = first + session
+            if number not in self._turbulence:
+                opening = min(int(grid.first_bar[number]), bar)
+                wide, at, _ = self._window(grid, opening, self.daily_sessions)
+                self._turbulence[number] = float(wide.context[at, column])
+            context[market.session == session, column] = self._turbulence[number]
+        return replace(market, context=context, trusted=True)

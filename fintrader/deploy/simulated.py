@@ -1,0 +1,150 @@
+"""The embedded broker: a window of recorded bars, and the ledger that the backtest and the environment step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fintrader.backtesting.account import BacktestAccount, Holdings
+from fintrader.backtesting.result import BacktestResult
+from fintrader.data.bars import MINUTE_NS
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.broker import BrokerAccount, Order, OrderReport
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import BrokerError
+
+
+class SimulatedBroker:
+    """Orders of a decision fill together at the next bar, costs and all, as in a backtest; nothing else can happen.
+
+    It knows the window's later bars, as a market does, and tells of an order only what has happened by `now()`.
+    """
+
+    kind = "simulated"
+    takes_baskets = True
+
+    def __init__(self, market: MarketTensors, env: EnvSettings, now: Callable[[], int]) -> None:
+        """market: the bars that are traded; the first decision may be taken at its first."""
+        self.market, self.env, self._now = market, env, now
+        self._account = BacktestAccount(market, env)
+        self._minutes = market.minutes.numpy()
+        self._length = market.bar_minutes * MINUTE_NS
+        self._column = {symbol: column for column, symbol in enumerate(market.symbols)}
+        self._baskets: dict[int, dict[str, Order]] = {}
+        self._reports: dict[str, OrderReport] = {}
+        self._over = False
+        self._known: int | None = None
+        """Bars of the market that have been received; None: all of them, as in a replay."""
+
+    def grow(self, market: MarketTensors, bars: int) -> None:
+        """Go on in a newer market, of which so many bars have been received: that is where orders fill from now on."""
+        last, account = int(self._minutes[self._account.bar]), self._account
+        minutes = market.minutes.numpy()
+        bar = int(np.searchsorted(minutes, last))
+        if bar >= len(minutes) or minutes[bar] != last:
+            raise BrokerError("the bars received no longer hold the account's last one; give the feed a longer history")
+        moved = {bar + old - account.bar: basket for old, basket in self._baskets.items()}
+        peak, first = account.capital
+        self._account = BacktestAccount.standing(
+            market, self.env, bar=bar, cash=account.cash, equity=account.equity, peak=peak, first=first,
+            shares=account.held,
+        )  # fmt: skip
+        self.market, self._minutes, self._baskets, self._known = market, minutes, moved, bars
+
+    def submit(self, order: Order) -> OrderReport:
+        """Raises BrokerError for a symbol that the market has not, and for an order whose bar is over."""
+        self._advance()
+        if order.id in self._reports:
+            return self._reports[order.id]
+        bar = self._bar_of(order.decision)
+        if order.symbol not in self._column or bar != self._account.bar:
+            raise BrokerError(f"{order.id}: there is no such symbol, or its bar is over")
+        self._baskets.setdefault(bar, {})[order.symbol] = order
+        self._reports[order.id] = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
+        return self._reports[order.id]
+
+    def cancel(self, report: OrderReport) -> None:
+        """Nothing is open between two bars."""
+        self._advance()
+
+    def order(self, order_id: str) -> OrderReport | None:
+        self._advance()
+        return self._reports.get(order_id)
+
+    def orders(self, since: int) -> Sequence[OrderReport]:
+        self._advance()
+        return list(self._reports.values())
+
+    def account(self) -> BrokerAccount:
+        self._advance()
+        bar = self._seen()
+        held = self._account.held if bar == self._account.bar else self._account.trade_log.shares[bar]
+        if bar == self._account.bar:
+            cash = self._account.cash
+        else:
+            mark = np.nan_to_num(self._account.trade_log.mark[bar].astype(np.float64))
+            cash = float(self._account.trade_log.equity[bar] - held @ mark)
+        shares = {symbol: float(held[column]) for symbol, column in self._column.items() if held[column] != 0.0}
+        return BrokerAccount("simulated", cash, shares)
+
+    def time(self) -> int | None:
+        return None
+
+    @property
+    def state(self) -> tuple[float, float, float, float]:
+        """Cash, equity, highest equity and first equity, USD, at the newest decision: exactly what the ledger has."""
+        self._advance()
+        return self._account.cash, self._account.equity, *self._account.capital
+
+    @property
+    def over(self) -> bool:
+        """Whether the window's last bar has closed, or the account is ruined."""
+        self._advance()
+        return self._over
+
+    def result(self, name: str) -> BacktestResult:
+        """The account so far as a backtest of the window. Only once it is over."""
+        return self._account.trade_log.result(name, "")
+
+    def _bar_of(self, close: int) -> int:
+        return int(np.searchsorted(self._minutes, close - self._length))
+
+    def _seen(self) -> int:
+        """The newest bar that has closed."""
+        return int(np.searchsorted(self._minutes + self._length, self._now(), side="right")) - 1
+
+    def _advance(self) -> None:
+        """Carry out every decision whose bar has come."""
+        account = self._account
+        while not self._over and self._has_come(account.bar):
+            bar, noted = account.bar, account._noted
+            basket = self._baskets.pop(bar, {})
+            want: Holdings | None = None
+            if basket:
+                goal = account.held.copy()
+                for order in basket.values():
+                    goal[self._column[order.symbol]] += order.shares
+                want = Holdings(goal)
+            self._over = account.act(want) and self._known is None
+            self._report(basket, bar, noted)
+
+    def _has_come(self, bar: int) -> bool:
+        """Whether what follows a decision at this bar can be told."""
+        if self._known is not None:  # every bar until the next decision must have been received
+            return bar + self.env.decision_interval < self._known
+        return bar + 1 < len(self._minutes) and bool(self._minutes[bar + 1] <= self._now())
+
+    def _report(self, basket: dict[str, Order], bar: int, noted: int) -> None:
+        """What the fills written since make of the orders."""
+        columns = [column[noted : self._account._noted] for column in self._account._fills]
+        kind, decided, _, asset, shares, price, cost = columns
+        mine = (kind == 0) & (decided == bar)
+        fills = {int(n): (s, p, c) for n, s, p, c in zip(*(x[mine] for x in (asset, shares, price, cost)), strict=True)}
+        for symbol, order in basket.items():
+            filled, paid, fee = (float(value) for value in fills.get(self._column[symbol], (0.0, 0.0, 0.0)))
+            whole = abs(filled) >= abs(order.shares) * (1 - 1e-12)
+            self._reports[order.id] = OrderReport(
+                order.id, symbol, "filled" if whole else "cancelled", order.shares, filled, paid, fee, order.id,
+                "" if whole else "more than the bar's volume, the cash or the limits let it have",
+            )  # fmt: skip
