@@ -276,7 +276,10 @@ def _parse(name: str) -> tuple[str, int]:
 _REACH: dict[str, float] = {
     **dict.fromkeys(("volume", "sma", "age", "bollinger_upper", "bollinger_lower"), 1.0),
     **dict.fromkeys(("return", "volatility", "beta"), 1.0),
-    **{"cci": 2.0, "relative_volume": 20.0, "rsi": 40.0, "dx": 40.0, "macd": 520.0},
+    **dict.fromkeys(("rsi", "dx"), 40.0),
+    "cci": 2.0,
+    "relative_volume": 20.0,
+    "macd": 520.0,
 }
 """Bars that a kind's value depends on, in windows: of exponential means until what came before is lost to rounding."""
 _SESSIONS = frozenset({"gap", "intraday"})

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fintrader.data.corporate_actions import Action
 from fintrader.deploy.broker import OrderReport, as_json
 from fintrader.errors import DeployError
 
@@ -112,6 +113,11 @@ class Journal:
             "WHERE kind = 'order' GROUP BY key) ON seq = last ORDER BY first"
         )
         return {key: _report(key, json.loads(body)) for key, body in rows}
+
+    def actions(self) -> list[Action]:
+        """Splits and dividends that were announced, each once."""
+        found = {entry.seq: Action.model_validate(entry.body) for entry in self.entries("action")}
+        return [*dict.fromkeys(found.values())]
 
     def entries(self, kind: str | None = None, *, key: str | None = None, after: int = 0) -> list[Entry]:
         """Entries of a kind (and key), oldest first, from the one after number `after`."""

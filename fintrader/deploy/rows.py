@@ -8,6 +8,7 @@ at a bar is, but for rounding, what a build of all bars gives there.
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,11 @@ class History:
         """Start of its newest bar, nanoseconds."""
         used = self._used[symbol]
         return int(self._ts[symbol][used - 1]) if used else None
+
+    def last_close(self, symbol: str) -> float:
+        """USD; 0 where none was received."""
+        used = self._used[symbol]
+        return float(self._rows[symbol][4, used - 1]) if used else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
         """Bars that begin in `[first, stop)`; what was carried into the first comes as a bar without volume there."""
@@ -223,6 +229,30 @@ class RecentMarket:
         if self.daily_sessions:
             market = self._with_turbulence(market, grid, bar, row)
         return market, row, report
+
+    def take(self, rows: Sequence[Sequence[Any]]) -> int:
+        """Take in bars as a journal keeps them; returns the start of the newest, 0 where there are none."""
+        if not rows:
+            return 0
+        ts, names, *columns, extras, _ = zip(*rows, strict=True)
+        symbols = tuple(sorted(set(names)))
+        code = {name: index for index, name in enumerate(symbols)}
+        more = [json.loads(text) if text else {} for text in extras]
+        open_, high, low, close, volume = (np.array(values, dtype=np.float64) for values in columns)
+        bars = Bars(
+            ts=np.array(ts, np.int64), symbol=np.array([code[name] for name in names], np.int32), symbols=symbols,
+            open=open_, high=high, low=low, close=close, volume=volume,
+            extras={name: np.array([row[name] for row in more]) for name in self.history.extras},
+        )  # fmt: skip
+        self.history.add(bars)
+        return int(bars.ts.max())
+
+    def whole(self, grid: SessionGrid, first: int, last: int) -> MarketTensors:
+        """The market from the bar that begins at `first` to the one in which `last` lies."""
+        start, stop = (int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last))
+        sessions = int(grid.session[stop] - grid.session[start]) + self.history_sessions
+        market, row, _ = self._window(grid, stop, min(sessions, int(grid.session[stop])))
+        return market.window(row - (stop - start), row + 1)
 
     def _window(self, grid: SessionGrid, bar: int, sessions: int) -> tuple[MarketTensors, int, dict[str, Any]]:
         session = int(grid.session[bar])

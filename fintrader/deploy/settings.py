@@ -32,7 +32,7 @@ class PaperSettings(Settings):
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
     feed: Literal["replay", "alpaca"] = "replay"
-    """`replay`: the bars of the run's test window again; `alpaca`: bars as they are made (keys from the environment)."""
+    """`replay`: the bars of the test window again; `alpaca`: bars as they are made (keys from the environment)."""
     broker: Literal["simulated", "alpaca"] = "simulated"
     """`simulated`: the environment's own ledger; `alpaca`: its paper account."""
     role: Literal["champion", "challenger"] = "champion"

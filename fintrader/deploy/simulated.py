@@ -8,7 +8,7 @@ import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.bars import MINUTE_NS
+from fintrader.data.bars import MINUTE_NS, Array
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport
 from fintrader.envs.settings import EnvSettings
@@ -33,6 +33,7 @@ class SimulatedBroker:
         self._column = {symbol: column for column, symbol in enumerate(market.symbols)}
         self._baskets: dict[int, dict[str, Order]] = {}
         self._reports: dict[str, OrderReport] = {}
+        self._decided: dict[str, int] = {}
         self._over = False
         self._known: int | None = None
         """Bars of the market that have been received; None: all of them, as in a replay."""
@@ -52,6 +53,21 @@ class SimulatedBroker:
         )  # fmt: skip
         self.market, self._minutes, self._baskets, self._known = market, minutes, moved, bars
 
+    def restore(
+        self, minute: int, cash: float, equity: float, peak: float, first: float, shares: Array, orders: Sequence[Order]
+    ) -> None:
+        """Stand where a journal says the account stood when it decided at the bar that began at `minute`, and give it
+        the orders of that decision."""
+        self._minutes = self.market.minutes.numpy()
+        bar = int(np.searchsorted(self._minutes, minute))
+        self._account = BacktestAccount.standing(
+            self.market, self.env, bar=bar, cash=cash, equity=equity, peak=peak, first=first, shares=shares
+        )
+        self._baskets = {bar: {order.symbol: order for order in orders}}
+        for order in orders:
+            self._decided[order.id] = self._now()
+            self._reports[order.id] = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
+
     def submit(self, order: Order) -> OrderReport:
         """Raises BrokerError for a symbol that the market has not, and for an order whose bar is over."""
         self._advance()
@@ -61,6 +77,7 @@ class SimulatedBroker:
         if order.symbol not in self._column or bar != self._account.bar:
             raise BrokerError(f"{order.id}: there is no such symbol, or its bar is over")
         self._baskets.setdefault(bar, {})[order.symbol] = order
+        self._decided[order.id] = self._now()
         self._reports[order.id] = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
         return self._reports[order.id]
 
@@ -74,7 +91,7 @@ class SimulatedBroker:
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         self._advance()
-        return list(self._reports.values())
+        return [report for order_id, report in self._reports.items() if self._decided[order_id] >= since]
 
     def account(self) -> BrokerAccount:
         self._advance()
@@ -96,6 +113,13 @@ class SimulatedBroker:
         """Cash, equity, highest equity and first equity, USD, at the newest decision: exactly what the ledger has."""
         self._advance()
         return self._account.cash, self._account.equity, *self._account.capital
+
+    @property
+    def equity(self) -> float:
+        """USD at the newest bar that has closed."""
+        self._advance()
+        bar = self._seen()
+        return self._account.equity if bar == self._account.bar else float(self._account.trade_log.equity[bar])
 
     @property
     def over(self) -> bool:
@@ -133,7 +157,7 @@ class SimulatedBroker:
         """Whether what follows a decision at this bar can be told."""
         if self._known is not None:  # every bar until the next decision must have been received
             return bar + self.env.decision_interval < self._known
-        return bar + 1 < len(self._minutes) and bool(self._minutes[bar + 1] <= self._now())
+        return bar + 1 < len(self._minutes) and bool(self._minutes[bar + 1] + self._length <= self._now())
 
     def _report(self, basket: dict[str, Order], bar: int, noted: int) -> None:
         """What the fills written since make of the orders."""

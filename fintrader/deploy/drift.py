@@ -1,0 +1,236 @@
+"""How far a deployment drifted from its backtest, and by what: beside a twin that traded the recorded bars.
+
+The twin is the same policy under the same limits in the environment's ledger, over the bars as they were received. What
+account and twin differ by is what trading did: delay, spread, impact, fees, orders that did not fill. What the twin and
+the backtest before it differ by is what the market did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader.backtesting.bootstrap import block_length, bootstrap_indices
+from fintrader.backtesting.evidence import e_process
+from fintrader.data.bars import MINUTE_NS
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.decisions import twin
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.errors import DeployError
+from fintrader.seeding import numpy_generator
+
+Array = NDArray[np.float64]
+ALARM = 20.0
+"""The e-process is an alarm above this: once in twenty deployments that do not drift, however long they run."""
+BAND = (0.05, 0.5, 0.95)
+PATHS = 2_000
+PSI_NOTABLE = 0.25
+"""A population stability index above this is usually called a shift."""
+_BINS = 10
+
+
+def measure(
+    journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings, *, seed: int = 0
+) -> dict[str, Any]:
+    """The drift report as plain JSON; `market` are the recorded bars from the first that was decided upon.
+
+    Raises DeployError while fewer than two bars of the account are known.
+    """
+    bars, equity = _curve(journal)
+    minutes = market.minutes.numpy()
+    at = np.searchsorted(minutes, bars)
+    inside = (at < len(minutes)) & (minutes[np.minimum(at, len(minutes) - 1)] == bars)
+    bars, equity, at = bars[inside], equity[inside], at[inside]
+    if len(bars) < 2:
+        raise DeployError("nothing can be compared yet: fewer than two bars of the account are recorded")
+    result, noted = twin(bundle.policy, market, bundle.env, limits)
+    theirs = result.equity[at]
+    session = market.session.numpy()[at]
+    ends = np.append(np.flatnonzero(np.diff(session)), len(at) - 1)
+    ours_daily, twin_daily = (_daily(values, ends) for values in (equity, theirs))
+    expected = np.array(bundle.body.get("daily_returns", []), dtype=np.float64)
+    band = fan(expected, len(ends), float(equity[0]), seed=seed)
+    process = _surprise(ours_daily, expected)
+    decisions = [entry.body for entry in journal.entries("decision")]
+    return {
+        "deployment": bundle.name,
+        "bundle": bundle.id,
+        "run": bundle.body.get("run"),
+        "verdict": bundle.body.get("verdict"),
+        "from": _day(bars[0]),
+        "to": _day(bars[-1]),
+        "sessions": len(ends),
+        "decisions": len(decisions),
+        "equity": {
+            "first_usd": float(equity[0]),
+            "account_usd": float(equity[-1]),
+            "twin_usd": float(theirs[-1]),
+            "return": float(equity[-1] / equity[0] - 1),
+            "twin_return": float(theirs[-1] / theirs[0] - 1),
+            "difference_bps": float((equity[-1] / equity[0] - theirs[-1] / theirs[0]) * 1e4),
+            "largest_difference_usd": float(np.abs(equity - theirs).max()),
+        },
+        "daily": {
+            "date": [_day(bars[end]) for end in ends],
+            "account_usd": equity[ends].tolist(),
+            "twin_usd": theirs[ends].tolist(),
+            **{name: values.tolist() for name, values in band.items()},
+            "account_return": ours_daily.tolist(),
+            "twin_return": twin_daily.tolist(),
+        },
+        "surprise": process,
+        "shortfall": shortfall(journal, market, bundle),
+        "features": feature_drift(bundle, market, at),
+        "limits": {"account": _clipped(decisions), "twin": noted.counts, "twin_halted": noted.halted},
+        "halts": [{"time": _moment(e.time), "why": e.body["why"]} for e in journal.entries("halt")],
+        "alerts": [{"time": _moment(e.time), "kind": e.key, "text": e.body["text"]} for e in journal.entries("alert")],
+        "late_bars": sum(int(e.body["bars"]) for e in journal.entries("late")),
+        "held_back": sum(1 for body in decisions if body["why"]),
+    }
+
+
+def _curve(journal: Journal) -> tuple[NDArray[np.int64], Array]:
+    """Start of each bar at whose close the account is known, and its equity."""
+    known = {
+        int(e.body["bar"]): float(e.body["equity"]) for kind in ("mark", "decision") for e in journal.entries(kind)
+    }
+    bars = np.array(sorted(known), dtype=np.int64)
+    return bars, np.array([known[bar] for bar in bars.tolist()])
+
+
+def _daily(equity: Array, ends: NDArray[np.int64]) -> Array:
+    closes = np.concatenate([equity[:1], equity[ends]])
+    returns: Array = closes[1:] / closes[:-1] - 1
+    return returns
+
+
+def fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str, Array]:
+    """`low`, `middle` and `high` `[S]` USD: where accounts lie that draw their days from the backtest's, in blocks."""
+    if len(expected) < 8:
+        return {}
+    rng = numpy_generator(seed, "drift")
+    repeats = -(-sessions // len(expected))
+    paths = [expected[bootstrap_indices(len(expected), block_length(expected), PATHS, rng)] for _ in range(repeats)]
+    growth = np.cumprod(1 + np.concatenate(paths, axis=1)[:, :sessions], axis=1)
+    low, middle, high = start * np.quantile(growth, BAND, axis=0)
+    return {"low_usd": low, "middle_usd": middle, "high_usd": high}
+
+
+def _surprise(ours: Array, expected: Array) -> dict[str, Any]:
+    """A bettor who holds that the account earns less than the backtest did; above `ALARM` he has a point."""
+    if len(expected) < 8:
+        return {"value": None, "alarm": False, "threshold": ALARM, "sessions": len(ours)}
+    wealth = e_process(float(expected.mean()) - ours, np.zeros(len(ours)))
+    return {
+        "value": float(wealth[-1]),
+        "largest": float(wealth.max()),
+        "alarm": bool(wealth.max() > ALARM),
+        "threshold": ALARM,
+        "sessions": len(ours),
+        "path": wealth.tolist(),
+    }
+
+
+def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[str, Any]:
+    """What orders cost against the prices they were decided at (Perold, 1988), USD and bps of what was ordered.
+
+    Delay is what the market moved until the next bar's open, spread and impact what lies between that and the fill,
+    unfilled what the rest of the orders would have made by the close of their bar.
+    """
+    minutes, length = market.minutes.numpy(), market.bar_minutes * MINUTE_NS
+    column = {symbol: number for number, symbol in enumerate(market.symbols)}
+    opens, closes = market.open.numpy().astype(np.float64), market.close.numpy().astype(np.float64)
+    total = dict.fromkeys(("ordered", "delay", "spread_and_impact", "fees", "unfilled"), 0.0)
+    orders = journal.orders()
+    sent = fills = 0
+    for entry in journal.entries("decision"):
+        bar = int(np.searchsorted(minutes, int(entry.body["bar"])))
+        if bar + 1 >= len(minutes) or not entry.body["orders"]:
+            continue
+        decided = np.datetime_as_string(np.datetime64(int(entry.body["bar"]) + length, "ns"), unit="s")
+        stamp = f"{decided.replace('-', '').replace(':', '')}Z"
+        for symbol, shares in entry.body["orders"].items():
+            report = orders.get(f"ft-{bundle.id}-{stamp}-{symbol}")
+            price, n = float(entry.body["prices"][symbol]), column[symbol]
+            sent += 1
+            total["ordered"] += abs(shares) * price
+            filled = 0.0 if report is None else report.filled
+            arrival, later = opens[bar + 1, n], closes[bar + 1, n]
+            if report is not None and filled and np.isfinite(arrival):
+                fills += 1
+                total["delay"] += filled * (arrival - price)
+                slip = filled * (report.price_usd - arrival)
+                fee = min(bundle.env.fee_rate * abs(filled) * report.price_usd, report.cost_usd)
+                total["spread_and_impact"] += slip + report.cost_usd - fee
+                total["fees"] += fee
+            if np.isfinite(later):
+                total["unfilled"] += (shares - filled) * (later - price)
+    ordered = max(total["ordered"], 1e-9)
+    costs = {name: value for name, value in total.items() if name != "ordered"}
+    return {
+        "orders": sent,
+        "fills": fills,
+        "ordered_usd": total["ordered"],
+        "usd": costs,
+        "bps": {name: 1e4 * value / ordered for name, value in costs.items()},
+    }
+
+
+def feature_drift(bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Each feature's population stability index between the rows of the backtest and those that were decided upon.
+
+    Σ (p - q) ln(p / q) over the deciles of the backtest's values, the largest first.
+    """
+    obs, _, _ = bundle.parity
+    layout = bundle.policy.layout
+    assets, width = market.num_assets, len(market.feature_names)
+    start = layout.width - getattr(layout, "market_width", 0)
+    before = obs[:, start : start + assets * width].reshape(-1, assets, width).numpy()
+    now = market.features[at].numpy()
+    found = []
+    for number, name in enumerate(market.feature_names):
+        old, new = before[..., number].ravel(), now[..., number].ravel()
+        edges = np.unique(np.quantile(old, np.linspace(0, 1, _BINS + 1)[1:-1]))
+        p, q = (
+            np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1) / len(values) for values in (old, new)
+        )
+        p, q = np.maximum(p, 1e-4), np.maximum(q, 1e-4)
+        found.append({"name": name, "psi": float(((p - q) * np.log(p / q)).sum())})
+    return sorted(found, key=lambda row: -row["psi"])
+
+
+def _clipped(decisions: list[Mapping[str, Any]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for body in decisions:
+        for name in body["clipped"]:
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _day(minute: int) -> str:
+    return str(np.datetime64(int(minute), "ns").astype("datetime64[D]"))
+
+
+def _moment(time: int) -> str:
+    return str(np.datetime64(int(time), "ns").astype("datetime64[s]")) + "Z"
+
+
+def one_line(report: Mapping[str, Any]) -> str:
+    """What a drift report comes to."""
+    equity, surprise = report["equity"], report["surprise"]
+    words = (
+        f"{report['decisions']} decisions over {report['sessions']} sessions, {report['shortfall']['fills']} fills: "
+        f"the account made {equity['return']:+.2%}, its twin {equity['twin_return']:+.2%} "
+        f"({equity['difference_bps']:+.2f} bps apart)."
+    )
+    if surprise["value"] is not None:
+        state = "earns less than its backtest: stop it" if surprise["alarm"] else "no evidence of drift"
+        words += f" {state[0].upper()}{state[1:]} (e-value {surprise['value']:.2f}, alarm above {ALARM:g})."
+    if report["halts"]:
+        words += f" Halted: {report['halts'][-1]['why']}."
+    return words

@@ -1,0 +1,190 @@
+"""A finished run, frozen and traded on: what `fintrader freeze` and `fintrader paper` do."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+from fintrader.config import check_place
+from fintrader.data.calendar import session_date, session_grid
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy import drift
+from fintrader.deploy.broker import Broker
+from fintrader.deploy.bundle import Bundle, freeze
+from fintrader.deploy.clock import Clock, ReplayClock, WallClock
+from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.rows import RecentMarket
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.errors import DeployError, RunError
+from fintrader.files import write_json
+from fintrader.pipeline import evaluation
+from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.data import make_market
+from fintrader.pipeline.provenance import backtest_settings
+from fintrader.pipeline.session import open_run
+from fintrader.progress import reporter
+from fintrader.report.drift import write_drift
+from fintrader.results.backtest_files import read_backtest
+from fintrader.results.run import Run
+from fintrader.runs import Manifest, RunFolder, versions
+from fintrader.storage.lease import hold
+from fintrader.storage.objects import Objects
+
+REPORT = "drift.json"
+
+
+def home_of(name: str, deployments_dir: str) -> Path:
+    """A deployment's folder."""
+    return Path(check_place(deployments_dir)) / name
+
+
+def freeze_run(where: str, settings: PaperSettings) -> Bundle:
+    """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not finished."""
+    bundle, _ = _frozen(where, settings)
+    return bundle
+
+
+def paper(where: str, settings: PaperSettings) -> Path:
+    """Trade a run on; again after a kill, it goes on where it was. Returns the deployment's folder.
+
+    Raises RunError, DeployError, BrokerError, DataError.
+    """
+    bundle, market = _frozen(where, settings)
+    home = home_of(bundle.name, settings.deployments_dir)
+    if settings.broker == "alpaca" and settings.feed == "replay":
+        raise DeployError("a broker's account needs bars as they are made: add --feed alpaca")
+    if settings.broker != "simulated" and not settings.limits.enforced:
+        raise DeployError("limits may only be left out of a replay")
+    trained = bundle.data.source.kind
+    if settings.feed != "replay" and trained != settings.feed and not settings.other_feed:
+        raise DeployError(
+            f"the policy was trained on bars of {trained}, not of {settings.feed}, where its features may mean something "
+            "else; add --other-feed true to trade it all the same"
+        )
+    with hold(Objects(home)):
+        run_deployment(home, bundle, settings, market)
+    return home
+
+
+def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTensors) -> dict[str, Any]:
+    """Run until it is over, and tell how far it drifted. The caller holds the deployment's lease."""
+    replay = settings.feed == "replay"
+    window = (int(market.minutes[0]), int(market.minutes[-1])) if replay else None
+    with reporter():
+        feed = open_live_feed(settings.feed, bundle.data, bundle.symbols)
+    simulated = settings.broker == "simulated" or settings.role == "challenger"
+    with Journal(home / JOURNAL, durable=not (replay and simulated)) as journal:
+        last = journal.last("decision")
+        start = window[0] if window is not None else 0
+        clock: Clock = ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
+        broker: Broker
+        if simulated:
+            broker = SimulatedBroker(market, bundle.env, clock.now)
+        else:
+            from fintrader.deploy.alpaca import AlpacaBroker
+
+            broker = AlpacaBroker(endpoint=settings.endpoint)
+        level = feed.level if isinstance(feed, ReplayFeed) else (lambda grid: None)
+        runner = Runner(
+            home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=window, level=level
+        )
+        if journal.last("end") is None:
+            runner.run()
+    return tell_drift(home, feed)
+
+
+def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
+    """Measure the drift of a deployment from its journal, print it, write `drift.json` and `drift.html`."""
+    bundle = Bundle.open(home / "bundle")
+    with Journal(home / JOURNAL, reading=True) as journal:
+        started = journal.last("start")
+        if started is None:
+            raise DeployError(f"{home} has not begun; run `fintrader paper` first")
+        limits = PaperSettings.model_validate({"limits": started.body["limits"]}).limits
+        recorded = recorded_market(journal, bundle, feed)
+        report = drift.measure(journal, bundle, recorded, limits)
+    write_json(home / REPORT, report)
+    page = write_drift(home / "drift.html", report)
+    print(drift.one_line(report))
+    print(f"  {page}")
+    return report
+
+
+def recorded_market(journal: Journal, bundle: Bundle, feed: LiveFeed | None) -> MarketTensors:
+    """The market of the bars that a deployment received, from the first that it decided upon."""
+    started = journal.last("start")
+    assert started is not None
+    rows = RecentMarket(
+        bundle.data, bundle.symbols, bundle.normalisation, companies=bundle.body["companies"],
+        lookback=bundle.env.lookback, actions=journal.actions(),
+    )  # fmt: skip
+    stored = journal.bars()
+    rows.take(stored)
+    first, last = int(started.body["first_bar"]), max(int(row[0]) for row in stored)
+    calendar, data = bundle.data.calendar, bundle.data
+    begins = session_date(calendar, first)
+    back = dt.timedelta(days=int(rows.history_sessions * 1.6) + 20)
+    grid = session_grid(calendar, begins - back, session_date(calendar, last), data.bar_minutes, data.hours)
+    for symbol, close in bundle.body["last_close"].items():
+        rows.history.carry(symbol, int(grid.minutes[0]) - 60_000_000_000, close)
+    rows.level = feed.level(grid) if isinstance(feed, ReplayFeed) else None
+    return rows.whole(grid, first, last)
+
+
+def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors]:
+    """The bundle, and the window its policy was tested on."""
+    run = Run(open_run(where))
+    folder, config = run.folder, load_config(run.folder.config)
+    config = config.model_copy(update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent})
+    manifest = Manifest.load(folder.manifest)
+    folds = evaluation.folds_of(folder)
+    if not manifest.done("tournament") and not folds:
+        raise RunError(f"{where}: its tournament has not finished; run it to its end first")
+    if folds:  # of a walk-forward the newest policy, tested on the newest window
+        market, source = MarketTensors.load(folds[-1].root / "market.safetensors").split().test, folds[-1]
+    else:
+        with reporter():
+            market, source = MarketTensors.load(make_market(config, manifest)).split().test, folder
+    policy = _policy_file(run, source, settings.policy, where)
+    name = settings.name or config.name
+    feed = ReplayFeed(config.data.effective(), market.symbols) if settings.feed == "replay" else None
+    bundle = freeze(
+        home_of(name, settings.deployments_dir) / "bundle",
+        name=name,
+        policy=policy,
+        data=config.data,
+        env=backtest_settings(config),
+        market=market,
+        about=_about(run, config, manifest, settings.policy) | {"companies": {} if feed is None else feed.companies},
+    )
+    return bundle, market
+
+
+def _policy_file(run: Run, source: RunFolder, asked: str, where: str) -> Path:
+    if asked == "ensemble":
+        path = source.ensemble / "policy.safetensors"
+    else:
+        pod = str(run.manifest["best"]) if asked == "best" and source is run.folder else asked
+        path = source.pod(pod) / "policy.safetensors"
+    if not path.is_file():
+        raise RunError(f"{path} does not exist; `fintrader status {where}` lists the pods that have ended")
+    return path
+
+
+def _about(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict[str, Any]:
+    """Where a bundle comes from, and what to expect of it."""
+    about: dict[str, Any] = {
+        "run": config.name, "policy": policy, "config_hash": manifest.values["config_hash"], "versions": versions(),
+        "trials": int(manifest.values["trials"]), "verdict": None, "daily_returns": [],
+    }  # fmt: skip
+    path = run.folder.backtest / "metrics.json"
+    if path.is_file():
+        stored = read_backtest(run.folder.backtest)
+        strategy = policy if policy in stored.strategies else "ensemble"
+        about["verdict"] = stored.honesty["verdict"]
+        about["daily_returns"] = [float(value) for value in stored.daily_returns()[strategy]]
+    return about
