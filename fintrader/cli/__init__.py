@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands, own_bars
+from fintrader.cli import commands, deployments, own_bars
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -148,11 +148,20 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "looks": commands.looks,
     "audit": commands.audit,
     "reproduce": commands.reproduce,
+    "freeze": deployments.freeze,
+    "paper": deployments.paper,
+    "drift": deployments.drift,
+    "halt": deployments.halt,
+    "resume": deployments.resume,
+    "flatten": deployments.flatten,
+    "promote": deployments.promote,
+    "live": deployments.live,
     "status": commands.status,
     "lineage": commands.lineage,
     "scale": commands.scale,
     "replay": commands.replay,
     "tournament rebuild": commands.rebuild,
+    "export onnx": deployments.export_onnx,
     "export tensorboard": commands.export_tensorboard,
     "app": commands.app,
     "bench": commands.bench,

@@ -1,4 +1,7 @@
-"""Requests to a running deployment: `fintrader halt`, `resume`, `flatten`. Files, so that they outlive both sides."""
+"""Which deployment is the champion, and requests to a running one: `fintrader halt`, `resume`, `flatten`.
+
+Requests are files, so that they outlive both sides.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Literal, get_args
 
 from fintrader.deploy.bundle import BUNDLE
 from fintrader.errors import DeployError
-from fintrader.files import publish
+from fintrader.files import publish, read_json, write_json
 
 Request = Literal["halt", "resume", "flatten"]
 
@@ -21,6 +24,25 @@ def ask(folder: Path, request: Request) -> None:
     home.mkdir(parents=True, exist_ok=True)
     while not publish(home / f"{time.time_ns():020d}-{request}", b""):
         pass  # two in one nanosecond
+
+
+ALIASES = "aliases.json"
+"""Beside the deployments: champion and challenger, by name."""
+
+
+def aliases(deployments: Path) -> dict[str, str]:
+    """Alias -> name of the deployment."""
+    path = deployments / ALIASES
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def promote(folder: Path) -> str:
+    """Make the deployment in `folder` the champion; returns the name of the one before, now the challenger."""
+    named = aliases(folder.parent)
+    before = named.get("champion", "")
+    if before != folder.name:
+        write_json(folder.parent / ALIASES, {"champion": folder.name, **({"challenger": before} if before else {})})
+    return before if before != folder.name else named.get("challenger", "")
 
 
 def waiting(folder: Path) -> list[tuple[Path, Request]]:

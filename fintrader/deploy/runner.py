@@ -7,9 +7,8 @@ meanwhile is skipped, never made up for.
 from __future__ import annotations
 
 import datetime as dt
-import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars
-from fintrader.data.calendar import SessionGrid, session_date, session_grid
+from fintrader.data.bars import Array
+from fintrader.data.calendar import SessionGrid
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy.alerts import Alerts
 from fintrader.deploy.broker import Broker, Order
@@ -31,10 +30,10 @@ from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import Limits
 from fintrader.deploy.orders import Execution, order_id
 from fintrader.deploy.reconcile import expected, reconcile
-from fintrader.deploy.rows import Level, RecentMarket
+from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.errors import BrokerError, BrokerUnsureError, DataError, DeployError
+from fintrader.errors import BrokerError, BrokerUnsureError, DataError
 
 log = logging.getLogger("fintrader.deploy")
 JOURNAL = "journal.sqlite"
@@ -56,31 +55,27 @@ class Runner:
         broker: Broker,
         journal: Journal,
         window: tuple[int, int] | None,
-        level: Callable[[SessionGrid], Level | None] = lambda grid: None,
-        told: Callable[[str], None] = log.info,
+        level: Levels = no_level,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on, without end."""
         self.folder, self.bundle, self.settings = folder, bundle, settings
         self.clock, self.feed, self.broker, self.journal = clock, feed, broker, journal
-        self.data, self.env, self.window, self.told = bundle.data, bundle.env, window, told
+        self.data, self.env, self.window = bundle.data, bundle.env, window
         self.policy = bundle.policy
-        self.length = self.data.bar_minutes * MINUTE_NS
+        self.recorder = Recorder(bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level)
+        self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
-        self.rows = RecentMarket(
-            self.data, bundle.symbols, bundle.normalisation, companies=bundle.body["companies"],
-            warm_up_sessions=settings.warm_up_sessions, lookback=self.env.lookback,
-        )  # fmt: skip
-        self._level = level
         self.simulated = broker if isinstance(broker, SimulatedBroker) else None
         self.execution: Execution | None = None
-        self.grid: SessionGrid
         self.first, self.last = 0, -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
-        self.decisions = 0
-        self._since = 0
-        """Start of the newest bar that was received."""
+
+    @property
+    def grid(self) -> SessionGrid:
+        """All bars from the warm-up to some days ahead, or to a replay's end."""
+        return self.recorder.grid
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -100,33 +95,43 @@ class Runner:
         """Bars to wake at: each as it is made; of a replay the decisions', and each session's last."""
         bar = self._next
         while True:
+            bar += self._passed_by(bar)
             if self.window is not None and bar > self.last:
                 return
             if bar >= self.grid.num_bars - 1 and self.window is None:
-                minute = int(self.grid.minutes[self.first])
-                self._make_grid(session_date(self.data.calendar, int(self.grid.minutes[-1])))
-                bar += int(np.searchsorted(self.grid.minutes, minute)) - self.first
-                self.first = int(np.searchsorted(self.grid.minutes, minute))
-            ends = bar == self.grid.num_bars - 1 or self.grid.session[bar + 1] != self.grid.session[bar]
-            if self.clock.live or ends or self._is_due(bar) or bar == self.last:
+                before, self.first = self.first, self.recorder.lay_out(int(self.grid.minutes[self.first]), None)
+                bar += self.first - before
+            if self.clock.live or self._ends_session(bar) or self._is_due(bar) or bar == self.last:
                 yield bar
             bar += 1
 
+    def _passed_by(self, bar: int) -> int:
+        """Bars from this one on that closed while nobody was looking: too old to act upon."""
+        if not self.clock.live:
+            return 0
+        newest = int(np.searchsorted(self.grid.minutes, self.clock.now() - 2 * self.length, side="right")) - 1
+        missed = sum(self._is_due(late) for late in range(bar, newest + 1))
+        if missed:
+            self._news("missed", f"{missed} decision(s) were missed until {_time(self.clock.now())}", self.clock.now())
+        return max(newest + 1 - bar, 0)
+
     def _is_due(self, bar: int) -> bool:
         return (bar - self.first) % self.env.decision_interval == 0 and bar != self.last
+
+    def _ends_session(self, bar: int) -> bool:
+        return bar == self.grid.num_bars - 1 or bool(self.grid.session[bar + 1] != self.grid.session[bar])
 
     def _turn(self, bar: int) -> None:
         """What there is to do once a bar has closed."""
         now, closed = self.clock.now(), int(self.grid.minutes[bar]) + self.length
         self._pursue()
         try:
-            self._receive(now)
+            self.recorder.receive(self.feed, now)
             if self._is_due(bar):
-                if self.clock.live and now > closed + self.length:
-                    self._news("missed", f"the decision of {_time(closed)} was missed: nothing was ordered", now)
-                else:
-                    self._decide(bar, now)
-            elif self.grid.session[bar] != self.grid.session[min(bar + 1, self.grid.num_bars - 1)] or bar == self.last:
+                self._decide(bar, now)
+            elif self.clock.live and not self._ends_session(bar):
+                self._watch(bar, now)
+            elif self._ends_session(bar) or bar == self.last:
                 self._mark(bar, now)
         except (DataError, BrokerUnsureError) as error:
             self._news("skipped", f"nothing was decided at {_time(closed)}: {error}", now)
@@ -138,16 +143,12 @@ class Runner:
     def _begin(self) -> None:
         now, started = self.clock.now(), self.journal.last("start")
         first = self.window[0] if self.window is not None else int(started.body["first_bar"] if started else now)
-        self._make_grid(session_date(self.data.calendar, max(now, first)), session_date(self.data.calendar, first))
-        self.first = int(np.searchsorted(self.grid.minutes, first))
+        self.first = self.recorder.lay_out(first, None if self.window is None else self.window[1])
         self.last = -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
         begins = int(self.grid.minutes[self.first])
-        for symbol, close in self.bundle.body["last_close"].items():
-            self.rows.history.carry(symbol, int(self.grid.minutes[0]) - MINUTE_NS, close)
-        self.rows.level = self._level(self.grid)
-        self._morning(int(self.grid.session[self.first]))
+        self.recorder.morning(self.feed, int(self.grid.session[self.first]), now)
         if started is None:
-            self._keep(self.feed.history(int(self.grid.minutes[0]), begins), now)
+            self.recorder.warm_up(self.feed, begins, now)
             self.journal.write(
                 "start", at=now, first_bar=begins, bundle=self.bundle.id, feed=self.feed.kind, broker=self.broker.kind,
                 limits=self.settings.limits.model_dump(), initial_cash_usd=self.env.initial_cash_usd,
@@ -155,7 +156,7 @@ class Runner:
             self._next = self.first
             self._take_over(now)
             return
-        self._restore_bars()
+        self.recorder.restore()
         done = [*self.journal.entries("decision"), *self.journal.entries("mark")]
         newest = max((int(entry.body["bar"]) for entry in done), default=begins - self.length)
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
@@ -164,19 +165,6 @@ class Runner:
         if (last := self.journal.last("decision")) is not None and self.simulated is not None:
             self._restore_ledger(last)
         self._take_over(now)
-
-    def _make_grid(self, until: dt.date, start: dt.date | None = None) -> None:
-        """Sessions from as far back as the features reach to some days ahead."""
-        if start is None:
-            start = session_date(self.data.calendar, int(self.grid.minutes[self.first]))
-        back = dt.timedelta(days=int(self.rows.history_sessions * 1.6) + 20)
-        end = until + _AHEAD if self.window is None else session_date(self.data.calendar, self.window[1])
-        grid = session_grid(self.data.calendar, start - back, end, self.data.bar_minutes, self.data.hours)
-        here = int(np.searchsorted(grid.dates, np.datetime64(start)))
-        first = max(here - self.rows.history_sessions, 0)
-        self.grid = session_grid(
-            self.data.calendar, grid.dates[first].item(), end, self.data.bar_minutes, self.data.hours
-        )
 
     def _take_over(self, now: int) -> None:
         """Agree with the broker before anything is ordered, and go on with the orders of before."""
@@ -189,58 +177,14 @@ class Runner:
         reconcile(self.journal, self.broker, bundle=self.bundle.id, at=now, start=True, adopt=self.settings.adopt)
         self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
 
-    # --- bars ------------------------------------------------------------------------------------------------
-
-    def _receive(self, now: int) -> None:
-        bars = self.feed.poll(self._since, now)
-        fresh_from = self._since
-        again = self._keep(bars, now)
-        odd = again.take(again.ts > fresh_from)
-        if len(odd):
-            self.journal.write(
-                "late", at=now, bars=len(odd), symbols=sorted({odd.symbols[code] for code in odd.symbol})
-            )
-
-    def _keep(self, bars: Bars, now: int) -> Bars:
-        """Take bars in; returns those that came too late, or again with other numbers."""
-        if not len(bars):
-            return bars
-        late = self.rows.history.add(bars)
-        names = [bars.symbols[code] for code in bars.symbol.tolist()]
-        extras = [
-            json.dumps(dict(zip(bars.extras, row, strict=True))) for row in zip(*bars.extras.values(), strict=True)
-        ]
-        columns = [getattr(bars, name).tolist() for name in COLUMNS]
-        rows = zip(bars.ts.tolist(), names, *columns, extras or [""] * len(bars), [now] * len(bars), strict=True)
-        self.journal.keep_bars(rows)
-        self._since = max(self._since, int(bars.ts.max()))
-        return late
-
-    def _restore_bars(self) -> None:
-        rows = self.journal.bars()
-        if not rows:
-            raise DeployError(f"{self.journal.path} holds no bars; remove {self.folder} to begin again")
-        self._since = self.rows.take(rows)
-
-    def _morning(self, session: int) -> None:
-        """Splits and dividends up to this session's day."""
-        first, last = self.grid.dates[0].item(), self.grid.dates[session].item()
-        found = tuple(self.feed.actions(first, last))
-        for action in found:
-            if action not in self.rows.actions:
-                self.journal.write("action", action.symbol, at=self.clock.now(), **action.model_dump(mode="json"))
-        self.rows.actions = tuple(self.journal.actions())
-        self._actions_of = session
-
     # --- decisions -------------------------------------------------------------------------------------------
 
     def _decide(self, bar: int, now: int) -> None:
-        session = int(self.grid.session[bar])
-        if session != self._actions_of:
-            self._morning(session)
-        market, row, report = self.rows.at(self.grid, bar)
-        if "passed" in report:
-            self._news("faults", f"the bars hold faults that would stop a build: {report['passed']}", now)
+        self.recorder.morning(self.feed, int(self.grid.session[bar]), now)
+        market, row, report = self.recorder.rows.at(self.grid, bar)
+        today = str(self.grid.dates[self.grid.session[bar]])
+        if odd := [f"{fault['kind']} of {fault['symbol']}" for fault in report["waived"] if fault["day"] == today]:
+            self._news("faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now)
         account = self._account(market, row, now)
         action = one_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
@@ -256,32 +200,31 @@ class Runner:
         peak, first = account.capital
         weights = () if decision.weights is None else decision.weights.tolist()
         closed = int(self.grid.minutes[bar]) + self.length
-        with self.journal.together():
+        with self.journal.together():  # a decision stands in the journal with its orders, or not at all
             self.journal.write(
                 "decision", at=now, bar=int(self.grid.minutes[bar]), cash=account.cash, equity=account.equity,
-                peak=peak, first=first, shares=self._held(market.symbols, account.held), orders=orders, why=decision.why,
-                clipped=list(decision.clipped_by), traded=self.limits.traded_usd,
+                peak=peak, first=first, shares=self._held(market.symbols, account.held), orders=orders,
+                why=decision.why, clipped=list(decision.clipped_by), traded=self.limits.traded_usd,
                 weights={name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w},
                 prices={name: prices[name] for name in orders},
             )  # fmt: skip
-        self.decisions += 1
+            if orders:
+                self._intend(orders, prices, closed, bar, now)
         if decision.halted:
             self._halt(decision.why, now)
         elif decision.why:
             self._news("held", decision.why, now)
-        if orders:
-            self._send(orders, prices, closed, bar, now)
+        self._pursue()
 
-    def _send(self, orders: dict[str, float], prices: dict[str, float], closed: int, bar: int, now: int) -> None:
-        following = min(bar + 1, self.grid.num_bars - 1)
-        opens = int(self.grid.minutes[following])
+    def _intend(self, orders: dict[str, float], prices: dict[str, float], closed: int, bar: int, now: int) -> None:
+        """Write down the orders of a decision at the close of a bar: they may stand until the next bar's."""
+        opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
         if self.execution is None:
             self.execution = Execution(self.broker, self.journal, **self._terms())
         self.execution.begin(
             decision=closed, orders=orders, prices=prices, at=now, until=opens + self.length,
             not_before=now if self.broker.takes_baskets else max(opens, now),
         )  # fmt: skip
-        self._pursue()
 
     def _account(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
         """The account as it stands at a bar's close, with this market's prices."""
@@ -314,9 +257,21 @@ class Runner:
         if self.simulated is not None and self.window is not None:
             equity = self.simulated.equity
         else:
-            market, row, _ = self.rows.at(self.grid, bar)
+            market, row, _ = self.recorder.rows.at(self.grid, bar)
             equity = self._account(market, row, now).equity
         self.journal.write("mark", at=now, bar=int(self.grid.minutes[bar]), equity=equity)
+
+    def _watch(self, bar: int, now: int) -> None:
+        """Between decisions: losses are looked at with every bar."""
+        if self.simulated is not None:
+            return
+        wrong = reconcile(self.journal, self.broker, bundle=self.bundle.id, at=now)
+        if wrong:
+            self._halt("; ".join(finding.text for finding in wrong), now)
+        known, closes = expected(self.journal), self.recorder.rows.history.last_close
+        equity = (known.cash_usd or 0.0) + sum(n * closes(symbol) for symbol, n in known.shares.items())
+        if why := self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity):
+            self._halt(why, now)
 
     def _remember(self, entry: Entry) -> None:
         """What the limits and the account's memory hold of an earlier decision or mark."""
@@ -325,7 +280,6 @@ class Runner:
             self.limits.watch(int(entry.body["bar"]) // _DAY_NS, equity)
             self.limits.traded_usd = float(entry.body["traded"])
             self._first_usd, self._peak_usd = float(entry.body["first"]), float(entry.body["peak"])
-            self.decisions += 1
 
     def _restore_ledger(self, entry: Entry) -> None:
         assert self.simulated is not None
@@ -335,7 +289,7 @@ class Runner:
         closed = int(body["bar"]) + self.length
         known = [Order(r.id, r.symbol, r.shares, closed) for r in reports.values() if r.id in self._ids(body, closed)]
         if self.window is None:
-            market, _, _ = self.rows.at(self.grid, int(np.searchsorted(self.grid.minutes, body["bar"])))
+            market, _, _ = self.recorder.rows.at(self.grid, int(np.searchsorted(self.grid.minutes, body["bar"])))
             self.simulated.market = market
         self.simulated.restore(
             int(body["bar"]), body["cash"], body["equity"], body["peak"], body["first"], shares, known
@@ -370,9 +324,10 @@ class Runner:
             return
         bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right")) - 1
         symbols = self.bundle.symbols
-        newest = {name: self.rows.history.last_close(name) for name in symbols}
+        newest = {name: self.recorder.rows.history.last_close(name) for name in symbols}
         orders = {name: -shares for name, shares in held.items() if name in newest}
-        self._send(orders, newest, now, max(bar, 0), now)
+        self._intend(orders, newest, now, max(bar, 0), now)
+        self._pursue()
 
     def _pursue(self) -> None:
         if self.execution is None:

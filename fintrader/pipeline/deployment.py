@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import Any
 
 from fintrader.config import check_place
-from fintrader.data.calendar import session_date, session_grid
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import drift
 from fintrader.deploy.broker import Broker
-from fintrader.deploy.bundle import Bundle, freeze
+from fintrader.deploy.bundle import BUNDLE, Bundle, freeze
 from fintrader.deploy.clock import Clock, ReplayClock, WallClock
+from fintrader.deploy.control import aliases
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.rows import RecentMarket
+from fintrader.deploy.recorder import Recorder, no_level
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
@@ -42,6 +41,16 @@ def home_of(name: str, deployments_dir: str) -> Path:
     return Path(check_place(deployments_dir)) / name
 
 
+def find(name: str, deployments_dir: str) -> Path:
+    """The folder of a deployment by its name or alias (champion, challenger). Raises DeployError."""
+    home = home_of(aliases(Path(deployments_dir)).get(name, name), deployments_dir)
+    if not (home / "bundle" / BUNDLE).is_file():
+        found = sorted(path.parent.parent.name for path in Path(deployments_dir).glob(f"*/bundle/{BUNDLE}"))
+        known = f"known: {', '.join(found)}" if found else "make one with `fintrader paper RUN`"
+        raise DeployError(f"{deployments_dir} holds no deployment {name!r}; {known}")
+    return home
+
+
 def freeze_run(where: str, settings: PaperSettings) -> Bundle:
     """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not finished."""
     bundle, _ = _frozen(where, settings)
@@ -62,7 +71,7 @@ def paper(where: str, settings: PaperSettings) -> Path:
     trained = bundle.data.source.kind
     if settings.feed != "replay" and trained != settings.feed and not settings.other_feed:
         raise DeployError(
-            f"the policy was trained on bars of {trained}, not of {settings.feed}, where its features may mean something "
+            f"the policy was trained on bars of {trained}, not of {settings.feed}, where features may mean something "
             "else; add --other-feed true to trade it all the same"
         )
     with hold(Objects(home)):
@@ -88,7 +97,7 @@ def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: 
             from fintrader.deploy.alpaca import AlpacaBroker
 
             broker = AlpacaBroker(endpoint=settings.endpoint)
-        level = feed.level if isinstance(feed, ReplayFeed) else (lambda grid: None)
+        level = feed.level if isinstance(feed, ReplayFeed) else no_level
         runner = Runner(
             home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=window, level=level
         )
@@ -105,34 +114,14 @@ def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
         if started is None:
             raise DeployError(f"{home} has not begun; run `fintrader paper` first")
         limits = PaperSettings.model_validate({"limits": started.body["limits"]}).limits
-        recorded = recorded_market(journal, bundle, feed)
+        level = feed.level if isinstance(feed, ReplayFeed) else no_level
+        recorded = Recorder(bundle, journal, level=level).recorded()
         report = drift.measure(journal, bundle, recorded, limits)
     write_json(home / REPORT, report)
     page = write_drift(home / "drift.html", report)
     print(drift.one_line(report))
     print(f"  {page}")
     return report
-
-
-def recorded_market(journal: Journal, bundle: Bundle, feed: LiveFeed | None) -> MarketTensors:
-    """The market of the bars that a deployment received, from the first that it decided upon."""
-    started = journal.last("start")
-    assert started is not None
-    rows = RecentMarket(
-        bundle.data, bundle.symbols, bundle.normalisation, companies=bundle.body["companies"],
-        lookback=bundle.env.lookback, actions=journal.actions(),
-    )  # fmt: skip
-    stored = journal.bars()
-    rows.take(stored)
-    first, last = int(started.body["first_bar"]), max(int(row[0]) for row in stored)
-    calendar, data = bundle.data.calendar, bundle.data
-    begins = session_date(calendar, first)
-    back = dt.timedelta(days=int(rows.history_sessions * 1.6) + 20)
-    grid = session_grid(calendar, begins - back, session_date(calendar, last), data.bar_minutes, data.hours)
-    for symbol, close in bundle.body["last_close"].items():
-        rows.history.carry(symbol, int(grid.minutes[0]) - 60_000_000_000, close)
-    rows.level = feed.level(grid) if isinstance(feed, ReplayFeed) else None
-    return rows.whole(grid, first, last)
 
 
 def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors]:

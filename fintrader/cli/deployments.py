@@ -1,0 +1,117 @@
+"""The commands of deployments: freeze a run, trade it on, steer what trades, say how far it drifted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fintrader.cli.options import parse, positional, with_options
+from fintrader.config import Settings
+from fintrader.errors import ConfigError
+
+
+class PlaceOptions(Settings):
+    """Which deployment is meant."""
+
+    deployments_dir: str = "deployments"
+    """Folder that holds the deployments."""
+
+
+class OnnxOptions(Settings):
+    """Where the model goes."""
+
+    policy: str = "ensemble"
+    """`ensemble`, `best`, or a pod's name."""
+    out: Path = Path("policy.onnx")
+    """File to write."""
+
+
+def freeze(argv: list[str]) -> None:
+    """RUN_DIR [--policy P] [--name NAME]: freeze a run's policy with all it depends on, to be traded."""
+    from fintrader.deploy.settings import PaperSettings
+    from fintrader.pipeline import deployment
+
+    run, settings = with_options("freeze", PaperSettings(), argv)
+    bundle = deployment.freeze_run(run, settings)
+    print(f"{bundle.folder}: bundle {bundle.id}, {len(bundle.symbols)} symbols, policy {bundle.body['policy']}")
+    print(f"  {bundle.body['verdict'] or 'there is no verdict: the run was not backtested'}")
+
+
+def paper(argv: list[str]) -> None:
+    """RUN_DIR [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay; then say how far it
+    drifted."""
+    from fintrader.deploy.settings import PaperSettings
+    from fintrader.pipeline import deployment
+
+    run, settings = with_options("paper", PaperSettings(), argv)
+    deployment.paper(run, settings)
+
+
+def live(argv: list[str]) -> None:
+    """NAME [--cap-usd USD]: trade a deployment that has proved itself on paper with real money, after your consent."""
+    from fintrader.pipeline import live as live_door
+
+    name, settings = with_options("live", live_door.LiveSettings(), argv, "NAME")
+    live_door.live(name, settings)
+
+
+def drift(argv: list[str]) -> None:
+    """NAME: how far a deployment drifted from its backtest, from its journal; drift.html and drift.json."""
+    from fintrader.pipeline import deployment
+
+    name, place = with_options("drift", PlaceOptions(), argv, "NAME")
+    deployment.tell_drift(deployment.find(name, place.deployments_dir))
+
+
+def promote(argv: list[str]) -> None:
+    """NAME: make a deployment the champion; what was it before becomes the challenger."""
+    from fintrader.deploy.control import promote as appoint
+    from fintrader.pipeline import deployment
+
+    name, place = with_options("promote", PlaceOptions(), argv, "NAME")
+    home = deployment.find(name, place.deployments_dir)
+    before = appoint(home)
+    print(f"{home.name} is the champion" + (f", {before} the challenger" if before else ""))
+
+
+def halt(argv: list[str]) -> None:
+    """NAME: order nothing more, at once; what is held stays."""
+    _request("halt", argv)
+
+
+def resume(argv: list[str]) -> None:
+    """NAME: let a halted deployment go on."""
+    _request("resume", argv)
+
+
+def flatten(argv: list[str]) -> None:
+    """NAME: sell everything that is held, then halt."""
+    _request("flatten", argv)
+
+
+def _request(kind: str, argv: list[str]) -> None:
+    from fintrader.deploy import control
+    from fintrader.pipeline import deployment
+
+    name, place = with_options(kind, PlaceOptions(), argv, "NAME")
+    home = deployment.find(name, place.deployments_dir)
+    for request in ("halt", "resume", "flatten"):
+        if request == kind:
+            control.ask(home, request)
+    print(f"{home.name}: asked to {kind}; a running deployment does so within two seconds, another one when it starts")
+
+
+def export_onnx(argv: list[str]) -> None:
+    """RUN_DIR [--policy P] [--out FILE]: a policy for programs without PyTorch, checked against the original."""
+    from fintrader.agents.policy import export_onnx as export
+    from fintrader.pipeline import open_run
+
+    folder, rest = positional("export onnx", "RUN_DIR", argv, lambda: parse(OnnxOptions, OnnxOptions(), ["--help"], ""))
+    options = parse(OnnxOptions, OnnxOptions(), rest, "export onnx RUN_DIR")
+    from fintrader.agents.policy import load_policy
+    from fintrader.results.run import Run
+
+    if options.out.is_dir():
+        raise ConfigError(f"{options.out} is a folder; --out names the file to write")
+    policy = Run(open_run(folder), load_policy=load_policy).policy(options.policy)
+    worst = export(policy, options.out)
+    print(f"{options.out}: actions differ by at most {worst:.1e} from the policy's")

@@ -1,0 +1,125 @@
+"""What a deployment has received: bars on the exchange's grid, splits and dividends, all of it in the journal."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+
+import numpy as np
+
+from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
+from fintrader.data.calendar import SessionGrid, session_date, session_grid
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.feed import LiveFeed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.rows import Level, RecentMarket
+from fintrader.errors import DeployError
+
+_AHEAD = dt.timedelta(days=14)
+Levels = Callable[[SessionGrid], "Level | None"]
+"""The index of the source's own on a grid, where it has one."""
+
+
+def no_level(grid: SessionGrid) -> Level | None:
+    """Of sources without an index."""
+    return None
+
+
+class Recorder:
+    """Sessions from as far back as the features reach to some days ahead, and what is known of them."""
+
+    def __init__(
+        self, bundle: Bundle, journal: Journal, *, warm_up_sessions: int | None = None, level: Levels = no_level
+    ) -> None:
+        self.bundle, self.journal, self.data, self._level = bundle, journal, bundle.data, level
+        self.length = self.data.bar_minutes * MINUTE_NS
+        """Of a bar, ns."""
+        self.rows = RecentMarket(
+            self.data,
+            bundle.symbols,
+            bundle.normalisation,
+            companies=bundle.body["companies"],
+            warm_up_sessions=warm_up_sessions,
+            lookback=bundle.env.lookback,
+        )
+        self.grid: SessionGrid
+        self.since = 0
+        """Start of the newest bar that was received."""
+        self._actions_until: dt.date | None = None
+
+    def lay_out(self, first: int, last: int | None) -> int:
+        """Make the grid around the bar that begins at `first`, to `last` or some days beyond now; that bar's number.
+
+        Raises DeployError where the calendar has too few sessions before it.
+        """
+        calendar = self.data.calendar
+        day = session_date(calendar, first)
+        back = dt.timedelta(days=int(self.rows.history_sessions * 1.6) + 20)
+        end = session_date(calendar, last) if last is not None else max(day, dt.datetime.now(dt.UTC).date()) + _AHEAD
+        wide = session_grid(calendar, day - back, end, self.data.bar_minutes, self.data.hours)
+        session = int(wide.session[min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)])
+        begins = wide.dates[max(session - self.rows.history_sessions, 0)].item()
+        self.grid = session_grid(calendar, begins, end, self.data.bar_minutes, self.data.hours)
+        for symbol, close in self.bundle.body["last_close"].items():
+            self.rows.history.carry(symbol, int(self.grid.minutes[0]) - MINUTE_NS, close)
+        self.rows.level = self._level(self.grid)
+        return int(np.searchsorted(self.grid.minutes, first))
+
+    def warm_up(self, feed: LiveFeed, first: int, at: int) -> None:
+        """Ask for the bars before the one that begins at `first`."""
+        self.keep(feed.history(int(self.grid.minutes[0]), first), at)
+
+    def receive(self, feed: LiveFeed, at: int) -> None:
+        """Take in what has come; what came too late, or again with other numbers, is journalled and changes nothing."""
+        newest = self.since
+        late = self.keep(feed.poll(newest, at), at)
+        odd = late.take(late.ts > newest)
+        if len(odd):
+            names = sorted({odd.symbols[code] for code in odd.symbol.tolist()})
+            self.journal.write("late", at=at, bars=len(odd), symbols=names)
+
+    def keep(self, bars: Bars, at: int) -> Bars:
+        """Take bars in and journal them; returns those that are not newer than what was there."""
+        if not len(bars):
+            return bars
+        late = self.rows.history.add(bars)
+        names = [bars.symbols[code] for code in bars.symbol.tolist()]
+        more = zip(*(values.tolist() for values in bars.extras.values()), strict=True)
+        extras = [json.dumps(dict(zip(bars.extras, row, strict=True))) for row in more] or [""] * len(bars)
+        columns = [getattr(bars, name).tolist() for name in COLUMNS]
+        self.journal.keep_bars(zip(bars.ts.tolist(), names, *columns, extras, [at] * len(bars), strict=True))
+        self.since = max(self.since, int(bars.ts.max()))
+        return late
+
+    def restore(self) -> None:
+        """Take in what the journal holds. Raises DeployError where that is nothing."""
+        rows = self.journal.bars()
+        if not rows:
+            raise DeployError(f"{self.journal.path} holds no bars; remove its folder to begin again")
+        self.since = self.rows.take(rows)
+        self.rows.actions = tuple(self.journal.actions())
+
+    def morning(self, feed: LiveFeed, session: int, at: int) -> None:
+        """Ask once a session for the splits and dividends up to its day."""
+        day = self.grid.dates[session].item()
+        if self._actions_until == day:
+            return
+        known = self.journal.actions()
+        for action in feed.actions(self.grid.dates[0].item(), day):
+            if action not in known:
+                self.journal.write("action", action.symbol, at=at, **action.model_dump(mode="json"))
+        self.rows.actions = tuple(self.journal.actions())
+        self._actions_until = day
+
+    def recorded(self) -> MarketTensors:
+        """The market of the bars that were received, from the first that was decided upon. Raises DeployError."""
+        started = self.journal.last("start")
+        if started is None:
+            raise DeployError(f"{self.journal.path}: nothing has begun here; run `fintrader paper` first")
+        rows = self.journal.bars()
+        first, last = int(started.body["first_bar"]), max((int(row[0]) for row in rows), default=0)
+        self.lay_out(first, last)
+        self.restore()
+        return self.rows.whole(self.grid, first, last)
