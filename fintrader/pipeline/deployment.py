@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.config import check_place
+from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import drift
 from fintrader.deploy.broker import Broker
@@ -109,6 +110,8 @@ def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: 
 def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
     """Measure the drift of a deployment from its journal, print it, write `drift.json` and `drift.html`."""
     bundle = Bundle.open(home / "bundle")
+    if feed is None and isinstance(bundle.data.source, SyntheticSettings):  # a made-up market has an index of its own
+        feed = open_live_feed("replay", bundle.data, bundle.symbols)
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.last("start")
         if started is None:

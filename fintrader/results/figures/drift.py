@@ -1,0 +1,65 @@
+"""Charts of a deployment: its account beside its twin and the backtest's band, and what came between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from fintrader.results.figures.style import COLOURS, MUTED, PALETTE, layout
+
+SHORTFALL = {
+    "delay": "Delay: decision to open",
+    "spread_and_impact": "Spread and impact",
+    "fees": "Fees",
+    "unfilled": "Not filled",
+}
+"""What an order may cost against the price it was decided at, in the order of a drift report."""
+
+
+def drift_figure(daily: Mapping[str, Any]) -> go.Figure:
+    """Account and twin at each session's close, USD, over the band of the backtest's own days (`drift.json`'s
+    `daily`)."""
+    days = pd.to_datetime(pd.Series(daily["date"]))
+    figure = go.Figure()
+    if "low_usd" in daily:
+        figure.add_scatter(x=days, y=daily["low_usd"], line={"width": 0}, showlegend=False, hoverinfo="skip")
+        figure.add_scatter(
+            x=days, y=daily["high_usd"], fill="tonexty", fillcolor="rgba(97,110,124,0.15)", line={"width": 0},
+            name="nine in ten of the backtest's days drawn again", hoverinfo="skip",
+        )  # fmt: skip
+    for key, name, look in (
+        ("twin_usd", "Twin: the same bars in the backtest's ledger", {"color": PALETTE[1], "dash": "dash"}),
+        ("account_usd", "Account", {"color": COLOURS["ensemble"], "width": 2}),
+    ):
+        figure.add_scatter(x=days, y=daily[key], name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>")
+    return layout(figure, "What the account is worth", "USD", height=400)
+
+
+def difference_figure(daily: Mapping[str, Any]) -> go.Figure:
+    """Account less twin at each session's close, bps of the twin."""
+    days = pd.to_datetime(pd.Series(daily["date"]))
+    apart = [1e4 * (a / b - 1) for a, b in zip(daily["account_usd"], daily["twin_usd"], strict=True)]
+    figure = go.Figure(go.Bar(x=days, y=apart, marker={"color": PALETTE[1]}))
+    figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:+.2f} bps<extra></extra>")
+    layout(figure, "Account less twin", "bps of the twin", height=260, showlegend=False, hovermode="closest")
+    if apart and max(map(abs, apart)) < 0.01:
+        figure.update_yaxes(range=[-1, 1]).update_xaxes(range=[days.iloc[0], days.iloc[-1]])
+        figure.add_annotation(
+            text="equal to the last cent", showarrow=False, font={"color": MUTED}, xref="paper", x=0.5, y=0.4
+        )
+    return figure
+
+
+def shortfall_figure(shortfall: Mapping[str, Any]) -> go.Figure:
+    """Parts of the implementation shortfall, bps of what was ordered."""
+    bps = shortfall["bps"]
+    names = [SHORTFALL[name] for name in SHORTFALL]
+    figure = go.Figure(go.Bar(x=[bps[name] for name in SHORTFALL], y=names, orientation="h"))
+    figure.update_traces(
+        marker={"color": [PALETTE[0], PALETTE[1], PALETTE[3], PALETTE[5]]}, hovertemplate="%{x:+.2f} bps<extra></extra>"
+    )
+    layout(figure, "", "", "bps of what was ordered", height=260, hovermode="closest")
+    return figure.update_yaxes(autorange="reversed", automargin=True)
