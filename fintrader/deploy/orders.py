@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,11 +197,10 @@ class Execution:
 
     def stop(self, at: int, reason: str) -> None:
         """Send nothing more: what has not left expires now, the rest is cancelled by the steps that follow."""
-        with self._journal.together():
-            for slot in self._slots.values():
-                slot.until = min(slot.until, at)
-                if slot.report.state == "intended":
-                    self._note(slot, replace(slot.report, state="expired", reason=reason), at)
+        for slot in self._slots.values():
+            slot.until = min(slot.until, at)
+        unsent = [slot for slot in self._slots.values() if slot.report.state == "intended"]
+        self._note_all([(slot, replace(slot.report, state="expired", reason=reason)) for slot in unsent], at)
 
     def _take_on(self, report: OrderReport, at: int) -> None:
         """An order from the journal, with the terms of its decision as they stand there."""
@@ -230,26 +229,19 @@ class Execution:
         for slot in asked:
             report = told.get(slot.report.id) or self._broker.order(slot.report.id)
             if report is not None:
-                self._learn(slot, report, now)
+                if abs(report.filled) >= abs(slot.report.filled):  # an older answer than one that is known says nothing
+                    self._note(slot, report, now)
             elif slot.report.state in ("sent", "unknown"):
                 slot.absent = True
             else:
                 self.trouble = f"the broker took the order {slot.report.id} and has none of this id now"
 
-    def _learn(self, slot: _Slot, report: OrderReport, now: int) -> None:
-        if abs(report.filled) >= abs(slot.report.filled):  # an answer from before one that is known says nothing
-            self._note(slot, report, now)
-
     def _expire(self, now: int) -> None:
         """Write off what has had its time and is at no broker; it needs none that answers."""
-        with self._journal.together():
-            for slot in self._slots.values():
-                if now < slot.until:
-                    continue
-                if slot.report.state == "intended":
-                    self._note(slot, replace(slot.report, state="expired", reason="not sent in time"), now)
-                elif slot.absent and now - slot.sent >= self._settle:
-                    self._note(slot, replace(slot.report, state="expired", reason="the broker never had it"), now)
+        late = [slot for slot in self._slots.values() if now >= slot.until]
+        unsent = [(slot, "not sent in time") for slot in late if slot.report.state == "intended"]
+        lost = [(slot, "the broker never had it") for slot in late if slot.absent and now - slot.sent >= self._settle]
+        self._note_all([(slot, replace(slot.report, state="expired", reason=why)) for slot, why in unsent + lost], now)
 
     def _cancel(self, now: int) -> None:
         for slot in self._slots.values():
@@ -330,10 +322,11 @@ class Execution:
         finally:
             self._note_all(answers, now)
 
-    def _note_all(self, answers: Iterable[tuple[_Slot, OrderReport]], now: int) -> None:
-        with self._journal.together():
-            for slot, report in answers:
-                self._note(slot, report, now)
+    def _note_all(self, news: Sequence[tuple[_Slot, OrderReport]], now: int) -> None:
+        if news:
+            with self._journal.together():
+                for slot, report in news:
+                    self._note(slot, report, now)
 
     def _note(self, slot: _Slot, report: OrderReport, now: int) -> None:
         if report != slot.report:

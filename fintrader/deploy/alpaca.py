@@ -1,0 +1,352 @@
+"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account unless another endpoint is given.
+
+alpaca-py alone repeats what it sends: a POST that ends in 504 leaves up to four times, and an order without an id of
+its own then stands as often. Here it repeats nothing, a request ends after 10 seconds, and an order whose fate nobody
+knows raises BrokerUnsureError. What it says of errors is read by `status_code`: its `code` parses the body and fails on
+HTML.
+
+Keys come from the environment and from nowhere else; they are in no message, no journal and no log, also not where a
+server sends them back.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import functools
+import importlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
+
+PAPER = "https://paper-api.alpaca.markets"
+_REAL_MONEY = "api.alpaca.markets"
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_PAGE = 500
+_MINUTE_S = 60.0
+_TRIES = 4
+_STATES: Mapping[str, State] = {
+    "filled": "filled",
+    "canceled": "cancelled",
+    "replaced": "cancelled",  # by an order of another id, which is none of ours
+    "expired": "expired",
+    "rejected": "rejected",
+}
+"""Statuses that nothing follows. All others stand: new, accepted, pending_new, accepted_for_bidding, pending_review,
+held, stopped, suspended, calculated, done_for_day, pending_cancel, pending_replace, partially_filled, and any that
+Alpaca adds."""
+_ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came back: a body, or a status and what was said; status 0 where nothing came that can be read."""
+
+    status: int
+    body: Any = None
+    code: int = 0
+    message: str = ""
+    wait_s: float | None = None
+
+
+class AlpacaBroker:
+    """An account at Alpaca; see `Broker` for what each call does.
+
+    `endpoint` is https, or a server on this machine; that for real money must be asked for by `real_money`. Shares are
+    whole unless `fractional`. `limit_s` ends a request, `patience_s` the waiting and repeating of one call, and no more
+    than `per_minute` requests leave in any minute (Alpaca allows 200). `variables` name the environment's key and
+    secret. Raises DeployError for an endpoint that is not allowed, a missing package or missing keys.
+    """
+
+    kind = "alpaca"
+    takes_baskets = False
+
+    def __init__(
+        self,
+        endpoint: str = PAPER,
+        *,
+        real_money: bool = False,
+        fractional: bool = False,
+        limit_s: float = 10.0,
+        patience_s: float = 5.0,
+        per_minute: int = 180,
+        variables: tuple[str, str] = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"),
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.endpoint = _checked(endpoint, real_money)
+        self._fractional, self._patience_s, self._variables = fractional, patience_s, variables
+        self._monotonic, self._sleep = monotonic, sleep
+        self._left: collections.deque[float] = collections.deque(maxlen=per_minute)
+        self._closed_until = -math.inf
+        self._client = self._connect(limit_s)
+
+    def __repr__(self) -> str:
+        return f"AlpacaBroker({self.endpoint!r})"
+
+    def submit(self, order: Order) -> OrderReport:
+        """One market order for the day."""
+        from alpaca.trading.enums import OrderSide, TimeInForce
+        from alpaca.trading.requests import MarketOrderRequest
+
+        shares = abs(order.shares)
+        if not self._fractional and shares != math.floor(shares):
+            return _rejected(order, f"{order.shares:g} are no whole shares, and fractional ones were not asked for")
+        request = MarketOrderRequest(
+            symbol=order.symbol,
+            qty=shares,
+            side=OrderSide.BUY if order.shares > 0 else OrderSide.SELL,
+            time_in_force=TimeInForce.DAY,
+            client_order_id=order.id,
+        )
+        answer = self._call(self._client.submit_order, request)
+        if isinstance(answer, _Answer):
+            if answer.status == 422 and "client_order_id" in answer.message and "unique" in answer.message:
+                report = self.order(order.id)
+                if report is None:
+                    raise BrokerUnsureError(f"alpaca has taken {order.id} and does not find it yet; it is asked again")
+                return report
+            if answer.status in (400, 422) or (answer.status == 403 and 40310000 <= answer.code < 40320000):
+                return _rejected(order, answer.message or f"status {answer.status}")
+            raise self._refused(answer)
+        return self._read(lambda: _report(answer, order.id))
+
+    def cancel(self, report: OrderReport) -> None:
+        """One that is over already is left as it is."""
+        name = report.broker_id or getattr(self.order(report.id), "broker_id", "")
+        if name:
+            answer = self._call(self._client.cancel_order_by_id, name)
+            if isinstance(answer, _Answer) and answer.status not in (404, 422):
+                raise self._refused(answer)
+
+    def order(self, order_id: str) -> OrderReport | None:
+        answer = self._call(self._client.get_order_by_client_id, order_id, repeats=True)
+        if isinstance(answer, _Answer):
+            if answer.status == 404:
+                return None
+            raise self._refused(answer)
+        return self._read(lambda: _report(answer, order_id))
+
+    def orders(self, since: int) -> Sequence[OrderReport]:
+        """Those sent since then, and those that stand, however old."""
+        from alpaca.trading.enums import QueryOrderStatus
+
+        found = self._pages(QueryOrderStatus.ALL, since)
+        found.update(self._pages(QueryOrderStatus.OPEN, 0))
+        return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
+
+    def account(self) -> BrokerAccount:
+        told, held = self._ask(self._client.get_account), self._ask(self._client.get_all_positions)
+        return self._read(lambda: _account(told, held))
+
+    def time(self) -> int:
+        clock = self._ask(self._client.get_clock)
+        return self._read(lambda: _ns(clock["timestamp"]))
+
+    def _pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
+        """Orders of a kind with the times they were sent at. The last millisecond of a page is asked for twice: `after`
+        leaves out its own moment, and two orders may have one."""
+        from alpaca.common.enums import Sort
+        from alpaca.trading.requests import GetOrdersRequest
+
+        found: dict[str, tuple[int, OrderReport]] = {}
+        after = since
+        while True:
+            moment = dt.datetime.fromtimestamp(after / 1e9, tz=dt.UTC)
+            request = GetOrdersRequest(status=status, limit=_PAGE, after=moment, direction=Sort.ASC)
+            rows = self._ask(self._client.get_orders, request)
+            page = self._read(functools.partial(_page, rows))
+            if len(page) >= _PAGE and page.keys() <= found.keys():
+                raise BrokerUnsureError("alpaca's pages of orders do not go on; they are asked for again")
+            found.update(page)
+            if len(page) < _PAGE:
+                return found
+            after = max(sent for sent, _ in page.values()) - 1_000_000
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        answer = self._call(call, *arguments, repeats=True)
+        if isinstance(answer, _Answer):
+            raise self._refused(answer)
+        return answer
+
+    def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> Any:
+        """A body, or the _Answer of a server that refused. What was told to wait has not arrived, so it is sent again;
+        what may have arrived only where it `repeats`. Raises BrokerUnsureError when patience ends."""
+        patient_until, wait_s = self._monotonic() + self._patience_s, 0.25
+        for tried in range(1, _TRIES + 1):
+            self._wait(patient_until)
+            answer = self._once(call, arguments)
+            if answer.status == 200:
+                return answer.body
+            if answer.status == 429:
+                self._closed_until = self._monotonic() + (wait_s if answer.wait_s is None else answer.wait_s)
+            elif not (answer.status < 400 or answer.status == 408 or answer.status >= 500):
+                return answer
+            elif not repeats or tried == _TRIES or self._monotonic() + wait_s > patient_until:
+                break
+            else:
+                self._sleep(wait_s)
+            wait_s *= 2.0
+        raise BrokerUnsureError(f"alpaca gives no answer ({answer.message or f'status {answer.status}'})")
+
+    def _once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
+        """Errors end here, with all that they hold: a request has the keys in its head."""
+        from alpaca.common.exceptions import APIError
+
+        try:
+            return _Answer(200, call(*arguments))
+        except APIError as error:
+            status, response = error.status_code or 0, error.response
+            code, message = _told(getattr(response, "text", ""))
+            heads = getattr(response, "headers", {})
+            return _Answer(status, None, code, self._clean(message), _seconds(heads.get("Retry-After")))
+        except (OSError, ValueError) as error:  # those of requests are OSErrors; unreadable JSON is a ValueError
+            return _Answer(0, message=type(error).__name__)
+
+    def _wait(self, patient_until: float) -> None:
+        """Until a request may leave."""
+        now = self._monotonic()
+        due = self._closed_until
+        if len(self._left) == self._left.maxlen:
+            due = max(due, self._left[0] + _MINUTE_S)
+        if due > patient_until:
+            raise BrokerUnsureError(f"alpaca takes no more requests for {due - now:.0f} seconds")
+        if due > now:
+            self._sleep(due - now)
+        self._left.append(self._monotonic())
+
+    def _refused(self, answer: _Answer) -> BrokerError:
+        if answer.status in (401, 403):
+            text = f"alpaca refuses the keys (status {answer.status}); check {' and '.join(self._variables)}"
+            return BrokerError(f"{text}, and whether they are of this kind of account")
+        return BrokerError(f"alpaca refuses what was asked of it (status {answer.status}: {answer.message})")
+
+    def _read(self, parse: Callable[[], T]) -> T:
+        try:
+            return parse()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            pass
+        raise BrokerUnsureError("alpaca's answer cannot be read; it is asked again")
+
+    def _clean(self, message: str) -> str:
+        for variable in self._variables:
+            if value := os.environ.get(variable):
+                message = message.replace(value, "…")
+        return "".join(sign for sign in message if sign.isprintable())[:200]
+
+    def _connect(self, limit_s: float) -> Any:
+        try:
+            found = importlib.import_module("alpaca.trading.client").TradingClient
+        except ImportError:
+            raise DeployError("the broker alpaca needs alpaca-py: pip install 'fintrader[alpaca]'") from None
+        key, secret = (os.environ.get(variable) for variable in self._variables)
+        if not key or not secret:
+            raise DeployError(f"alpaca needs keys; set {' and '.join(self._variables)} in the environment")
+        client = found(key, secret, raw_data=True, url_override=self.endpoint)
+        client._retry = 0
+        _limit(client._session, limit_s)
+        return client
+
+
+def _checked(endpoint: str, real_money: bool) -> str:
+    parts = urlsplit(endpoint)
+    plain = parts.scheme == "http" and parts.hostname in _LOOPBACK
+    if not parts.hostname or parts.username or parts.password or not (plain or parts.scheme == "https"):
+        raise DeployError("the broker's endpoint must be https://HOST, or http:// on this machine, without a password")
+    if parts.hostname == _REAL_MONEY and not real_money:
+        raise DeployError(f"{parts.hostname} trades real money; paper is {PAPER}")
+    return endpoint.rstrip("/").removesuffix("/v2")
+
+
+def _limit(session: Any, limit_s: float) -> None:
+    """End each request of a session: a third of the time to connect, the rest for the server to say something."""
+    from requests.adapters import HTTPAdapter
+
+    class Limited(HTTPAdapter):
+        def send(self, request: Any, **how: Any) -> Any:  # type: ignore[override]
+            return super().send(request, **{**how, "timeout": (0.3 * limit_s, 0.7 * limit_s)})
+
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, Limited(max_retries=0))
+
+
+def _told(text: str) -> tuple[int, str]:
+    """Code and message of an error's body, which may be HTML or nothing."""
+    try:
+        body = json.loads(text)
+        return int(body.get("code") or 0), str(body.get("message") or "")
+    except (ValueError, TypeError, AttributeError):
+        return 0, ""
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text is not None and math.isfinite(float(text)) else None
+    except ValueError:
+        return None  # a date; the doubling wait does as well
+
+
+def _number(value: Any) -> float:
+    number = float(value or 0.0)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _ns(text: str) -> int:
+    moment = dt.datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError
+    return round(moment.timestamp() * 1e6) * 1000
+
+
+def _rejected(order: Order, reason: str) -> OrderReport:
+    return OrderReport(order.id, order.symbol, "rejected", order.shares, reason=reason)
+
+
+def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
+    """An order as Alpaca tells it. Raises ValueError for another one than was asked for, among others."""
+    if order_id is not None and row["client_order_id"] != order_id:
+        raise ValueError
+    sign = -1.0 if row["side"] == "sell" else 1.0
+    shares, filled, status = _number(row["qty"]), _number(row["filled_qty"]), str(row["status"])
+    state: State = _STATES.get(status) or ("partial" if filled > 0.0 else "accepted")
+    if shares > 0.0 and filled >= shares:
+        state = "filled"
+    return OrderReport(
+        id=str(row["client_order_id"]),
+        symbol=str(row["symbol"]),
+        state=state,
+        shares=sign * shares,
+        filled=sign * filled,
+        price_usd=_number(row["filled_avg_price"]),
+        broker_id=str(row["id"]),
+        reason="" if status in _ORDINARY else status,
+    )
+
+
+def _page(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, OrderReport]]:
+    return {str(row["id"]): (_ns(row["submitted_at"]), _report(row)) for row in rows}
+
+
+def _account(told: Mapping[str, Any], held: Sequence[Mapping[str, Any]]) -> BrokerAccount:
+    flags = ("trading_blocked", "account_blocked", "trade_suspended_by_user")
+    blocked = [name for name in flags if told.get(name)]
+    if str(told["status"]) != "ACTIVE":
+        blocked.append(f"status {told['status']}")
+    shares = {str(row["symbol"]): abs(_number(row["qty"])) * (-1.0 if row["side"] == "short" else 1.0) for row in held}
+    return BrokerAccount(
+        number=str(told["account_number"]),
+        cash_usd=_number(told["cash"]),
+        shares={symbol: count for symbol, count in sorted(shares.items()) if count},
+        blocked=", ".join(blocked),
+    )

@@ -1,0 +1,158 @@
+"""Kills at any moment and faults of any kind leave no order lost, doubled or unwritten, and the same positions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.deploy.journal import Journal
+from tests.engines.alpaca_loopback import REFUSALS, TRANSIENT, LoopbackAlpaca
+from tests.engines.order_driver import (
+    DECISIONS,
+    ENDED,
+    REFUSED,
+    Boundaries,
+    Crash,
+    Driver,
+    Witness,
+    connect,
+    loopback,
+    problems,
+    trade,
+)
+
+pytest.importorskip("alpaca", reason="alpaca-py is not installed")
+UNDISTURBED = {"AAA": 40.0, "BBB": 50.0, "CCC": 854.0, "DDD": 492.0, "HALF": 40.0}
+"""300 AAA bought and sold, 40 bought; half of 100 HALF bought, half of 20 sold; of 900 CCC and 800 DDD, for 11,000 USD
+with STUCK, 0.6162 is left by the cash: 500 USD, less what the first decision took, and 4,000 USD of sales."""
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    with Driver() as driver:
+        yield driver
+
+
+def folders(root: Path) -> Iterator[Path]:
+    for number in itertools.count():
+        folder = root / str(number)
+        folder.mkdir()
+        yield folder
+
+
+def boundaries_of(driver: Driver, folder: Path) -> int:
+    with loopback() as server:
+        assert driver.run(folder, server.endpoint) == ENDED
+        assert server.positions == UNDISTURBED
+        assert problems(server, folder) == []
+    return int((folder / "passed").read_text())
+
+
+def check_killed(driver: Driver, folder: Path, **kill: Any) -> int:
+    """One life that is killed, and another to the end; the status of the first."""
+    witness = Witness(folder)
+    with loopback(witness=witness) as server:
+        first = driver.run(folder, server.endpoint, **kill)
+        before = len(server.seen)
+        assert driver.run(folder, server.endpoint) == ENDED, kill
+        assert server.positions == UNDISTURBED, kill
+        assert problems(server, folder) == [], kill
+        assert witness.unwritten == [], kill
+        assert sum(method == "POST" for method, _ in server.seen) <= sum(map(len, DECISIONS)) + 1, kill
+        assert first == ENDED or len(server.seen) > before
+    return first
+
+
+def check_boundaries(driver: Driver, root: Path, count: int) -> None:
+    folder = folders(root)
+    total = boundaries_of(driver, next(folder))
+    chosen = sorted({1 + number * (total - 1) // (count - 1) for number in range(count)})
+    assert len(chosen) == count
+    for kill_at in chosen:
+        assert check_killed(driver, next(folder), kill_at=kill_at) == -9, kill_at
+
+
+def check_random_kills(driver: Driver, root: Path, count: int) -> None:
+    """At times drawn evenly from a life's length, as many as hit it while it lives."""
+    draw, folder, killed = random.Random(20), folders(root), 0
+    for _ in range(10 * count):
+        if killed == count:
+            break
+        killed += check_killed(driver, next(folder), kill_after_s=draw.uniform(0.0, 0.3)) == -9
+    assert killed == count
+
+
+def test_a_kill_at_some_boundaries_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+    check_boundaries(driver, tmp_path, 6)
+
+
+def test_a_kill_at_some_times_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+    check_random_kills(driver, tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_a_kill_at_300_boundaries_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+    check_boundaries(driver, tmp_path, 300)
+
+
+@pytest.mark.slow
+def test_a_kill_at_300_times_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+    check_random_kills(driver, tmp_path, 300)
+
+
+def lives(server: LoopbackAlpaca, folder: Path, draw: random.Random, crash: int) -> list[int]:
+    """Statuses of one deployment's lives until it ends, each with a crash within so many boundaries (0: none)."""
+    codes: list[int] = []
+    for _ in range(200):
+        with Journal(folder / "journal.sqlite") as journal:
+            broker = connect(server.endpoint, limit_s=0.1)
+            if crash:
+                Boundaries(draw.randint(1, crash), by_signal=False).watch(journal, broker)
+            try:
+                codes.append(trade(journal, broker))
+            except Crash:
+                codes.append(-9)
+            broker._client._session.close()
+        if codes[-1] == ENDED:
+            return codes
+    raise AssertionError(Counter(codes))
+
+
+def check_faults(root: Path, count: int, kinds: tuple[str, ...], *, crash: int = 0) -> Counter[str]:
+    """Lives under drawn faults, a fifth of all requests, until so many have struck."""
+    draw, folder, fired = random.Random(f"{kinds}{crash}"), folders(root), Counter[str]()
+    while fired.total() < count:
+        here = next(folder)
+        witness = Witness(here)
+        plan = {number: draw.choice(kinds) for number in range(1, 400) if draw.random() < 0.2}
+        with loopback(faults=plan, hang_s=0.12, witness=witness) as server:
+            codes = lives(server, here, draw, crash)
+            assert problems(server, here) == [], plan
+            assert witness.unwritten == [], plan
+            if not set(kinds) & set(REFUSALS):
+                assert server.positions == UNDISTURBED, plan
+                assert set(codes) <= {ENDED, -9}, plan
+            else:
+                assert set(codes) <= {ENDED, -9, REFUSED}, plan
+        fired.update(server.fired)
+    return fired
+
+
+def test_some_faults_that_pass_change_nothing(tmp_path: Path) -> None:
+    assert len(check_faults(tmp_path, 40, TRANSIENT)) > len(TRANSIENT) // 2
+
+
+def test_some_faults_of_all_kinds_and_crashes_lose_nothing(tmp_path: Path) -> None:
+    check_faults(tmp_path, 30, TRANSIENT + REFUSALS, crash=400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kinds", "crash"), [(TRANSIENT, 0), (TRANSIENT, 400), (TRANSIENT + REFUSALS, 400)])
+def test_2000_faults_lose_nothing(kinds: tuple[str, ...], crash: int, tmp_path: Path) -> None:
+    assert set(check_faults(tmp_path, 700, kinds, crash=crash)) == set(kinds)

@@ -1,0 +1,274 @@
+"""A server on this machine that answers as Alpaca's trading service does: accounts, orders, a matching engine, faults.
+
+It runs in a thread of its own and keeps its state in memory; clients in other processes may die as they please. An
+order moves one tick at each request for orders, so what becomes of it hangs on no clock. Faults are planned by the
+number of a request (1, 2, 3 …), and `seen` says what came in.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import os
+import socket
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+KEY, SECRET = "PKCANARYKEY0123456789", "canary-secret-value-abcdef"
+TRANSIENT = (
+    *("429", "500", "502_html", "503", "504", "408", "200_html", "truncated", "empty", "null", "strange"),
+    *("hang", "reset", "500_after", "504_after", "html_after", "truncated_after", "hang_after", "reset_after"),
+)
+"""Faults that pass; with `_after` the request has been carried out all the same."""
+REFUSALS = ("400", "401", "403", "404", "422")
+"""Faults by which the server refuses for good, as far as the client can know."""
+OPEN = {"new", "accepted", "pending_new", "partially_filled", "pending_cancel"}
+NOT_UNIQUE = {"code": 40010001, "message": "client_order_id must be unique"}
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(status)
+        self.status, self.body = status, body
+
+
+class LoopbackAlpaca:
+    """`with LoopbackAlpaca(cash=…, prices={…}) as server: AlpacaBroker(server.endpoint)`.
+
+    `pace` gives the share of an order of a symbol that is filled after each tick, (0, 0.4, 1) where it gives none; an
+    order whose pace ends below 1 stands there until it is cancelled. Symbols of `races` fill whole when they are
+    cancelled. `witness` is called with each new order before it is taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        cash: float,
+        prices: Mapping[str, float],
+        positions: Mapping[str, float] | None = None,
+        pace: Mapping[str, Sequence[float]] | None = None,
+        races: Sequence[str] = (),
+        faults: Mapping[int, str] | None = None,
+        hang_s: float = 0.3,
+        witness: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.cash, self.prices, self.positions = cash, dict(prices), dict(positions or {})
+        self.pace, self.races = dict(pace or {}), set(races)
+        self.faults, self.hang_s, self.witness = dict(faults or {}), hang_s, witness
+        self.orders: dict[str, dict[str, Any]] = {}
+        self.blocked = False
+        self.echo = False
+        """Whether refusals quote the keys that came with the request."""
+        self.seen: list[tuple[str, str]] = []
+        self.fired: list[str] = []
+        self.least_cash = cash
+        self.lock = threading.RLock()
+        self._ticks: dict[str, int] = {}
+
+    def __enter__(self) -> LoopbackAlpaca:
+        handler = type("Handler", (_Handler,), {"alpaca": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def by_client_id(self) -> dict[str, dict[str, Any]]:
+        return {row["client_order_id"]: row for row in self.orders.values()}
+
+    def accept(self, symbol: str, shares: float, client_id: str, *, age_s: float = 0.0) -> dict[str, Any]:
+        """An order as if it had been sent, `age_s` ago."""
+        sent = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
+        stamp = sent.isoformat().replace("+00:00", "123Z")
+        row: dict[str, Any] = dict.fromkeys(("filled_at", "expired_at", "canceled_at", "failed_at", "replaced_by"))
+        row |= {"id": str(uuid.uuid4()), "client_order_id": client_id, "symbol": symbol, "status": "accepted"}
+        row |= {"created_at": stamp, "updated_at": stamp, "submitted_at": stamp, "asset_class": "us_equity"}
+        row |= {"qty": f"{abs(shares):g}", "filled_qty": "0", "filled_avg_price": None, "notional": None}
+        row |= {"side": "buy" if shares > 0 else "sell", "type": "market", "order_type": "market", "order_class": ""}
+        row |= {"time_in_force": "day", "extended_hours": False, "legs": None}
+        self.orders[row["id"]] = row
+        return row
+
+    def tick(self) -> None:
+        """Every standing order goes on by one."""
+        for row in self.orders.values():
+            if row["status"] == "pending_cancel":
+                if row["symbol"] in self.races:
+                    self._fill(row, 1.0)
+                else:
+                    row["status"] = "canceled"
+            elif row["status"] in OPEN:
+                tick = self._ticks[row["id"]] = self._ticks.get(row["id"], -1) + 1
+                pace = self.pace.get(row["symbol"], (0.0, 0.4, 1.0))
+                self._fill(row, pace[min(tick, len(pace) - 1)])
+
+    def _fill(self, row: dict[str, Any], share: float) -> None:
+        asked, before = float(row["qty"]), float(row["filled_qty"])
+        filled = asked if share == 1.0 else math.floor(asked * share)
+        sign, symbol = (1.0 if row["side"] == "buy" else -1.0), row["symbol"]
+        price = self.prices[symbol]
+        self.cash -= sign * (filled - before) * price
+        self.least_cash = min(self.least_cash, self.cash)
+        held = self.positions.pop(symbol, 0.0) + sign * (filled - before)
+        if held:
+            self.positions[symbol] = held
+        row["filled_qty"], row["filled_avg_price"] = f"{filled:g}", f"{price:g}" if filled else None
+        row["status"] = "filled" if filled == asked else "partially_filled" if filled else "new"
+
+    def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
+        """What is done and said; Refusal for what is refused."""
+        parts = path.removeprefix("/v2/").split("/")
+        if method == "POST" and parts == ["orders"]:
+            return 200, self._submit(body)
+        if method == "DELETE" and parts[0] == "orders" and len(parts) == 2:
+            return self._cancel(parts[1])
+        if method == "GET" and parts == ["account"]:
+            told = {"id": str(uuid.uuid4()), "account_number": "PA1LOOPBACK", "status": "ACTIVE", "currency": "USD"}
+            told |= {"cash": f"{self.cash:.4f}", "trading_blocked": self.blocked, "account_blocked": False}
+            return 200, told
+        if method == "GET" and parts == ["positions"]:
+            return 200, [
+                {"symbol": symbol, "qty": f"{held:g}", "side": "long" if held > 0 else "short"}
+                for symbol, held in self.positions.items()
+            ]
+        if method == "GET" and parts == ["clock"]:
+            return 200, {"timestamp": "2016-03-15T10:30:00.123456789-04:00", "is_open": True}
+        if method == "GET" and parts[0].startswith("orders"):
+            self.tick()
+            if parts == ["orders:by_client_order_id"]:
+                row = self.by_client_id().get(query["client_order_id"])
+                if row is None:
+                    raise Refusal(404, {"code": 40410000, "message": "order not found"})
+                return 200, row
+            return 200, self._listed(query)
+        raise Refusal(404, {"message": "endpoint not found."})
+
+    def _submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        name, symbol, shares = body["client_order_id"], body["symbol"], float(body["qty"])
+        assert body["type"] == "market"
+        assert body["time_in_force"] == "day"
+        if name in self.by_client_id():
+            raise Refusal(422, NOT_UNIQUE)
+        if symbol not in self.prices:
+            raise Refusal(422, {"code": 42210000, "message": f'asset "{symbol}" not found'})
+        standing = [row for row in self.orders.values() if row["status"] in OPEN and row["side"] == body["side"]]
+        if body["side"] == "buy":
+            bound = sum((float(r["qty"]) - float(r["filled_qty"])) * self.prices[r["symbol"]] for r in standing)
+            if shares * self.prices[symbol] > self.cash - bound + 1e-9:
+                raise Refusal(403, {"code": 40310000, "message": "insufficient buying power"})
+        else:
+            bound = sum(float(r["qty"]) - float(r["filled_qty"]) for r in standing if r["symbol"] == symbol)
+            if shares > self.positions.get(symbol, 0.0) - bound:
+                raise Refusal(403, {"code": 40310000, "message": "insufficient qty available for order"})
+        if self.witness:
+            self.witness(body)
+        return self.accept(symbol, shares if body["side"] == "buy" else -shares, name)
+
+    def _cancel(self, name: str) -> tuple[int, Any]:
+        row = self.orders.get(name)
+        if row is None:
+            raise Refusal(404, {"code": 40410000, "message": "order not found"})
+        if row["status"] not in OPEN:
+            raise Refusal(422, {"code": 42210000, "message": f'order is already in "{row["status"]}" state'})
+        row["status"] = "pending_cancel"
+        return 204, None
+
+    def _listed(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        after = dt.datetime.fromisoformat(query.get("after", "1970-01-01T00:00:00+00:00"))
+        rows = [row for row in self.orders.values() if dt.datetime.fromisoformat(row["submitted_at"]) > after]
+        if query.get("status", "open") == "open":
+            rows = [row for row in rows if row["status"] in OPEN]
+        rows.sort(key=lambda row: row["submitted_at"], reverse=query.get("direction", "desc") == "desc")
+        return rows[: min(int(query.get("limit", 50)), 500)]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    alpaca: LoopbackAlpaca
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _serve(self) -> None:
+        alpaca, parts = self.alpaca, urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with alpaca.lock:
+            alpaca.seen.append((self.command, parts.path))
+            fault = alpaca.faults.get(len(alpaca.seen), "")
+            if fault:
+                alpaca.fired.append(fault)
+            status, body = 0, None
+            if not fault or fault.endswith("_after"):
+                status, body = self._answered(parts.path, query, json.loads(text) if text else None)
+        if not fault:
+            self._say(status, b"" if body is None else json.dumps(body).encode())
+        else:
+            self._fail(fault.removesuffix("_after"), body)
+
+    def _answered(self, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
+        keys = self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY")
+        if keys != (KEY, SECRET):
+            return 401, {"code": 40110000, "message": "request is not authorized"}
+        try:
+            return self.alpaca.answer(self.command, path, query, body)
+        except Refusal as refusal:
+            echo = {"message": f"{refusal.body['message']} for {keys}"} if self.alpaca.echo else {}
+            return refusal.status, refusal.body | echo
+
+    def _fail(self, fault: str, body: Any) -> None:
+        html = b"<html><body><h1>Bad Gateway</h1></body></html>"
+        if fault == "hang":
+            time.sleep(self.alpaca.hang_s)
+            self.close_connection = True
+        elif fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(self.connection.detach())
+            self.close_connection = True
+        elif fault in ("200_html", "502_html", "html"):
+            self._say(502 if fault == "502_html" else 200, html, "text/html")
+        elif fault == "truncated":
+            whole = json.dumps(body or {"id": str(uuid.uuid4()), "status": "accepted"}).encode()
+            self._say(200, whole[: len(whole) // 2])
+        elif fault in ("empty", "null", "strange"):
+            self._say(200, {"empty": b"", "null": b"null", "strange": b'{"a": [1]}'}[fault])
+        else:
+            told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
+            if self.alpaca.echo:
+                told["message"] += f" for {dict(self.headers)}"
+            self._say(int(fault), json.dumps(told).encode(), wait="0" if fault == "429" else None)
+
+    def _say(self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if wait is not None:
+            self.send_header("Retry-After", wait)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if status != 204:
+            self.wfile.write(body)
