@@ -147,11 +147,12 @@ def freeze(
     env: EnvSettings,
     market: MarketTensors,
     about: Mapping[str, Any],
+    onnx: bool = True,
 ) -> Bundle:
     """Write the bundle of a policy; an equal one that is there already is left as it is.
 
     market: the window it was tested on, whose bars a replay plays again. about: plain JSON on where it comes from (run,
-    verdict, versions ...).
+    verdict, versions ...). onnx: also for programs without PyTorch, where the extra `onnx` is installed.
 
     Raises DeployError for a policy that cannot trade live: one that reads how much of a window is left, rows that hold
     what nobody knows at the time, a benchmark that live rows cannot show.
@@ -200,8 +201,8 @@ def freeze(
         return Bundle.open(folder)
     for part, content in parts.items():
         home.put(part, content)
-    onnx = _onnx(module, folder / ONNX, body)
-    home.put(BUNDLE, seal(body | {"onnx": onnx}, indent=2))  # last: once it is there, everything is
+    exported = _onnx(module, folder / ONNX, body) if onnx else None
+    home.put(BUNDLE, seal(body | {"onnx": exported}, indent=2))  # last: once it is there, everything is
     return Bundle.open(folder)
 
 

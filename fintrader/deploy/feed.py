@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fintrader.data.bars import MINUTE_NS, Bars, concat
+from fintrader.data.bars import MINUTE_NS, Bars, bar_length, concat
 from fintrader.data.calendar import SessionGrid, day_starts
 from fintrader.data.corporate_actions import Action, load_actions, with_announced
 from fintrader.data.settings import DataSettings, open_feed
@@ -44,10 +44,12 @@ class ReplayFeed:
         """Raises DataError where the bars are no longer there."""
         self._feed = open_feed(settings, None)
         self._feed.prepare(progress)
-        self._length = (getattr(settings.source, "bar_minutes", None) or 1) * MINUTE_NS
         self.companies = dict(self._feed.companies)
         known = set(self._feed.symbols)
-        self._bars = [self._feed.bars(symbol) for symbol in symbols if symbol in known]
+        self._bars = [self._feed.bars(symbol).sorted() for symbol in symbols if symbol in known]
+        # Days are a session long, whatever lies between two of them.
+        self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
+        """Length of a bar as the source has it."""
         declared = load_actions(settings.adjust, self._feed.holder)
         self._actions = with_announced(declared, self._feed.actions)[0]
 
@@ -60,7 +62,7 @@ class ReplayFeed:
         return self._between(first, stop)
 
     def poll(self, since: int, now: int) -> Bars:
-        return self._between(since, now - self._length + 1)
+        return self._between(since, now - self.bar_ns + 1)
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         return [action for action in self._actions if first <= action.day <= last]

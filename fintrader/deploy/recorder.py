@@ -10,6 +10,7 @@ import numpy as np
 
 from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
 from fintrader.data.calendar import SessionGrid, session_date, session_grid
+from fintrader.data.corporate_actions import Action
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.feed import LiveFeed
@@ -101,17 +102,18 @@ class Recorder:
         self.since = self.rows.take(rows)
         self.rows.actions = tuple(self.journal.actions())
 
-    def morning(self, feed: LiveFeed, session: int, at: int) -> None:
-        """Ask once a session for the splits and dividends up to its day."""
+    def morning(self, feed: LiveFeed, session: int, at: int) -> list[Action]:
+        """Ask once a session for the splits and dividends up to its day; those of this day, the first time."""
         day = self.grid.dates[session].item()
         if self._actions_until == day:
-            return
+            return []
         known = self.journal.actions()
         for action in feed.actions(self.grid.dates[0].item(), day):
             if action not in known:
                 self.journal.write("action", action.symbol, at=at, **action.model_dump(mode="json"))
         self.rows.actions = tuple(self.journal.actions())
         self._actions_until = day
+        return [action for action in self.rows.actions if action.day == day]
 
     def recorded(self) -> MarketTensors:
         """The market of the bars that were received, from the first that was decided upon. Raises DeployError."""

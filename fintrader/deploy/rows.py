@@ -22,7 +22,7 @@ from fintrader.data.build import assemble
 from fintrader.data.calendar import SessionGrid
 from fintrader.data.corporate_actions import Action
 from fintrader.data.faults.kinds import STOPPING
-from fintrader.data.settings import DataSettings
+from fintrader.data.settings import DataSettings, raw_features
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DeployError
 
@@ -178,7 +178,7 @@ class RecentMarket:
         `warm_up_sessions` overrides what the features say of themselves. Raises DeployError where they cannot.
         """
         self.settings, self.symbols, self.companies = settings, tuple(symbols), dict(companies or {})
-        extras = (*settings.features.extra, *settings.features.extra_raw)
+        extras = (*settings.features.extra, *raw_features(settings))
         factor = settings.adjust.factor_column
         self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
         self.level, self.actions, self.lookback = level, tuple(actions), lookback

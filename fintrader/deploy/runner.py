@@ -29,14 +29,16 @@ from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import Limits
 from fintrader.deploy.orders import Execution, order_id
-from fintrader.deploy.reconcile import expected, reconcile
+from fintrader.deploy.reconcile import Expected, adjust, expected, reconcile
 from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError
+from fintrader.files import write_json
 
 log = logging.getLogger("fintrader.deploy")
-JOURNAL = "journal.sqlite"
+JOURNAL, HEARTBEAT = "journal.sqlite", "heartbeat.json"
+_PAID_AFTER_DAYS = 60
 _AHEAD = dt.timedelta(days=14)
 _DAY_NS = 86_400 * SECOND_NS
 
@@ -56,11 +58,15 @@ class Runner:
         journal: Journal,
         window: tuple[int, int] | None,
         level: Levels = no_level,
+        until: int | None = None,
+        cap_usd: float | None = None,
     ) -> None:
-        """window: start of the first and the last bar of a replay, ns; None: from the next bar on, without end."""
+        """window: start of the first and the last bar of a replay, ns; None: from the next bar on, without end, or to
+        the last bar that closes by `until`. cap_usd: what the account holds beyond it is left alone."""
         self.folder, self.bundle, self.settings = folder, bundle, settings
         self.clock, self.feed, self.broker, self.journal = clock, feed, broker, journal
         self.data, self.env, self.window = bundle.data, bundle.env, window
+        self.until, self.cap_usd = until, cap_usd
         self.policy = bundle.policy
         self.recorder = Recorder(bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level)
         self.length = self.recorder.length
@@ -71,6 +77,7 @@ class Runner:
         self.first, self.last = 0, -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
+        self._first_usd = self._peak_usd = 0.0
 
     @property
     def grid(self) -> SessionGrid:
@@ -84,6 +91,8 @@ class Runner:
         self._begin()
         for bar in self._bars():
             moment = int(self.grid.minutes[bar]) + self.length
+            if self.until is not None and moment > self.until:
+                return
             self.clock.sleep_until(moment + int(self.settings.grace_seconds * SECOND_NS), self._look)
             if self.stopped:
                 return
@@ -124,6 +133,10 @@ class Runner:
     def _turn(self, bar: int) -> None:
         """What there is to do once a bar has closed."""
         now, closed = self.clock.now(), int(self.grid.minutes[bar]) + self.length
+        if self.clock.live:
+            due = next(later for later in range(bar + 1, bar + 2 + self.env.decision_interval) if self._is_due(later))
+            following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
+            write_json(self.folder / HEARTBEAT, {"time": now, "bar": closed - self.length, "next_decision": following})
         self._pursue()
         try:
             self.recorder.receive(self.feed, now)
@@ -146,7 +159,7 @@ class Runner:
         self.first = self.recorder.lay_out(first, None if self.window is None else self.window[1])
         self.last = -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
         begins = int(self.grid.minutes[self.first])
-        self.recorder.morning(self.feed, int(self.grid.session[self.first]), now)
+        self._morning(self.first, now)
         if started is None:
             self.recorder.warm_up(self.feed, begins, now)
             self.journal.write(
@@ -162,8 +175,8 @@ class Runner:
         self._next = int(np.searchsorted(self.grid.minutes, newest, side="right"))
         for entry in sorted(done, key=lambda entry: entry.seq):
             self._remember(entry)
-        if (last := self.journal.last("decision")) is not None and self.simulated is not None:
-            self._restore_ledger(last)
+        if self.simulated is not None:
+            self._restore_ledger(self.simulated)
         self._take_over(now)
 
     def _take_over(self, now: int) -> None:
@@ -174,13 +187,13 @@ class Runner:
             self.limits.halted = str(halted.body["why"])
         if self.simulated is not None:
             return
-        reconcile(self.journal, self.broker, bundle=self.bundle.id, at=now, start=True, adopt=self.settings.adopt)
+        self._agree(now, start=True)
         self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
 
     # --- decisions -------------------------------------------------------------------------------------------
 
     def _decide(self, bar: int, now: int) -> None:
-        self.recorder.morning(self.feed, int(self.grid.session[bar]), now)
+        self._morning(bar, now)
         market, row, report = self.recorder.rows.at(self.grid, bar)
         today = str(self.grid.dates[self.grid.session[bar]])
         if odd := [f"{fault['kind']} of {fault['symbol']}" for fault in report["waived"] if fault["day"] == today]:
@@ -234,11 +247,11 @@ class Runner:
             cash, equity, peak, first = self.simulated.state
             held = self.simulated.account().shares
         else:
-            wrong = reconcile(self.journal, self.broker, bundle=self.bundle.id, at=now)
-            if wrong:
-                self._halt("; ".join(finding.text for finding in wrong), now)
-            known = expected(self.journal)
+            known = self._agree(now)
             cash, held = known.cash_usd or 0.0, known.shares
+            if self.cap_usd is not None:
+                worth = sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())
+                cash = min(cash, max(self.cap_usd - worth, 0.0))
             shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
             equity = cash + float(shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64)))
             first = self._first_usd or equity
@@ -249,8 +262,31 @@ class Runner:
             market, self.env, bar=row, cash=cash, equity=equity, peak=peak, first=first, shares=shares
         )
 
-    _first_usd = 0.0
-    _peak_usd = 0.0
+    def _agree(self, now: int, *, start: bool = False) -> Expected:
+        """Positions and cash, on which broker and journal agree; a halt where they do not.
+
+        Dividends reach an account weeks after the day that they are known of, so cash may be off by as much.
+        """
+        held = expected(self.journal).shares
+        newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
+        recent = (action for action in self.recorder.rows.actions if (newest - action.day).days <= _PAID_AFTER_DAYS)
+        due = sum(action.dividend_usd * held.get(action.symbol, 0.0) for action in recent)
+        wrong = reconcile(
+            self.journal, self.broker, bundle=self.bundle.id, at=now, start=start, adopt=self.settings.adopt,
+            tolerance_usd=5.0 + due,
+        )  # fmt: skip
+        if wrong:
+            self._halt("; ".join(finding.text for finding in wrong), now)
+        return expected(self.journal)
+
+    def _morning(self, bar: int, now: int) -> None:
+        """Splits and dividends of the day; what a split makes of the shares is expected of the broker, too."""
+        for action in self.recorder.morning(self.feed, int(self.grid.session[bar]), now):
+            reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
+            told = any(entry.body["reason"] == reason for entry in self.journal.entries("adjust"))
+            held = 0.0 if self.simulated is not None else expected(self.journal).shares.get(action.symbol, 0.0)
+            if action.split != 1 and held and not told:
+                adjust(self.journal, at=now, reason=reason, shares={action.symbol: held * (action.split - 1)})
 
     def _mark(self, bar: int, now: int) -> None:
         """What the account is worth at a session's last close."""
@@ -265,10 +301,7 @@ class Runner:
         """Between decisions: losses are looked at with every bar."""
         if self.simulated is not None:
             return
-        wrong = reconcile(self.journal, self.broker, bundle=self.bundle.id, at=now)
-        if wrong:
-            self._halt("; ".join(finding.text for finding in wrong), now)
-        known, closes = expected(self.journal), self.recorder.rows.history.last_close
+        known, closes = self._agree(now), self.recorder.rows.history.last_close
         equity = (known.cash_usd or 0.0) + sum(n * closes(symbol) for symbol, n in known.shares.items())
         if why := self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity):
             self._halt(why, now)
@@ -281,23 +314,29 @@ class Runner:
             self.limits.traded_usd = float(entry.body["traded"])
             self._first_usd, self._peak_usd = float(entry.body["first"]), float(entry.body["peak"])
 
-    def _restore_ledger(self, entry: Entry) -> None:
-        assert self.simulated is not None
-        body, symbols = entry.body, self.bundle.symbols
-        shares = np.array([body["shares"].get(symbol, 0.0) for symbol in symbols])
-        reports = self.journal.orders()
-        closed = int(body["bar"]) + self.length
-        known = [Order(r.id, r.symbol, r.shares, closed) for r in reports.values() if r.id in self._ids(body, closed)]
+    def _restore_ledger(self, simulated: SimulatedBroker) -> None:
+        """Stand where the first decision was taken whose orders' end nobody wrote down, and give it all since."""
+        decisions = self.journal.entries("decision")
+        if not decisions:
+            return
+        standing = {name for name, report in self.journal.orders().items() if not report.is_over}
+        orders = [self._orders_of(entry) for entry in decisions]
+        begun = (number for number, own in enumerate(orders) if any(order.id in standing for order in own))
+        number = next(begun, len(decisions) - 1)
+        body, symbols = decisions[number].body, self.bundle.symbols
         if self.window is None:
-            market, _, _ = self.recorder.rows.at(self.grid, int(np.searchsorted(self.grid.minutes, body["bar"])))
-            self.simulated.market = market
-        self.simulated.restore(
-            int(body["bar"]), body["cash"], body["equity"], body["peak"], body["first"], shares, known
-        )
+            newest = int(np.searchsorted(self.grid.minutes, decisions[-1].body["bar"]))
+            simulated.market = self.recorder.rows.at(self.grid, newest)[0]
+        shares = np.array([body["shares"].get(symbol, 0.0) for symbol in symbols])
+        cash, equity, peak, first = (float(body[name]) for name in ("cash", "equity", "peak", "first"))
+        later = [order for own in orders[number:] for order in own]
+        simulated.restore(int(body["bar"]), cash, equity, peak, first, shares, later)
         self.execution = Execution.resume(self.broker, self.journal, at=self.clock.now(), **self._terms())
 
-    def _ids(self, body: Any, closed: int) -> set[str]:
-        return {order_id(self.bundle.id, closed, symbol) for symbol in body["orders"]}
+    def _orders_of(self, entry: Entry) -> list[Order]:
+        closed = int(entry.body["bar"]) + self.length
+        wanted = entry.body["orders"].items()
+        return [Order(order_id(self.bundle.id, closed, symbol), symbol, shares, closed) for symbol, shares in wanted]
 
     # --- requests, halts, news -------------------------------------------------------------------------------
 

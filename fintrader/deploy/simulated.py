@@ -56,15 +56,16 @@ class SimulatedBroker:
     def restore(
         self, minute: int, cash: float, equity: float, peak: float, first: float, shares: Array, orders: Sequence[Order]
     ) -> None:
-        """Stand where a journal says the account stood when it decided at the bar that began at `minute`, and give it
-        the orders of that decision."""
+        """Stand where a journal says the account stood when it decided at the bar that began at `minute`, with the
+        orders of that decision and of later ones."""
         self._minutes = self.market.minutes.numpy()
         bar = int(np.searchsorted(self._minutes, minute))
         self._account = BacktestAccount.standing(
             self.market, self.env, bar=bar, cash=cash, equity=equity, peak=peak, first=first, shares=shares
         )
-        self._baskets = {bar: {order.symbol: order for order in orders}}
+        self._baskets = {}
         for order in orders:
+            self._baskets.setdefault(self._bar_of(order.decision), {})[order.symbol] = order
             self._decided[order.id] = self._now()
             self._reports[order.id] = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
 

@@ -95,9 +95,9 @@ def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: 
         if simulated:
             broker = SimulatedBroker(market, bundle.env, clock.now)
         else:
-            from fintrader.deploy.alpaca import AlpacaBroker
+            from fintrader.deploy.alpaca import PAPER, AlpacaBroker
 
-            broker = AlpacaBroker(endpoint=settings.endpoint)
+            broker = AlpacaBroker(settings.endpoint or PAPER, fractional=bundle.env.fractional)
         level = feed.level if isinstance(feed, ReplayFeed) else no_level
         runner = Runner(
             home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=window, level=level

@@ -1,13 +1,144 @@
-"""Real money: what `fintrader live` asks for before it trades a deployment, and what it refuses."""
+"""Real money: what `fintrader live` asks for before it trades a deployment, and what it refuses.
+
+A deployment may trade real money once it has traded a paper account for twenty sessions inside the band of its
+backtest. A person then reads what it is, what it may lose, and types the account's number and the amount; that consent
+stands in a sealed file, names bundle, account and amount, and lapses after thirty days. Keys of the real account are
+variables of their own, so that no paper deployment can ever use them.
+"""
 
 from __future__ import annotations
 
-from fintrader.config import Settings
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.clock import WallClock
+from fintrader.deploy.feed import open_live_feed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.errors import DeployError
+from fintrader.files import read_json, seal, unseal, write_bytes
+from fintrader.pipeline.deployment import REPORT, find, tell_drift
+from fintrader.storage.lease import hold
+from fintrader.storage.objects import Objects
+
+ENDPOINT = "https://api.alpaca.markets"
+VARIABLES = ("APCA_LIVE_API_KEY_ID", "APCA_LIVE_API_SECRET_KEY")
+CONSENT = "consent.json"
+DAYS = 30
+SESSIONS = 20
+Ask = Callable[[str], str]
 
 
-class LiveSettings(Settings):
-    """x"""
+class LiveSettings(PaperSettings):
+    """How a deployment trades real money: as on paper, with a limit on the amount."""
+
+    cap_usd: float = 0.0
+    """Most that it may hold, USD; typed again when you consent."""
 
 
-def live(name: str, settings: LiveSettings) -> None:
-    raise NotImplementedError
+def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
+    """Trade a deployment with real money. Returns the folder of its real account, `NAME/live`.
+
+    Raises DeployError where it has not proved itself on paper, the keys are missing, or nobody consents.
+    """
+    home = find(name, settings.deployments_dir)
+    bundle = Bundle.open(home / "bundle")
+    report = proven(home, bundle)
+    if missing := [variable for variable in VARIABLES if not os.environ.get(variable)]:
+        raise DeployError(f"real money needs keys of its own; set {' and '.join(missing)} in the environment")
+    if not settings.limits.enforced:
+        raise DeployError("limits may only be left out of a replay")
+    endpoint = settings.endpoint or ENDPOINT
+    broker = AlpacaBroker(endpoint, real_money=True, fractional=bundle.env.fractional, variables=VARIABLES)
+    number = broker.account().number
+    consent = consented(home, bundle, number, settings, report, ask)
+    place = home / "live"
+    place.mkdir(exist_ok=True)
+    chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
+    with hold(Objects(place)), Journal(place / JOURNAL) as journal:
+        feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
+        until = int(dt.datetime.fromisoformat(consent["until"]).timestamp() * 1e9)
+        Runner(
+            place, bundle, chosen, clock=WallClock(), feed=feed, broker=broker, journal=journal, window=None,
+            until=until, cap_usd=float(consent["cap_usd"]),
+        ).run()  # fmt: skip
+    print(f"the consent of {consent['given']} has lapsed; `fintrader live {name}` asks for a new one")
+    return place
+
+
+def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
+    """The drift report of a deployment that may trade real money. Raises DeployError for any other."""
+    with Journal(home / JOURNAL, reading=True) as journal:
+        started = journal.last("start")
+    if started is None or started.body["broker"] != "alpaca":
+        raise DeployError(
+            f"{home.name} has not traded a paper account; run `fintrader paper RUN --feed alpaca --broker alpaca` first"
+        )
+    report: Mapping[str, Any] = tell_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
+    daily, sessions = report["daily"], int(report["sessions"])
+    if report["bundle"] != bundle.id:
+        raise DeployError(f"{home / REPORT} is of another bundle; run `fintrader drift {home.name}` again")
+    if sessions < SESSIONS:
+        raise DeployError(f"{home.name} has {sessions} paper sessions; real money needs {SESSIONS}")
+    if report["surprise"]["alarm"]:
+        raise DeployError(f"{home.name} earns less on paper than its backtest did; real money would, too")
+    if "low_usd" not in daily:
+        raise DeployError(f"{home.name} comes from a run without a backtest; there is no band that it could be inside")
+    low, high = daily["low_usd"][-1], daily["high_usd"][-1]
+    if not low <= daily["account_usd"][-1] <= high:
+        raise DeployError(
+            f"the paper account stands at {daily['account_usd'][-1]:,.0f} USD, outside the backtest's band of "
+            f"{low:,.0f} to {high:,.0f}; wait until it is inside, or find out why"
+        )
+    return report
+
+
+def consented(
+    home: Path, bundle: Bundle, number: str, settings: LiveSettings, report: Mapping[str, Any], ask: Ask
+) -> Mapping[str, Any]:
+    """The consent that stands, or a new one that is typed now. Raises DeployError where there is none."""
+    path, now = home / CONSENT, dt.datetime.now(dt.UTC)
+    if path.is_file():
+        stands = unseal(path.read_bytes(), DeployError(f"{path} was changed; remove it, and consent again"))
+        same = stands["bundle"] == bundle.id and stands["account"] == number and stands["cap_usd"] == settings.cap_usd
+        if same and now < dt.datetime.fromisoformat(stands["until"]):
+            return stands
+    if settings.cap_usd <= 0:
+        raise DeployError("say how much it may hold: --cap-usd AMOUNT")
+    if ask is input and not sys.stdin.isatty():
+        raise DeployError("consent is typed by a person: run this in a terminal")
+    returns = np.array(report["daily"]["account_return"])
+    expected = np.array(bundle.body["daily_returns"])
+    print(f"{home.name}, bundle {bundle.id}, of the run {bundle.body['run']}")
+    print(f"  verdict: {bundle.body['verdict']}")
+    print(f"  paper: {report['sessions']} sessions, {report['equity']['return']:+.2%}; worst day {returns.min():+.2%}")
+    print(f"  backtest: worst day {expected.min():+.2%}, deepest loss {_deepest(expected):.2%} of its peak")
+    print(
+        f"  limits: it halts after {settings.limits.day_loss:.1%} a day, {settings.limits.drawdown:.1%} from its peak"
+    )
+    if ask(f"Type the number of the account that will trade ({number}): ").strip() != number:
+        raise DeployError("that is not the account's number; nothing was begun")
+    if ask(f"Type the amount it may hold in USD ({settings.cap_usd:.0f}): ").strip() != f"{settings.cap_usd:.0f}":
+        raise DeployError("that is not the amount; nothing was begun")
+    until = now + dt.timedelta(days=DAYS)
+    body = {
+        "bundle": bundle.id, "account": number, "cap_usd": settings.cap_usd,
+        "given": now.isoformat(timespec="seconds"), "until": until.isoformat(timespec="seconds"),
+    }  # fmt: skip
+    write_bytes(path, seal(body, indent=2))
+    return body
+
+
+def _deepest(returns: np.ndarray[Any, np.dtype[Any]]) -> float:
+    """The largest loss from a peak, as a share of it."""
+    worth = np.concatenate([[1.0], np.cumprod(1 + returns)])
+    return float((1 - worth / np.maximum.accumulate(worth)).max())

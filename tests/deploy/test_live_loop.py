@@ -1,0 +1,230 @@
+"""The live loop over bars with every fault that bars can have, with a clock that passes by itself."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fintrader.backtesting import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy import control
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.deploy.runner import JOURNAL
+from fintrader.errors import DeployError
+from fintrader.storage.lease import hold
+from fintrader.storage.objects import Objects
+from tests.engines.deployments import MINUTE, LiveClock, OddFeed, alerts, equities, frozen, run_live, settings
+
+Change = Callable[[OddFeed, LiveClock], None]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MarketTensors]:
+    """A bundle and its window, made once."""
+    home = tmp_path_factory.mktemp("frozen")
+    return home, frozen(home)[1]
+
+
+@pytest.fixture
+def deployed(made: tuple[Path, MarketTensors], tmp_path: Path) -> tuple[Path, Bundle, MarketTensors]:
+    """A deployment that has not begun."""
+    shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
+    return tmp_path, Bundle.open(tmp_path / "bundle"), made[1]
+
+
+def backtested(bundle: Bundle, market: MarketTensors, journal: Journal) -> int:
+    """Decisions before the first whose equity is not the backtest's to the last bit."""
+    equity, minutes = simulate(bundle.policy, market, bundle.env).equity, market.minutes.numpy()
+    for number, (bar, known) in enumerate(equities(journal).items()):
+        if known != equity[np.searchsorted(minutes, bar)]:
+            return number
+    return len(equities(journal))
+
+
+def test_a_live_account_is_the_backtests(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+    journal = run_live(home, bundle, market)
+    assert backtested(bundle, market, journal) == len(equities(journal)) == 80 // 5 + 1
+    assert not alerts(journal)
+
+
+def doubled(feed: OddFeed, clock: LiveClock) -> None:
+    feed.doubled = True
+
+
+def shuffled(feed: OddFeed, clock: LiveClock) -> None:
+    feed.shuffled = True
+
+
+@pytest.mark.parametrize("change", [doubled, shuffled])
+def test_bars_that_come_twice_or_in_no_order_change_nothing(
+    deployed: tuple[Path, Bundle, MarketTensors], change: Change
+) -> None:
+    home, bundle, market = deployed
+    journal = run_live(home, bundle, market, change=change)
+    assert backtested(bundle, market, journal) == len(equities(journal))
+    assert not alerts(journal)
+
+
+def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+    bar = int(market.minutes[20])
+
+    def late(feed: OddFeed, clock: LiveClock) -> None:
+        feed.delay[market.symbols[0], bar] = 90 * 1_000_000_000
+        feed.delay[market.symbols[0], int(market.minutes[21])] = 90 * 1_000_000_000
+
+    journal = run_live(home, bundle, market, change=late)
+    decided = journal.entries("decision")
+    assert len(decided) == 17
+    assert backtested(bundle, market, journal) >= 4  # everything before it
+    stored = {(row[0], row[1]) for row in journal.bars(bar, bar + 1)}
+    assert (bar, market.symbols[0]) in stored  # and it came into the books, for whoever looks back
+
+
+def test_a_correction_is_journalled_and_changes_no_row(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+    bar = int(market.minutes[12])
+
+    def corrected(feed: OddFeed, clock: LiveClock) -> None:
+        feed.corrected[market.symbols[1], bar] = (int(market.minutes[14]), 1.1)
+
+    journal = run_live(home, bundle, market, change=corrected)
+    assert backtested(bundle, market, journal) == len(equities(journal))
+    close = next(row[5] for row in journal.bars(bar, bar + 1) if row[1] == market.symbols[1])
+    assert close == pytest.approx(float(market.close[12, 1]), rel=1e-6)
+
+
+def test_a_symbol_without_bars_is_carried(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+
+    def silent(feed: OddFeed, clock: LiveClock) -> None:
+        feed.dropped |= {(market.symbols[2], int(ts)) for ts in market.minutes[30:60]}
+
+    journal = run_live(home, bundle, market, change=silent)
+    assert len(equities(journal)) == 17
+    held = {e.body["bar"]: e.body["shares"].get(market.symbols[2], 0.0) for e in journal.entries("decision")}
+    during = {held[bar] for bar in held if int(market.minutes[32]) < bar <= int(market.minutes[59])}
+    assert len(during) == 1  # what has no bars is neither bought nor sold
+
+
+def test_no_bars_at_all_and_nothing_is_ordered(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+
+    def dark(feed: OddFeed, clock: LiveClock) -> None:
+        feed.dropped |= {(name, int(ts)) for name in market.symbols for ts in market.minutes[36:48]}
+
+    journal = run_live(home, bundle, market, change=dark, limits=LimitSettings())
+    dark_bars = {int(ts) for ts in market.minutes[36:48]}
+    decided = [e.body for e in journal.entries("decision") if e.body["bar"] in dark_bars]
+    assert decided
+    assert all(not body["orders"] and "members have bars" in body["why"] for body in decided)
+    assert "held" in alerts(journal)
+
+
+def test_two_hours_asleep_and_what_was_missed_is_skipped(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+
+    def asleep(feed: OddFeed, clock: LiveClock) -> None:
+        clock.jumps.append((int(market.minutes[27]), 120 * MINUTE))
+
+    journal = run_live(home, bundle, market, change=asleep)
+    decided = sorted(equities(journal))
+    assert len(decided) < 17
+    assert "missed" in alerts(journal)
+    gaps = np.diff(np.searchsorted(market.minutes.numpy(), decided))
+    assert set(gaps.tolist()) <= {5, 10, 15}  # it never decides late, only less often
+    assert backtested(bundle, market, journal) >= 5
+
+
+def test_requests_act_and_outlive_the_process(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+    run_live(home, bundle, market, bars=30).close()
+    control.ask(home, "halt")
+    journal = run_live(home, bundle, market, bars=45)
+    later = [e.body for e in journal.entries("decision") if e.body["bar"] > int(market.minutes[30])]
+    assert later
+    assert all(not body["orders"] for body in later)
+    held = later[-1]["shares"]
+    assert held
+    journal.close()
+    journal = run_live(home, bundle, market, bars=50)  # still halted
+    assert not journal.entries("decision")[-1].body["orders"]
+    journal.close()
+    control.ask(home, "resume")
+    journal = run_live(home, bundle, market, bars=80)
+    assert any(e.body["orders"] for e in journal.entries("decision") if e.body["bar"] > int(market.minutes[50]))
+    assert [entry.kind for entry in journal.entries() if entry.kind in ("halt", "resume")] == ["halt", "resume"]
+
+
+def test_a_loss_halts_it_for_good(tmp_path: Path) -> None:
+    source = {"kind": "synthetic", "seed": 3, "num_symbols": 5, "num_sessions": 60, "volatility_bps": 300.0}
+    bundle, market = frozen(tmp_path, settings(source=source), trade_rate=1.0)
+    journal = run_live(tmp_path, bundle, market, limits=LimitSettings(day_loss=0.004, drawdown=0.005))
+    halted = journal.last("halt")
+    assert halted is not None
+    assert "limit is" in halted.body["why"]
+    after = [e.body for e in journal.entries("decision") if e.seq > halted.seq]
+    assert all(not body["orders"] for body in after)
+    assert alerts(journal).count("halt") == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (dt.date(2019, 10, 14), "the end of daylight saving time, and a half day"),
+        (dt.date(2020, 1, 6), "the beginning of daylight saving time"),
+    ],
+)
+def test_clock_changes_and_half_days(tmp_path: Path, start: dt.date, what: str) -> None:
+    source = {"kind": "synthetic", "seed": 3, "num_symbols": 4, "num_sessions": 60, "start": start}
+    bundle, market = frozen(tmp_path, settings(source=source), decision_interval=7)
+    lengths = set(np.bincount(market.session.numpy()).tolist())
+    hours = {
+        int(ts // (60 * MINUTE)) % 24 for ts in market.minutes[np.flatnonzero(np.diff(market.session, prepend=-1))]
+    }
+    assert len(lengths) > 1 or len(hours) > 1, what  # the window holds what this is about
+    journal = run_live(tmp_path, bundle, market, bars=market.num_bars - 2)
+    assert backtested(bundle, market, journal) == len(equities(journal)) == -(-(market.num_bars - 1) // 7)
+
+
+def test_a_split_over_night(tmp_path: Path) -> None:
+    source = {"kind": "synthetic", "seed": 8, "num_symbols": 6, "num_sessions": 60, "events": {"splits": 6}}
+    bundle, market = frozen(tmp_path, settings(source=source, windows={"fractions": [0.3, 0.2, 0.5]}))
+    inside = market.events.bar[(market.events.bar > 5) & (market.events.bar < market.num_bars - 5)]
+    assert len(inside)
+    journal = run_live(tmp_path, bundle, market, bars=market.num_bars - 2)
+    assert backtested(bundle, market, journal) == len(equities(journal))
+
+
+def test_only_one_may_run_it(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, _, _ = deployed
+    code = (
+        "import sys; from fintrader.storage.lease import hold; from fintrader.storage.objects import Objects\n"
+        "from fintrader.errors import RunError\n"
+        "try:\n    hold(Objects(sys.argv[1])).__enter__()\nexcept RunError as error:\n    print(error)"
+    )
+    with hold(Objects(home)):
+        second = subprocess.run([sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True)
+    assert "in use by process" in second.stdout
+
+
+def test_a_full_disk_is_one_sentence(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+    run_live(home, bundle, market, bars=10).close()
+    journal = Journal(home / JOURNAL, durable=False)
+    journal._base.execute("PRAGMA max_page_count = 1")  # what SQLite says of a disk that is full
+    with pytest.raises(DeployError, match="free space"):
+        run_live(home, bundle, market, journal=journal)
+    journal.close()
+    again = run_live(home, bundle, market)
+    assert backtested(bundle, market, again) >= 3

@@ -1,0 +1,111 @@
+"""A replay is the backtest again, to the last bit, whatever happens to the process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.random import default_rng
+
+from fintrader.backtesting import simulate
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.decisions import twin
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.deploy.runner import JOURNAL
+from tests.engines.deployments import equities, frozen, replayed, settings
+
+
+def same(journal: Journal, market: MarketTensors, equity: np.ndarray) -> int:
+    """Decisions whose equity is the backtest's to the last bit; fails at the first that is not."""
+    minutes = market.minutes.numpy()
+    for bar, known in equities(journal).items():
+        assert known == equity[np.searchsorted(minutes, bar)], f"bar {bar}"
+    for entry in journal.entries("mark"):
+        assert entry.body["equity"] == equity[np.searchsorted(minutes, entry.body["bar"])]
+    return len(equities(journal))
+
+
+SHORT = {"windows": {"fractions": [0.6, 0.3, 0.1]}}
+EVENTFUL = {
+    "source": {
+        "kind": "synthetic", "seed": 5, "num_symbols": 9, "num_sessions": 60, "volatility_bps": 40.0, "missing": 0.1,
+        "events": {"splits": 3, "dividends": 4, "halts": 4},
+    }
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "env"),
+    [
+        ({}, {}),
+        (
+            SHORT,
+            {"decision_interval": 1, "cost_bps": 5, "half_spread_bps": 2, "impact_bps": 50, "min_commission_usd": 1},
+        ),
+        (EVENTFUL, {"decision_interval": 3}),
+        ({"features": {"cross_sectional": "zscore"}}, {"benchmark": "equal_weight", "fractional": True}),
+        ({"features": {"context": ["time_of_day", "turbulence", "index_return_5"], "turbulence_days": 8}}, {}),
+    ],
+)
+def test_a_replay_is_the_backtest(tmp_path: Path, data: dict[str, Any], env: dict[str, Any]) -> None:
+    bundle, market = frozen(tmp_path, settings(**data), **env)
+    journal = replayed(tmp_path, bundle, market)
+    expected = simulate(bundle.policy, market, bundle.env)
+    assert same(journal, market, expected.equity) == -(-(market.num_bars - 1) // bundle.env.decision_interval)
+    assert np.ptp(expected.equity) > 100  # it traded
+    filled = sum(report.filled != 0 for report in journal.orders().values())
+    assert filled == (expected.trades["kind"] == "order").sum()
+
+
+def test_limits_bind_the_replay_and_its_twin_alike(tmp_path: Path) -> None:
+    bundle, market = frozen(tmp_path)
+    limits = LimitSettings(weight=0.12, order=0.05, turnover=0.3)
+    journal = replayed(tmp_path, bundle, market, limits)
+    expected, noted = twin(bundle.policy, market, bundle.env, limits)
+    same(journal, market, expected.equity)
+    assert {"weight", "order"} <= set(noted.counts)
+    assert (expected.equity != simulate(bundle.policy, market, bundle.env).equity).any()
+
+
+class _Killed(Exception):
+    """Instead of the process's end."""
+
+
+class _Mortal(Journal):
+    """A journal whose writer dies before, or right after, one of its entries."""
+
+    def __init__(self, path: Path, at: int, after: bool) -> None:
+        super().__init__(path, durable=False)
+        self.left, self.after = at, after
+
+    def write(self, kind: str, key: str = "", /, *, at: int, **body: Any) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise _Killed
+        super().write(kind, key, at=at, **body)
+        if self.left == 0:
+            raise _Killed
+
+
+def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    bundle, market = frozen(tmp_path, decision_interval=9)
+    expected = simulate(bundle.policy, market, bundle.env).equity
+    rng, kills = default_rng(0), 60 if os.environ.get("FINTRADER_SLOW") else 12
+    lives = 0
+    for _ in range(kills):
+        journal = _Mortal(tmp_path / JOURNAL, int(rng.integers(1, 120)), bool(rng.integers(2)))
+        try:
+            replayed(tmp_path, bundle, market, journal=journal)
+        except _Killed:
+            journal.close()
+            lives += 1
+            continue
+        break
+    journal = replayed(tmp_path, bundle, market)
+    assert lives > 2
+    assert same(journal, market, expected) == -(-(market.num_bars - 1) // 9)
+    assert len({entry.body["bar"] for entry in journal.entries("decision")}) == len(journal.entries("decision"))

@@ -1,0 +1,187 @@
+"""Small deployments: a frozen policy that nobody trained, bars with faults, and a clock that needs no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fintrader.agents import ActionHeadSettings, NetworkSettings
+from fintrader.agents.policy import ActorPolicy, save_policy
+from fintrader.data.bars import Bars
+from fintrader.data.build import make_market
+from fintrader.data.settings import DataSettings, read_settings
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.bundle import Bundle, freeze
+from fintrader.deploy.clock import ReplayClock
+from fintrader.deploy.feed import ReplayFeed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.envs.benchmark import shows_benchmark
+
+MINUTE = 60_000_000_000
+FREE = LimitSettings(enforced=False)
+
+
+def settings(**changes: Any) -> DataSettings:
+    """Made-up bars of a quarter of an hour, 26 a session, with features that look back a few sessions."""
+    values: dict[str, Any] = {
+        "bar_minutes": 15,
+        "source": {"kind": "synthetic", "seed": 3, "num_symbols": 5, "num_sessions": 60, "volatility_bps": 40.0},
+        "features": {"names": ["return_1", "return_30", "volatility_26", "rsi_2", "gap", "sma_26"], "context": []},
+        "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 1},
+    }
+    for key, value in changes.items():
+        values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
+    return read_settings(values)
+
+
+def frozen(
+    folder: Path, data: DataSettings | None = None, *, seed: int = 0, account: bool = False, **env: Any
+) -> tuple[Bundle, MarketTensors]:
+    """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it trades."""
+    data = data or settings()
+    whole, _ = make_market(data)
+    market = whole.split().test
+    chosen = EnvSettings(**{"num_envs": 1, "decision_interval": 5, "trade_rate": 0.5, **env})
+    layout = ObservationLayout.of(market, chosen.lookback, benchmark=shows_benchmark(market, chosen))
+    torch.manual_seed(seed)
+    policy = ActorPolicy(layout, NetworkSettings(account=account), ActionHeadSettings(cash_logit=-3.0))
+    for weights in policy.parameters():
+        torch.nn.init.normal_(weights, 0.0, 0.25)
+    path = folder / "policy.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_policy(path, policy, market=whole)
+    bundle = freeze(
+        folder / "bundle",
+        name="test",
+        policy=path,
+        data=data,
+        env=chosen,
+        market=market,
+        onnx=False,
+        about={"run": "none", "policy": "untrained", "verdict": None, "versions": {}, "daily_returns": []},
+    )
+    return bundle, market
+
+
+class LiveClock(ReplayClock):
+    """A clock whose moments pass by themselves, as a machine's do, without anybody waiting for them."""
+
+    live = True
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.jumps: list[tuple[int, int]] = []
+        """Moments at which the machine sleeps, and for how long (ns)."""
+
+    def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
+        super().sleep_until(moment, look)
+        for jump in [one for one in self.jumps if one[0] <= self._now]:
+            self.jumps.remove(jump)
+            self._now += jump[1]
+
+
+@dataclass
+class OddFeed:
+    """A replay whose bars come late, twice, in no order, corrected, or not at all."""
+
+    inner: ReplayFeed
+    delay: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(symbol, start of the bar) -> ns by which it is late."""
+    dropped: set[tuple[str, int]] = field(default_factory=set)
+    corrected: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
+    """(symbol, start) -> moment from which on it comes with other prices, and the factor."""
+    doubled: bool = False
+    shuffled: bool = False
+    kind: str = "replay"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def history(self, first: int, stop: int) -> Bars:
+        return self.inner.history(first, stop)
+
+    def poll(self, since: int, now: int) -> Bars:
+        bars = self.inner.poll(min([since, *(ts for _, ts in (*self.delay, *self.corrected))]), now)
+        names = [bars.symbols[code] for code in bars.symbol.tolist()]
+        keys = list(zip(names, bars.ts.tolist(), strict=True))
+        there = [
+            key not in self.dropped and key[1] + self.length + self.delay.get(key, 0) <= now
+            and (key[1] >= since or key in self.delay or key in self.corrected)
+            for key in keys
+        ]  # fmt: skip
+        wrong = [self.corrected.get(key, (now + 1, 1.0)) for key in keys]
+        factor = np.array([by if moment <= now else 1.0 for moment, by in wrong])
+        prices = {name: getattr(bars, name) * factor for name in ("open", "high", "low", "close")}
+        bars = replace(bars, **prices).take(np.array(there, bool))
+        if self.doubled:
+            bars = bars.take(np.concatenate([np.arange(len(bars))] * 2))
+        if self.shuffled:
+            bars = bars.take(np.random.default_rng(0).permutation(len(bars)))
+        return bars
+
+    @property
+    def length(self) -> int:
+        return self.inner.bar_ns
+
+
+def replayed(
+    home: Path, bundle: Bundle, market: MarketTensors, limits: LimitSettings = FREE, journal: Journal | None = None
+) -> Journal:
+    """Replay the window to its end, from wherever the journal is."""
+    journal = journal or Journal(home / JOURNAL, durable=False)
+    last = journal.last("decision")
+    clock = ReplayClock(last.time if last else int(market.minutes[0]))
+    feed = ReplayFeed(bundle.data, bundle.symbols)
+    runner = Runner(
+        home, bundle, PaperSettings(limits=limits), clock=clock, feed=feed,
+        broker=SimulatedBroker(market, bundle.env, clock.now), journal=journal,
+        window=(int(market.minutes[0]), int(market.minutes[-1])), level=feed.level,
+    )  # fmt: skip
+    runner.run()
+    return journal
+
+
+def run_live(
+    home: Path,
+    bundle: Bundle,
+    market: MarketTensors,
+    *,
+    bars: int = 80,
+    change: Callable[[OddFeed, LiveClock], None] = lambda feed, clock: None,
+    limits: LimitSettings = FREE,
+    journal: Journal | None = None,
+) -> Journal:
+    """The live loop over so many bars from the window's first, with a clock that passes by itself."""
+    journal = journal or Journal(home / JOURNAL, durable=False)
+    last = journal.last("decision")
+    clock = LiveClock(last.time if last else int(market.minutes[0]))
+    inner = ReplayFeed(bundle.data, bundle.symbols)
+    feed = OddFeed(inner)
+    change(feed, clock)
+    runner = Runner(
+        home, bundle, PaperSettings(limits=limits), clock=clock, feed=feed,
+        broker=SimulatedBroker(market, bundle.env, clock.now), journal=journal, window=None, level=inner.level,
+        until=int(market.minutes[bars]) + inner.bar_ns,
+    )  # fmt: skip
+    runner.run()
+    return journal
+
+
+def equities(journal: Journal) -> dict[int, float]:
+    """Start of the bar -> equity that was decided with."""
+    return {int(entry.body["bar"]): float(entry.body["equity"]) for entry in journal.entries("decision")}
+
+
+def alerts(journal: Journal) -> Sequence[str]:
+    """Kinds of news, in order."""
+    return [entry.key for entry in journal.entries("alert")]
