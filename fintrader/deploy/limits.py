@@ -119,12 +119,6 @@ class Limits:
         buys = np.maximum(want - held, 0.0)
         room = np.where(want > held, np.maximum(most - held, 0.0), np.abs(want - held))
         goal = shrunk(want, room, "weight") if (buys > room).any() else want
-        gross = float((np.abs(goal) * price).sum())
-        if gross > limits.gross * equity * (1 + 1e-9):
-            kept = float((np.minimum(np.abs(goal), np.abs(held)) * price).sum())
-            share = max(limits.gross * equity - kept, 0.0) / max(gross - kept, 1e-9)
-            more = np.abs(goal) > np.abs(held)
-            goal = shrunk(goal, np.where(more, share * np.abs(goal - held), np.abs(goal - held)), "gross")
         largest = limits.order * equity / unit
         if (np.abs(goal - held) * price > limits.order * equity * (1 + 1e-9)).any():
             goal = shrunk(goal, largest, "order")
@@ -132,8 +126,14 @@ class Limits:
         left = max(limits.turnover * equity - self.traded_usd, 0.0)
         if traded > left:
             goal = shrunk(goal, np.abs(goal - held) * (left / traded), "turnover")
-            traded = float((np.abs(goal - held) * price).sum())
-        self.traded_usd += traded
+        # Last: a purchase may have counted on a sale that the others cut.
+        gross = float((np.abs(goal) * price).sum())
+        if gross > limits.gross * equity * (1 + 1e-9):
+            kept = float((np.minimum(np.abs(goal), np.abs(held)) * price).sum())
+            share = max(limits.gross * equity - kept, 0.0) / max(gross - kept, 1e-9)
+            more = np.abs(goal) > np.abs(held)
+            goal = shrunk(goal, np.where(more, share * np.abs(goal - held), np.abs(goal - held)), "gross")
+        self.traded_usd += float((np.abs(goal - held) * price).sum())
         for name in by:
             self.counts[name] = self.counts.get(name, 0) + 1
         return Clipped(goal, tuple(dict.fromkeys(by)))

@@ -1,0 +1,128 @@
+"""Bundles: sealed, whole, and refused where they could not trade live."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fintrader.data.build import make_market
+from fintrader.data.settings import read_settings
+from fintrader.deploy.bundle import BUNDLE, PARITY, POLICY, Bundle, freeze
+from fintrader.errors import DeployError
+from fintrader.files import seal
+from tests.engines.deployments import frozen, settings
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle in it."""
+    folder = tmp_path_factory.mktemp("bundle")
+    frozen(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(home: Path, tmp_path: Path) -> Path:
+    """The bundle's own folder, to be damaged."""
+    return Path(shutil.copytree(home / "bundle", tmp_path / "bundle"))
+
+
+def test_a_bundle_acts_as_it_was_frozen(home: Path) -> None:
+    bundle = Bundle.open(home / "bundle")
+    obs, action, minutes = bundle.parity
+    with torch.no_grad():
+        torch.testing.assert_close(bundle.policy(obs), action, rtol=0, atol=1e-6)
+    assert len(obs) == len(minutes) == 94  # every decision of a window this short
+    assert bundle.data.source.kind == "synthetic"
+    assert len(bundle.id) == 8
+
+
+@pytest.mark.parametrize("name", [POLICY, PARITY, "normalisation.json", BUNDLE])
+def test_a_changed_byte_is_refused(copied: Path, name: str) -> None:
+    data = bytearray((copied / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copied / name).write_bytes(data)
+    with pytest.raises(DeployError, match="changed"):
+        Bundle.open(copied)
+
+
+def test_a_missing_file_is_refused(copied: Path) -> None:
+    (copied / POLICY).unlink()
+    with pytest.raises(DeployError, match="missing or was changed"):
+        Bundle.open(copied)
+    with pytest.raises(DeployError, match="holds no bundle"):
+        Bundle.open(copied / "nowhere")
+
+
+def test_another_version_is_refused(copied: Path) -> None:
+    body = json.loads((copied / BUNDLE).read_text())
+    body.pop("sha256")
+    (copied / BUNDLE).write_bytes(seal(body | {"format": "fintrader-bundle-0"}))
+    with pytest.raises(DeployError, match="another version"):
+        Bundle.open(copied)
+
+
+def test_freezing_again_is_the_same_bundle_and_another_is_refused(tmp_path: Path) -> None:
+    first, _ = frozen(tmp_path)
+    again, _ = frozen(tmp_path)
+    assert first.id == again.id
+    with pytest.raises(DeployError, match="deploys another bundle"):
+        frozen(tmp_path, seed=1)
+
+
+def test_a_policy_that_reads_the_clock_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="time_left"):
+        frozen(tmp_path, account=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "match"),
+    [
+        ({"fill": "close"}, "next_open"),
+        ({"benchmark": "buy_and_hold"}, "equal_weight"),
+        ({"short": True}, "short positions"),
+    ],
+)
+def test_what_cannot_be_live_is_refused(tmp_path: Path, env: dict[str, Any], match: str) -> None:
+    with pytest.raises(DeployError, match=match):
+        frozen(tmp_path, **env)
+
+
+def test_a_planted_signal_is_refused(home: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(home / "bundle")
+    market = make_market(settings())[0].split().test
+    data = read_settings({"source": {"kind": "planted_in", "path": "bars.parquet", "ic": 0.1, "horizon": 5}})
+    with pytest.raises(DeployError, match="made of the future"):
+        freeze(
+            tmp_path, name="x", policy=home / "policy.safetensors", data=data, env=bundle.env, market=market, about={}
+        )
+
+
+def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path: Path) -> None:
+    members = tmp_path / "members.csv"
+    members.write_text("ticker,member_from,member_to\n" + "".join(f"S00{n},2015-01-01,\n" for n in range(5)))
+    bundle, _ = frozen(tmp_path, settings(universe={"membership": str(members)}))
+    members.unlink()
+    kept = Bundle.open(bundle.folder).data.universe.membership
+    assert kept is not None
+    assert Path(kept).parent.parent == bundle.folder
+    assert "S003" in Path(kept).read_text()
+
+
+@pytest.mark.slow
+def test_the_model_for_other_programs_says_what_it_is(home: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    old, market = Bundle.open(home / "bundle"), make_market(settings())[0].split().test
+    bundle = freeze(
+        tmp_path, name="x", policy=home / "policy.safetensors", data=settings(), env=old.env, market=market,
+        about={"companies": {}},
+    )  # fmt: skip
+    model = onnx.load(bundle.folder / "policy.onnx")
+    told = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(told["symbols"]) == list(market.symbols)
+    assert bundle.body["onnx"]["largest_difference"] < 1e-5

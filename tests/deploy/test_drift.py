@@ -1,0 +1,118 @@
+"""The drift report: what it finds in journals whose drift is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fintrader.data.tensors import MarketTensors
+from fintrader.deploy import drift
+from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.orders import order_id
+from fintrader.deploy.recorder import Recorder
+from fintrader.deploy.runner import JOURNAL
+from fintrader.files import dump_json
+from fintrader.report.drift import heading, render_drift
+from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
+
+DATA = settings(features={"names": ["return_1", "volatility_26", "sma_26"]}, windows={"fractions": [0.6, 0.25, 0.15]})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle, MarketTensors]:
+    """A replay that has ended."""
+    home = tmp_path_factory.mktemp("drift")
+    bundle, market = frozen(home, DATA)
+    replayed(home, bundle, market).close()
+    return home, bundle, market
+
+
+def measured(home: Path, bundle: Bundle) -> dict[str, Any]:
+    with Journal(home / JOURNAL, reading=True) as journal:
+        return drift.measure(journal, bundle, Recorder(bundle, journal).recorded(), FREE)
+
+
+def test_a_replay_does_not_drift(made: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = made
+    report = measured(home, bundle)
+    assert report["equity"]["largest_difference_usd"] == 0.0
+    assert report["equity"]["account_usd"] == report["equity"]["twin_usd"] != 1e6
+    assert report["sessions"] == len(np.unique(market.session.numpy()))
+    assert report["shortfall"]["bps"]["fees"] == pytest.approx(bundle.env.cost_bps, rel=1e-2)
+    assert report["shortfall"]["fills"] == report["shortfall"]["orders"] > 50
+    assert max(row["psi"] for row in report["features"]) < 0.1
+    assert heading(report)[1] == "good"
+    page = render_drift(report)
+    assert "to the last bit" in page
+    assert render_drift(report) == page
+
+
+def test_the_recorded_market_is_the_one_that_was_built(made: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = made
+    with Journal(home / JOURNAL, reading=True) as journal:
+        recorded = Recorder(bundle, journal).recorded()
+    assert recorded.num_bars == market.num_bars
+    for name in ("minutes", "open", "close", "volume", "tradable", "features"):
+        assert (getattr(recorded, name) == getattr(market, name)).all(), name
+
+
+def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
+    bundle, market = frozen(tmp_path, DATA)
+    bar, price = 3, float(market.close[3, 0])
+    opened, closed = float(market.open[4, 0]), float(market.close[4, 0])
+    decided = int(market.minutes[bar]) + 15 * MINUTE
+    with Journal(tmp_path / JOURNAL) as journal:
+        journal.write(
+            "decision", at=decided, bar=int(market.minutes[bar]), equity=1e6, orders={"S000": 100.0},
+            prices={"S000": price}, clipped=[], why="",
+        )  # fmt: skip
+        report = OrderReport(
+            order_id(bundle.id, decided, "S000"), "S000", "cancelled", 100.0, 80.0, opened + 0.05, cost_usd=3.0
+        )
+        journal.write_order(report, at=decided)
+        found = drift.shortfall(journal, market, bundle)
+    fee = min(0.002 * 80 * (opened + 0.05), 3.0)
+    assert found["usd"]["delay"] == pytest.approx(80 * (opened - price))
+    assert found["usd"]["spread_and_impact"] == pytest.approx(80 * 0.05 + 3.0 - fee)
+    assert found["usd"]["fees"] == pytest.approx(fee)
+    assert found["usd"]["unfilled"] == pytest.approx(20 * (closed - price))
+    assert found["ordered_usd"] == pytest.approx(100 * price)
+
+
+def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not() -> None:
+    rng = np.random.default_rng(0)
+    expected = rng.normal(0.002, 0.01, 250)
+    false = sum(drift._surprise(rng.choice(expected, 63), expected)["largest"] > drift.ALARM for _ in range(200))
+    assert false <= 0.05 * 200  # a quarter of sessions, no drift
+    found = sum(drift._surprise(rng.normal(-0.004, 0.01, 126), expected)["largest"] > drift.ALARM for _ in range(50))
+    assert found >= 40
+
+
+def test_the_band_holds_nine_of_ten_accounts() -> None:
+    rng = np.random.default_rng(1)
+    expected = rng.normal(0.0005, 0.01, 500)
+    band = drift.fan(expected, 40, 1e6, seed=0)
+    ends = 1e6 * np.prod(1 + rng.choice(expected, (4000, 40)), axis=1)
+    inside = ((ends > band["low_usd"][-1]) & (ends < band["high_usd"][-1])).mean()
+    assert 0.86 < inside < 0.94
+
+
+def test_shifted_features_stand_out(made: tuple[Path, Bundle, MarketTensors]) -> None:
+    _, bundle, market = made
+    market.features[:, :, 1] += 2.0
+    try:
+        found = drift.feature_drift(bundle, market, np.arange(0, market.num_bars, 5))
+    finally:
+        market.features[:, :, 1] -= 2.0
+    assert found[0]["name"] == "volatility_26"
+    assert found[0]["psi"] > drift.PSI_NOTABLE > found[1]["psi"]
+
+
+def test_reports_are_plain_json(made: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, _ = made
+    assert '"surprise"' in dump_json(measured(home, bundle))
