@@ -296,10 +296,16 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _number(value: Any) -> float:
-    number = float(value or 0.0)
+    number = float(value)
     if not math.isfinite(number):
         raise ValueError
     return number
+
+
+def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list):  # an empty object is not the same as no orders and no positions
+        raise TypeError
+    return value
 
 
 def _ns(text: str) -> int:
@@ -318,7 +324,8 @@ def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
-    shares, filled, status = _number(row["qty"]), _number(row["filled_qty"]), str(row["status"])
+    filled, status = _number(row["filled_qty"] or 0.0), str(row["status"])
+    shares = _number(row["qty"] or filled)  # null where somebody asked for an amount of money
     state: State = _STATES.get(status) or ("partial" if filled > 0.0 else "accepted")
     if shares > 0.0 and filled >= shares:
         state = "filled"
@@ -328,22 +335,23 @@ def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
         state=state,
         shares=sign * shares,
         filled=sign * filled,
-        price_usd=_number(row["filled_avg_price"]),
+        price_usd=_number(row["filled_avg_price"] or 0.0),
         broker_id=str(row["id"]),
         reason="" if status in _ORDINARY else status,
     )
 
 
-def _page(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, OrderReport]]:
-    return {str(row["id"]): (_ns(row["submitted_at"]), _report(row)) for row in rows}
+def _page(rows: Any) -> dict[str, tuple[int, OrderReport]]:
+    return {str(row["id"]): (_ns(row["submitted_at"]), _report(row)) for row in _rows(rows)}
 
 
-def _account(told: Mapping[str, Any], held: Sequence[Mapping[str, Any]]) -> BrokerAccount:
+def _account(told: Mapping[str, Any], held: Any) -> BrokerAccount:
     flags = ("trading_blocked", "account_blocked", "trade_suspended_by_user")
     blocked = [name for name in flags if told.get(name)]
     if str(told["status"]) != "ACTIVE":
         blocked.append(f"status {told['status']}")
-    shares = {str(row["symbol"]): abs(_number(row["qty"])) * (-1.0 if row["side"] == "short" else 1.0) for row in held}
+    signs = {"long": 1.0, "short": -1.0}
+    shares = {str(row["symbol"]): abs(_number(row["qty"])) * signs[row["side"]] for row in _rows(held)}
     return BrokerAccount(
         number=str(told["account_number"]),
         cash_usd=_number(told["cash"]),

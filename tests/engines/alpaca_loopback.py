@@ -23,7 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 
 KEY, SECRET = "PKCANARYKEY0123456789", "canary-secret-value-abcdef"
 TRANSIENT = (
-    *("429", "500", "502_html", "503", "504", "408", "200_html", "truncated", "empty", "null", "strange"),
+    *("302", "408", "429", "500", "502_html", "503", "504"),
+    *("200_html", "truncated", "empty", "null", "strange"),
     *("hang", "reset", "500_after", "504_after", "html_after", "truncated_after", "hang_after", "reset_after"),
 )
 """Faults that pass; with `_after` the request has been carried out all the same."""
@@ -44,7 +45,7 @@ class LoopbackAlpaca:
 
     `pace` gives the share of an order of a symbol that is filled after each tick, (0, 0.4, 1) where it gives none; an
     order whose pace ends below 1 stands there until it is cancelled. Symbols of `races` fill whole when they are
-    cancelled. `witness` is called with each new order before it is taken.
+    cancelled. With `margin` nobody minds whether the cash suffices. `witness` sees each order before it is taken.
     """
 
     def __init__(
@@ -55,15 +56,17 @@ class LoopbackAlpaca:
         positions: Mapping[str, float] | None = None,
         pace: Mapping[str, Sequence[float]] | None = None,
         races: Sequence[str] = (),
+        margin: bool = False,
         faults: Mapping[int, str] | None = None,
         hang_s: float = 0.3,
         witness: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.cash, self.prices, self.positions = cash, dict(prices), dict(positions or {})
         self.pace, self.races = dict(pace or {}), set(races)
+        self.margin, self.retry_after = margin, "0"
         self.faults, self.hang_s, self.witness = dict(faults or {}), hang_s, witness
         self.orders: dict[str, dict[str, Any]] = {}
-        self.blocked = False
+        self.number, self.blocked = "PA1LOOPBACK", False
         self.echo = False
         """Whether refusals quote the keys that came with the request."""
         self.seen: list[tuple[str, str]] = []
@@ -96,7 +99,7 @@ class LoopbackAlpaca:
         row: dict[str, Any] = dict.fromkeys(("filled_at", "expired_at", "canceled_at", "failed_at", "replaced_by"))
         row |= {"id": str(uuid.uuid4()), "client_order_id": client_id, "symbol": symbol, "status": "accepted"}
         row |= {"created_at": stamp, "updated_at": stamp, "submitted_at": stamp, "asset_class": "us_equity"}
-        row |= {"qty": f"{abs(shares):g}", "filled_qty": "0", "filled_avg_price": None, "notional": None}
+        row |= {"qty": f"{abs(shares):.12g}", "filled_qty": "0", "filled_avg_price": None, "notional": None}
         row |= {"side": "buy" if shares > 0 else "sell", "type": "market", "order_type": "market", "order_class": ""}
         row |= {"time_in_force": "day", "extended_hours": False, "legs": None}
         self.orders[row["id"]] = row
@@ -125,7 +128,7 @@ class LoopbackAlpaca:
         held = self.positions.pop(symbol, 0.0) + sign * (filled - before)
         if held:
             self.positions[symbol] = held
-        row["filled_qty"], row["filled_avg_price"] = f"{filled:g}", f"{price:g}" if filled else None
+        row["filled_qty"], row["filled_avg_price"] = f"{filled:.12g}", f"{price:.12g}" if filled else None
         row["status"] = "filled" if filled == asked else "partially_filled" if filled else "new"
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
@@ -136,12 +139,12 @@ class LoopbackAlpaca:
         if method == "DELETE" and parts[0] == "orders" and len(parts) == 2:
             return self._cancel(parts[1])
         if method == "GET" and parts == ["account"]:
-            told = {"id": str(uuid.uuid4()), "account_number": "PA1LOOPBACK", "status": "ACTIVE", "currency": "USD"}
+            told = {"id": str(uuid.uuid4()), "account_number": self.number, "status": "ACTIVE", "currency": "USD"}
             told |= {"cash": f"{self.cash:.4f}", "trading_blocked": self.blocked, "account_blocked": False}
             return 200, told
         if method == "GET" and parts == ["positions"]:
             return 200, [
-                {"symbol": symbol, "qty": f"{held:g}", "side": "long" if held > 0 else "short"}
+                {"symbol": symbol, "qty": f"{held:.12g}", "side": "long" if held > 0 else "short"}
                 for symbol, held in self.positions.items()
             ]
         if method == "GET" and parts == ["clock"]:
@@ -167,7 +170,7 @@ class LoopbackAlpaca:
         standing = [row for row in self.orders.values() if row["status"] in OPEN and row["side"] == body["side"]]
         if body["side"] == "buy":
             bound = sum((float(r["qty"]) - float(r["filled_qty"])) * self.prices[r["symbol"]] for r in standing)
-            if shares * self.prices[symbol] > self.cash - bound + 1e-9:
+            if not self.margin and shares * self.prices[symbol] > self.cash - bound + 1e-9:
                 raise Refusal(403, {"code": 40310000, "message": "insufficient buying power"})
         else:
             bound = sum(float(r["qty"]) - float(r["filled_qty"]) for r in standing if r["symbol"] == symbol)
@@ -260,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
             told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
             if self.alpaca.echo:
                 told["message"] += f" for {dict(self.headers)}"
-            self._say(int(fault), json.dumps(told).encode(), wait="0" if fault == "429" else None)
+            self._say(int(fault), json.dumps(told).encode(), wait=self.alpaca.retry_after if fault == "429" else None)
 
     def _say(self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None) -> None:
         self.send_response(status)

@@ -29,8 +29,8 @@ from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
 
 BUNDLE = "0a1b2c3d"
 OPENED = 1_458_052_200 * SECOND  # 2016-03-15 14:30 UTC
-STEP = 2 * SECOND
-UNTIL = 40 * SECOND
+STEP = 4 * SECOND
+UNTIL = 44 * SECOND
 PRICES = {"AAA": 10.0, "BBB": 20.0, "CCC": 5.0, "DDD": 8.0, "HALF": 4.0, "STUCK": 3.0}
 PACE = {"HALF": (0.0, 0.5), "STUCK": (0.0,)}
 CASH = 10_000.0
@@ -43,7 +43,7 @@ ENDED, HALTED, REFUSED, LOST = 0, 3, 4, 5
 
 
 def loopback(**how: Any) -> LoopbackAlpaca:
-    return LoopbackAlpaca(cash=CASH, prices=PRICES, pace=PACE, **how)
+    return LoopbackAlpaca(cash=CASH, prices=PRICES, pace=PACE, margin=True, **how)
 
 
 def connect(endpoint: str, limit_s: float = 5.0) -> AlpacaBroker:
@@ -51,8 +51,11 @@ def connect(endpoint: str, limit_s: float = 5.0) -> AlpacaBroker:
     return AlpacaBroker(endpoint, limit_s=limit_s, patience_s=0.0, per_minute=1_000_000)
 
 
-def trade(journal: Journal, broker: Broker, *, turns: int = 20_000) -> int:
-    """Carry all decisions to their end, from wherever the journal stands; an exit status."""
+def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int = 1) -> int:
+    """Carry all decisions to their end, from wherever the journal stands; an exit status.
+
+    Orders have so many `times` as long, which those need that many faults delay.
+    """
     tail = journal.tail(1)
     now = max(OPENED, tail[0].time if tail else 0)
     left = iter(range(turns))
@@ -69,13 +72,13 @@ def trade(journal: Journal, broker: Broker, *, turns: int = 20_000) -> int:
     try:
         if (code := agree(True)) is not None:
             return code
-        execution = Execution.resume(broker, journal, at=now, bundle=BUNDLE, sales_wait_s=30.0, poll_s=0.0)
+        execution = Execution.resume(broker, journal, at=now, bundle=BUNDLE, sales_wait_s=36.0 * times, poll_s=0.0)
         for number, orders in enumerate(DECISIONS):
             decision = OPENED + number * 3600 * SECOND
             if journal.last("done", str(number)):
                 continue
             now = max(now, decision)
-            terms = {"not_before": decision, "until": max(decision, now) + UNTIL}
+            terms = {"not_before": decision, "until": max(decision, now) + UNTIL * times}
             execution.begin(decision=decision, orders=orders, prices=PRICES, at=now, **terms)
             while not execution.step(now):
                 now += STEP

@@ -1,0 +1,335 @@
+"""The real alpaca-py against a server on this machine: what each answer becomes, what is sent again and what never."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.broker import Order
+from fintrader.deploy.journal import Journal
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
+from tests.engines.alpaca_loopback import KEY, REFUSALS, SECRET, TRANSIENT, LoopbackAlpaca
+from tests.engines.order_driver import OPENED, trade
+
+pytest.importorskip("alpaca", reason="alpaca-py is not installed")
+STATES = {
+    **dict.fromkeys(("new", "accepted", "pending_new", "accepted_for_bidding", "pending_review", "held"), "accepted"),
+    **dict.fromkeys(("stopped", "suspended", "calculated", "done_for_day"), "accepted"),
+    **dict.fromkeys(("pending_cancel", "pending_replace", "of tomorrow"), "accepted"),
+    **dict.fromkeys(("canceled", "replaced"), "cancelled"),
+    "partially_filled": "partial",
+    "filled": "filled",
+    "expired": "expired",
+    "rejected": "rejected",
+}
+"""What Alpaca's statuses mean here, and one that it does not have yet."""
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 1000.0, []  # type: float, list[float]
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
+    monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackAlpaca]:
+    with LoopbackAlpaca(cash=1000.0, prices={"AAA": 10.0, "BRK.B": 7.0}, positions={"BRK.B": 4.0}) as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def broker(server: LoopbackAlpaca, clock: Time) -> AlpacaBroker:
+    return AlpacaBroker(server.endpoint, limit_s=0.3, monotonic=clock.monotonic, sleep=clock.sleep)
+
+
+def order(shares: float = 10.0, symbol: str = "AAA", name: str = "ft-0a1b2c3d-20160315T143000Z-AAA") -> Order:
+    return Order(name, symbol, shares, OPENED)
+
+
+def posts(server: LoopbackAlpaca) -> int:
+    return [method for method, _ in server.seen].count("POST")
+
+
+def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
+    sent = broker.submit(order())
+    assert (sent.state, sent.shares, sent.filled) == ("accepted", 10.0, 0.0)
+    states = [broker.order(sent.id) for _ in range(3)]
+    assert [(one.state, one.filled, one.price_usd) for one in states if one] == [
+        ("accepted", 0.0, 0.0),
+        ("partial", 4.0, 10.0),
+        ("filled", 10.0, 10.0),
+    ]
+    sold = broker.submit(order(-3.0, "BRK.B", "sold"))
+    assert (sold.shares, sold.symbol) == (-3.0, "BRK.B")
+    assert [(one.id, one.filled) for _ in range(3) for one in broker.orders(0)][-2:] == [(sent.id, 10), ("sold", -3)]
+    account = broker.account()
+    assert (account.number, account.blocked) == ("PA1LOOPBACK", "")
+    assert account.cash_usd == 1000.0 - 100.0 + 21.0
+    assert account.shares == {"AAA": 10.0, "BRK.B": 1.0}
+    assert broker.time() == (1_458_052_200 * 1_000_000 + 123_456) * 1000  # 2016-03-15 10:30 of New York
+    assert server.by_client_id()[sent.id]["time_in_force"] == "day"
+
+
+def test_every_status_of_alpaca_has_a_state(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    from alpaca.trading.enums import OrderStatus
+
+    assert {status.value for status in OrderStatus} < STATES.keys()
+    row = server.accept("AAA", -10.0, "one")
+    server.tick = lambda: None  # type: ignore[method-assign]
+    for status, state in STATES.items():
+        row["status"], row["filled_qty"] = status, {"filled": "10", "partially_filled": "4"}.get(status, "0")
+        report = broker.order("one")
+        assert report is not None
+        assert (status, report.state) == (status, state)
+    row["status"], row["filled_qty"], row["filled_avg_price"] = "held", "4", "9.5"
+    report = broker.order("one")
+    assert report is not None
+    assert (report.state, report.filled, report.price_usd) == ("partial", -4.0, 9.5)
+
+
+def test_pages_are_followed_to_the_end(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    for number in range(1203):
+        server.accept("AAA", 1.0, f"o{number}", age_s=1000.0 - number / 2 // 1)["status"] = "filled"
+    ages = [server.by_client_id()[name]["submitted_at"] for name in ("o499", "o500")]
+    server.by_client_id()["o499"]["submitted_at"] = ages[1]  # one page would end between two of the same moment
+    names = [report.id for report in broker.orders(0)]
+    assert len(names) == 1203
+    assert set(names) == {f"o{number}" for number in range(1203)}
+    assert names[-1] in ("o1202", "o1201")
+    assert len(server.seen) == 4  # three pages, and those that stand
+
+
+def test_an_order_that_stands_is_told_however_old(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.accept("AAA", 1.0, "old", age_s=5000.0)
+    server.accept("AAA", 1.0, "over", age_s=5000.0)["status"] = "filled"
+    now = 2_000_000_000 * 1_000_000_000
+    assert [report.id for report in broker.orders(now)] == ["old"]
+
+
+def test_refusals_of_an_order_are_rejections_with_their_reason(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    for asked, reason in (
+        (order(101.0), "insufficient buying power"),
+        (order(-5.0, "BRK.B"), "insufficient qty available for order"),
+        (order(1.0, "NOPE"), 'asset "NOPE" not found'),
+        (order(0.5), "no whole shares"),
+    ):
+        report = broker.submit(asked)
+        assert (report.state, report.shares) == ("rejected", asked.shares)
+        assert reason in report.reason
+    assert server.orders == {}
+    assert posts(server) == 3
+
+
+def test_fractional_shares_where_they_are_asked_for(server: LoopbackAlpaca) -> None:
+    assert AlpacaBroker(server.endpoint, fractional=True).submit(order(0.25)).shares == 0.25
+    assert next(iter(server.orders.values()))["qty"] == "0.25"
+
+
+def test_an_id_that_is_taken_stands(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    first, second = broker.submit(order()), broker.submit(order())
+    assert first.broker_id == second.broker_id
+    assert len(server.orders) == 1
+
+
+def test_an_order_that_never_was_is_none(broker: AlpacaBroker) -> None:
+    assert broker.order("nobody") is None
+
+
+@pytest.mark.parametrize("fault", ["401", "403"])
+def test_refused_keys_are_named_by_their_variables(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.faults, server.echo = {1: fault, 2: fault}, True
+    with pytest.raises(BrokerError, match="check APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
+        broker.account()
+    with pytest.raises(BrokerError, match=f"status {fault}"):
+        broker.submit(order())
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("fault", [fault for fault in TRANSIENT if fault != "429"])
+def test_an_order_is_sent_once_whatever_comes_back(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.faults = {1: fault}
+    with pytest.raises(BrokerUnsureError):
+        broker.submit(order())
+    assert posts(server) == 1
+    assert len(server.orders) == fault.endswith("_after")
+    found = broker.order(order().id)
+    assert (found is not None) == fault.endswith("_after")
+
+
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_what_only_asks_is_repeated(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    unreadable = fault in ("302", "empty", "null", "strange")  # an answer, but not to this question
+    server.faults = {1: fault, 2: fault} if not unreadable else {}
+    assert broker.account().shares == {"BRK.B": 4.0}
+    assert len(server.seen) == (2 if unreadable else 4)
+    server.faults = dict.fromkeys(range(len(server.seen) + 1, 100), fault)
+    with pytest.raises(BrokerUnsureError):
+        broker.account()
+
+
+def test_asking_ends(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) -> None:
+    server.faults = dict.fromkeys(range(1, 100), "503")
+    with pytest.raises(BrokerUnsureError, match="status 503"):
+        broker.time()
+    assert len(server.seen) == 4
+    assert clock.slept == [0.25, 0.5, 1.0]
+
+
+def test_too_many_requests_wait_as_told_and_send_again(
+    server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time
+) -> None:
+    server.faults, server.retry_after = {1: "429", 2: "429"}, "2"
+    assert broker.submit(order()).state == "accepted"
+    assert clock.slept == [2.0, 2.0]
+    assert len(server.orders) == 1
+    server.faults = {4: "429"}
+    server.retry_after = "Mon, 23 Nov 2026 08:00:00 GMT"
+    broker.time()
+    assert clock.slept[2:] == [0.25]
+
+
+def test_a_long_closure_is_no_wait(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) -> None:
+    server.faults, server.retry_after = {1: "429"}, "30"
+    with pytest.raises(BrokerUnsureError, match="30 seconds"):
+        broker.submit(order())
+    with pytest.raises(BrokerUnsureError, match="30 seconds"):
+        broker.account()
+    assert len(server.seen) == 1
+    clock.now += 30.0
+    assert broker.submit(order()).state == "accepted"
+
+
+def test_no_more_requests_leave_in_a_minute_than_allowed(server: LoopbackAlpaca, clock: Time) -> None:
+    broker = AlpacaBroker(server.endpoint, per_minute=3, monotonic=clock.monotonic, sleep=clock.sleep)
+    left = []
+    for _ in range(3):
+        broker.time()
+        left.append(clock.now)
+        clock.now += 10.0
+    with pytest.raises(BrokerUnsureError, match="30 seconds"):
+        broker.time()
+    clock.now += 26.0
+    for _ in range(2):
+        broker.time()
+        left.append(clock.now)
+        clock.now += 6.0
+    assert left == [1000.0, 1010.0, 1020.0, 1060.0, 1070.0]
+    assert len(server.seen) == 5
+
+
+def test_a_cancel_reaches_what_stands_and_leaves_what_is_over(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    sent = broker.submit(order())
+    broker.cancel(sent)
+    found = broker.order(sent.id)
+    assert found is not None
+    assert found.state == "cancelled"
+    broker.cancel(found)
+    server.faults = {len(server.seen) + 1: "503"}
+    with pytest.raises(BrokerUnsureError):
+        broker.cancel(sent)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("http://paper-api.alpaca.markets", "must be https"),
+        ("ftp://127.0.0.1", "must be https"),
+        ("https://user:hidden-word@host", "without a password"),
+        ("https://api.alpaca.markets", "trades real money"),
+        ("", "must be https"),
+    ],
+)
+def test_endpoints_that_are_not_allowed(endpoint: str, told: str) -> None:
+    with pytest.raises(DeployError, match=told) as caught:
+        AlpacaBroker(endpoint)
+    assert "hidden-word" not in str(caught.value)
+
+
+def test_paper_unless_asked_otherwise() -> None:
+    assert repr(AlpacaBroker()) == "AlpacaBroker('https://paper-api.alpaca.markets')"
+    assert "https://api.alpaca.markets" in repr(AlpacaBroker("https://api.alpaca.markets/v2/", real_money=True))
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("APCA_API_SECRET_KEY")
+    with pytest.raises(DeployError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
+        AlpacaBroker()
+    with pytest.raises(DeployError, match="set FTL_KEY and FTL_SECRET"):
+        AlpacaBroker(variables=("FTL_KEY", "FTL_SECRET"))
+    monkeypatch.setitem(sys.modules, "alpaca.trading.client", None)
+    with pytest.raises(DeployError, match=r"pip install 'fintrader\[alpaca\]'"):
+        AlpacaBroker()
+
+
+def test_a_blocked_account_says_why(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.blocked = True
+    assert broker.account().blocked == "trading_blocked"
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def test_no_key_is_written_anywhere(server: LoopbackAlpaca, tmp_path: Path, caplog: Any) -> None:
+    """Whatever the server sends back, and it sends back the keys."""
+    caplog.set_level(logging.DEBUG)
+    server.echo, server.hang_s = True, 0.12
+    broker = AlpacaBroker(server.endpoint, limit_s=0.1, patience_s=0.0)
+    said = [repr(broker), str(vars(broker))]
+    calls = (
+        lambda: broker.submit(order()),
+        lambda: broker.submit(order(1.0, "NOPE", "no")),
+        lambda: broker.order("x"),
+        lambda: broker.orders(0),
+        broker.account,
+        broker.time,
+    )
+    for fault in (*TRANSIENT, *REFUSALS):
+        for call in calls:
+            server.faults = {len(server.seen) + 1: fault}
+            try:
+                said.append(repr(call()))
+            except DeployError as error:
+                said += traceback.format_exception(error)
+                said += [repr(one) + str(vars(one)) + str(one.args) for one in chain(error)]
+    server.faults = {number: REFUSALS[number % 5] for number in range(len(server.seen) + 3, 2000, 7)}
+    for _ in range(20):
+        with Journal(tmp_path / "journal.sqlite") as journal:
+            trade(journal, broker, turns=50)
+    said += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*")]
+    said.append(caplog.text)
+    assert "DEBUG" in caplog.text
+    assert any("rejected" in text for text in said)
+    for text in said:
+        assert KEY not in text
+        assert SECRET not in text

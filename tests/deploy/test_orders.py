@@ -1,0 +1,305 @@
+"""The orders of a decision: in which order they leave, how large, until when, and what the journal says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.orders import SECOND, Execution, order_id
+from fintrader.errors import BrokerError, DeployError
+from tests.engines.alpaca_loopback import LoopbackAlpaca
+from tests.engines.order_driver import BUNDLE, OPENED, connect
+
+pytest.importorskip("alpaca", reason="alpaca-py is not installed")
+MINUTE = 60 * SECOND
+PRICES = {"AAA": 10.0, "BBB": 20.0, "CCC": 5.0, "STUCK": 3.0, "HALF": 4.0, "RACE": 1.0}
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackAlpaca]:
+    pace = {"STUCK": (0.0,), "RACE": (0.0,), "HALF": (0.0, 0.5)}
+    held = {"AAA": 50.0, "STUCK": 100.0}
+    with LoopbackAlpaca(
+        cash=1000.0, prices=PRICES, positions=held, pace=pace, races=["RACE"], margin=True, hang_s=0.15
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        yield journal
+
+
+@pytest.fixture
+def broker(server: LoopbackAlpaca) -> AlpacaBroker:
+    return connect(server.endpoint, limit_s=0.1)
+
+
+@pytest.fixture
+def execution(broker: AlpacaBroker, journal: Journal) -> Execution:
+    return Execution(broker, journal, bundle=BUNDLE, cushion=0.0)
+
+
+def begin(execution: Execution, orders: dict[str, float], at: int = OPENED, **terms: Any) -> None:
+    terms = {"decision": at, "not_before": at, "until": at + MINUTE} | terms
+    execution.begin(orders=orders, prices=PRICES, at=at, **terms)
+
+
+def finish(execution: Execution, now: int) -> int:
+    for _ in range(200):
+        if execution.step(now):
+            return now
+        now += 2 * SECOND
+    raise AssertionError(execution.reports)
+
+
+def states(journal: Journal, symbol: str, at: int = OPENED) -> list[str]:
+    return [entry.body["state"] for entry in journal.entries("order", key=order_id(BUNDLE, at, symbol))]
+
+
+def posted(server: LoopbackAlpaca) -> list[str]:
+    return [row["symbol"] for row in server.orders.values()]
+
+
+def test_an_id_names_bundle_decision_and_symbol() -> None:
+    assert order_id("0a1b2c3d", 1_458_052_200_000_000_000, "BRK.B") == "ft-0a1b2c3d-20160315T143000Z-BRK.B"
+
+
+def test_purchases_leave_once_sales_are_over_and_share_the_cash(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
+    begin(execution, {"BBB": 60.0, "AAA": -50.0, "CCC": 240.0})
+    assert {entry.body["state"] for entry in journal.entries("order")} == {"intended"}
+    assert server.seen == []
+    execution.step(OPENED)
+    assert posted(server) == ["AAA"]
+    for turn in range(1, 4):
+        execution.step(OPENED + turn * SECOND)
+    assert posted(server) == ["AAA", "BBB", "CCC"]
+    finish(execution, OPENED + 4 * SECOND)
+    # 1,000 USD and 500 from the sale buy 1,500 of 2,400 USD: five eighths of 60 (37.5) and of 240
+    assert server.positions == {"STUCK": 100.0, "BBB": 37.0, "CCC": 150.0}
+    assert states(journal, "AAA") == ["intended", "sent", "accepted", "partial", "filled"]
+    assert states(journal, "BBB") == ["intended", "intended", "sent", "accepted", "partial", "filled"]
+    fitted = journal.last("purchases")
+    assert fitted is not None
+    assert fitted.body == {"factor": 0.625, "cash_usd": 1500.0}
+
+
+def test_fees_and_cushion_are_left_over(server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal) -> None:
+    execution = Execution(broker, journal, bundle=BUNDLE, cushion=0.1, fee_rate=0.002, fractional=True)
+    begin(execution, {"AAA": 100.0})
+    broker._fractional = True
+    execution.step(OPENED)
+    assert next(iter(execution.reports.values())).shares == 89.820359  # 900 USD / 1.002 / 10 USD
+
+
+def test_sales_that_stand_are_waited_for_twenty_seconds(server: LoopbackAlpaca, execution: Execution) -> None:
+    begin(execution, {"STUCK": -100.0, "BBB": 60.0})
+    for second in range(20):
+        execution.step(OPENED + second * SECOND)
+        assert posted(server) == ["STUCK"]
+    execution.step(OPENED + 20 * SECOND)
+    assert posted(server) == ["STUCK", "BBB"]
+    assert server.by_client_id()[order_id(BUNDLE, OPENED, "BBB")]["qty"] == "50"  # no cash of the sale
+
+
+def test_no_cash_leaves_a_purchase_unsent(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    server.cash = 4.0
+    begin(execution, {"AAA": 5.0})
+    assert execution.step(OPENED)
+    assert states(journal, "AAA") == ["intended", "expired"]
+    assert server.orders == {}
+
+
+def test_what_stands_at_the_end_is_cancelled(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    begin(execution, {"HALF": 100.0, "RACE": 100.0, "CCC": 20.0})
+    for second in range(60):
+        assert not execution.step(OPENED + second * SECOND)
+    assert "DELETE" not in [method for method, _ in server.seen]
+    finish(execution, OPENED + MINUTE)
+    assert states(journal, "HALF")[-3:] == ["accepted", "partial", "cancelled"]
+    assert states(journal, "RACE")[-1] == "filled"  # its fill came before the cancellation
+    assert server.positions == {"AAA": 50.0, "STUCK": 100.0, "HALF": 50.0, "RACE": 100.0, "CCC": 20.0}
+    assert {entry.key for entry in journal.entries("cancel")} == {
+        order_id(BUNDLE, OPENED, name) for name in ("HALF", "RACE")
+    }
+
+
+def test_nothing_leaves_before_its_morning(server: LoopbackAlpaca, execution: Execution) -> None:
+    morning = OPENED + 1000 * MINUTE
+    begin(execution, {"AAA": -10.0, "CCC": 4.0}, not_before=morning, until=morning + MINUTE)
+    for now in (OPENED, OPENED + MINUTE, morning - 1):
+        assert not execution.step(now)
+    assert server.seen == []
+    finish(execution, morning)
+    assert server.positions == {"AAA": 40.0, "STUCK": 100.0, "CCC": 4.0}
+
+
+def test_what_was_not_sent_in_time_never_is(
+    server: LoopbackAlpaca, execution: Execution, broker: AlpacaBroker, journal: Journal
+) -> None:
+    begin(execution, {"AAA": -10.0, "CCC": 4.0})
+    resumed = Execution.resume(broker, journal, at=OPENED + MINUTE, bundle=BUNDLE)
+    assert resumed.step(OPENED + MINUTE)
+    assert server.seen == []
+    assert states(journal, "AAA") == states(journal, "CCC") == ["intended", "expired"]
+
+
+@pytest.mark.parametrize("fault", ["reset", "reset_after", "504", "504_after", "hang", "hang_after", "truncated_after"])
+def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(
+    fault: str, server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
+    server.faults = {1: fault}
+    begin(execution, {"AAA": -10.0})
+    execution.step(OPENED)
+    assert states(journal, "AAA") == ["intended", "sent", "unknown"]
+    assert "gives no answer" in execution.trouble
+    finish(execution, OPENED + SECOND)
+    assert execution.trouble == ""
+    assert len(server.orders) == 1
+    assert server.positions["AAA"] == 40.0
+    assert [method for method, _ in server.seen].count("POST") == (1 if fault.endswith("_after") else 2)
+    assert states(journal, "AAA")[3:4] == (["accepted"] if fault.endswith("_after") else ["sent"])
+
+
+def test_an_unknown_order_is_asked_before_it_is_sent_again(server: LoopbackAlpaca, execution: Execution) -> None:
+    server.faults = {1: "reset"} | dict.fromkeys(range(2, 9), "503")
+    begin(execution, {"AAA": -10.0})
+    for turn in range(6):
+        execution.step(OPENED + turn * SECOND)
+    assert [method for method, _ in server.seen] == ["POST"] + 5 * ["GET"]
+
+
+def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
+    server.faults = {1: "reset"}
+    late = OPENED + MINUTE
+    begin(execution, {"AAA": -10.0}, until=OPENED + SECOND)
+    execution.step(OPENED)
+    for now in range(OPENED + SECOND, OPENED + 15 * SECOND, SECOND):
+        assert not execution.step(now)
+    assert states(journal, "AAA") == ["intended", "sent", "unknown"]
+    assert execution.step(late)
+    assert states(journal, "AAA")[-1] == "expired"
+    assert [method for method, _ in server.seen].count("POST") == 1
+
+
+def test_faults_in_a_basket_of_many_leave_each_order_once(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
+    server.prices |= {f"S{number:02}": 1.0 for number in range(35)}
+    server.faults = {4: "reset_after", 15: "500", 37: "hang_after"}
+    execution.begin(
+        decision=OPENED,
+        orders=dict.fromkeys(server.prices.keys() - PRICES.keys(), 2.0),
+        prices=server.prices,
+        at=OPENED,
+        not_before=OPENED,
+        until=OPENED + MINUTE,
+    )
+    finish(execution, OPENED)
+    assert all(server.positions[f"S{number:02}"] == 2.0 for number in range(35))
+    assert len(server.orders) == 35
+    assert all(report.state == "filled" for report in journal.orders().values())
+
+
+def test_brokers_that_fit_baskets_themselves_get_all_at_once(
+    server: LoopbackAlpaca, execution: Execution, broker: AlpacaBroker
+) -> None:
+    broker.takes_baskets = True
+    begin(execution, {"CCC": 500.0, "STUCK": -10.0})
+    execution.step(OPENED)
+    assert posted(server) == ["STUCK", "CCC"]
+    assert server.by_client_id()[order_id(BUNDLE, OPENED, "CCC")]["qty"] == "500"
+
+
+def test_a_decision_is_begun_once(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    begin(execution, {"AAA": -10.0})
+    written = len(journal.entries())
+    begin(execution, {"AAA": -20.0, "CCC": 4.0})
+    assert len(journal.entries()) == written
+    now = finish(execution, OPENED)
+    begin(execution, {}, at=now + MINUTE)
+    assert execution.step(now + MINUTE)
+    assert len(server.orders) == 1
+
+
+def test_a_purchase_without_a_price_is_refused(execution: Execution, journal: Journal) -> None:
+    for orders in ({"NOPE": 1.0}, {"AAA": float("nan")}):
+        with pytest.raises(DeployError, match="cannot be bought"):
+            begin(execution, orders)
+    assert journal.entries() == []
+
+
+def test_stop_ends_everything(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    begin(execution, {"STUCK": -10.0, "CCC": 4.0})
+    execution.step(OPENED)
+    execution.stop(OPENED + SECOND, "halted")
+    assert states(journal, "CCC") == ["intended", "expired"]
+    finish(execution, OPENED + SECOND)
+    assert states(journal, "STUCK")[-1] == "cancelled"
+    assert posted(server) == ["STUCK"]
+
+
+def test_an_interruption_holds_back_what_has_not_left(
+    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
+) -> None:
+    execution = Execution(broker, journal, bundle=BUNDLE, interrupted=lambda: len(server.orders) >= 10)
+    orders = {f"S{number:02}": 1.0 for number in range(30)}
+    server.prices |= dict.fromkeys(orders, 1.0)
+    execution.begin(decision=OPENED, orders=orders, prices=server.prices, at=OPENED, not_before=0, until=OPENED + 1)
+    execution.step(OPENED)
+    assert len(server.orders) == 10
+
+
+def test_a_rejected_sale_holds_nothing_up(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    begin(execution, {"AAA": -60.0, "BBB": 40.0})
+    finish(execution, OPENED)
+    assert states(journal, "AAA") == ["intended", "sent", "rejected"]
+    assert "insufficient qty" in execution.reports[order_id(BUNDLE, OPENED, "AAA")].reason
+    assert server.positions["BBB"] == 40.0
+
+
+def test_refused_keys_end_the_step(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    server.faults = {1: "401"}
+    begin(execution, {"AAA": -10.0})
+    with pytest.raises(BrokerError, match="APCA_API_KEY_ID"):
+        execution.step(OPENED)
+    assert states(journal, "AAA") == ["intended", "sent", "rejected"]
+
+
+def test_purchases_of_an_earlier_decision_bind_their_cash(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
+    begin(execution, {"HALF": 200.0})  # 400 of its 800 USD are never filled
+    for second in range(4):
+        execution.step(OPENED + second * SECOND)
+    later = OPENED + 4 * SECOND
+    begin(execution, {"BBB": 60.0}, at=later, until=later + MINUTE)
+    finish(execution, later)
+    assert server.by_client_id()[order_id(BUNDLE, later, "BBB")]["qty"] == "10"  # 1,000 - 400 - 400 USD
+    assert states(journal, "HALF")[-1] == "cancelled"
+
+
+def test_resume_ends_orders_that_no_decision_explains(
+    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
+) -> None:
+    for name in (f"ft-{BUNDLE}-20160314T150000Z-STUCK", "ft-ffffffff-20160314T150000Z-STUCK", "by hand"):
+        server.accept("STUCK", -5.0, name)
+    for report in broker.orders(0):
+        journal.write_order(report, at=OPENED, adopted=True)
+    resumed = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
+    finish(resumed, OPENED)
+    assert {row["client_order_id"]: row["status"] for row in server.orders.values()} == {
+        f"ft-{BUNDLE}-20160314T150000Z-STUCK": "canceled",
+        "ft-ffffffff-20160314T150000Z-STUCK": "new",
+        "by hand": "new",
+    }

@@ -1,0 +1,242 @@
+"""The account against the journal: what is taken up, what stops a start, what is a mismatch, what is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.broker import BrokerAccount
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.orders import SECOND, Execution, order_id
+from fintrader.deploy.reconcile import Finding, adjust, expected, reconcile
+from fintrader.errors import BrokerUnsureError, DeployError
+from tests.engines.alpaca_loopback import LoopbackAlpaca
+from tests.engines.order_driver import BUNDLE, OPENED, connect
+
+pytest.importorskip("alpaca", reason="alpaca-py is not installed")
+PRICES = {"AAA": 10.0, "BBB": 20.0, "STUCK": 3.0}
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackAlpaca]:
+    with LoopbackAlpaca(cash=1000.0, prices=PRICES, pace={"STUCK": (0.0,)}) as server:
+        yield server
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        yield journal
+
+
+@pytest.fixture
+def broker(server: LoopbackAlpaca) -> AlpacaBroker:
+    return connect(server.endpoint)
+
+
+def look(journal: Journal, broker: AlpacaBroker, at: int = OPENED, **how: Any) -> tuple[Finding, ...]:
+    return reconcile(journal, broker, bundle=BUNDLE, at=at, pause=lambda _: None, **how)
+
+
+def traded(journal: Journal, broker: AlpacaBroker, orders: dict[str, float], at: int) -> None:
+    execution = Execution.resume(broker, journal, at=at, bundle=BUNDLE)
+    execution.begin(decision=at, orders=orders, prices=PRICES, at=at, not_before=at, until=at + 40 * SECOND)
+    for now in range(at, at + 90 * SECOND, SECOND):
+        if execution.step(now):
+            return
+    raise AssertionError(execution.reports)
+
+
+def asked_only(server: LoopbackAlpaca) -> bool:
+    return {method for method, _ in server.seen} <= {"GET"}
+
+
+def test_the_first_start_begins_with_the_cash_that_is_there(journal: Journal, broker: AlpacaBroker) -> None:
+    assert expected(journal).cash_usd is None
+    assert look(journal, broker, start=True) == ()
+    assert expected(journal).cash_usd == 1000.0
+    written = len(journal.entries())
+    assert look(journal, broker) == ()
+    assert len(journal.entries()) == written  # what the journal says already is not said again
+
+
+def test_positions_of_others_stop_the_start_and_are_left_alone(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    server.positions = {"AAA": 7.0}
+    with pytest.raises(DeployError, match=r"7 shares of AAA are held, 0 expected\); see to it, or start with --adopt"):
+        look(journal, broker, start=True)
+    assert look(journal, broker, start=True, adopt=True) == ()
+    assert expected(journal).shares == {"AAA": 7.0}
+    assert look(journal, broker, start=True) == ()
+    adopted = journal.last("adopted")
+    assert adopted is not None
+    assert adopted.body["findings"] == ["7 shares of AAA are held, 0 expected"]
+    assert asked_only(server)
+
+
+def test_orders_of_others_stop_the_start_and_are_left_alone(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    row = server.accept("STUCK", 5.0, "by hand", age_s=86_400.0)
+    server.accept("AAA", 5.0, "ft-ffffffff-20160315T143000Z-AAA")["status"] = "canceled"
+    with pytest.raises(DeployError, match="order by hand of 5 STUCK is none of this deployment"):
+        look(journal, broker, start=True)
+    assert look(journal, broker, start=True, adopt=True) == ()
+    server.pace["STUCK"] = (1.0,)
+    assert look(journal, broker, OPENED + SECOND) == ()  # its fill is explained
+    assert expected(journal).shares == {"STUCK": 5.0}
+    assert row["status"] == "filled"
+    assert asked_only(server)
+
+
+def test_own_orders_that_the_journal_does_not_know_are_taken_up(
+    server: LoopbackAlpaca, tmp_path: Path, journal: Journal, broker: AlpacaBroker
+) -> None:
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 30.0}, OPENED)
+    server.accept("STUCK", 5.0, order_id(BUNDLE, OPENED, "STUCK"))
+    with Journal(tmp_path / "another.sqlite") as another:  # the first one is lost
+        assert look(another, broker, start=True) == ()
+        assert {report.symbol: report.filled for report in another.orders().values()} == {"AAA": 30.0, "STUCK": 0.0}
+        assert expected(another).shares == {"AAA": 30.0}
+        look(another, broker)
+    assert server.by_client_id()[order_id(BUNDLE, OPENED, "STUCK")]["status"] == "canceled"  # no decision has it
+
+
+def test_fills_count_once_however_often_they_are_told(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    look(journal, broker, start=True)
+    execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
+    until = OPENED + 100 * SECOND
+    execution.begin(decision=OPENED, orders={"AAA": 10.0}, prices=PRICES, at=OPENED, not_before=OPENED, until=until)
+    execution.step(OPENED)
+    server.pace["AAA"] = (0.0, 0.1, 0.1, 0.3, 0.3, 0.3, 0.6, 0.6, 0.6, 0.6, 1.0)
+    seen = []
+    for turn in range(12):
+        assert look(journal, broker, OPENED + turn * SECOND) == ()
+        seen.append(expected(journal).shares.get("AAA", 0.0))
+        if turn % 3 == 0:
+            execution.step(OPENED + turn * SECOND)
+    assert seen[-1] == 10.0
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3
+    assert expected(journal).cash_usd == server.cash == 900.0
+
+
+def test_a_fill_between_two_questions_is_no_mismatch(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look(journal, broker, start=True)
+    execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
+    terms = {"decision": OPENED, "at": OPENED, "not_before": OPENED, "until": OPENED + 100 * SECOND}
+    execution.begin(orders={"AAA": 10.0}, prices=PRICES, **terms)
+    execution.step(OPENED)
+    server.pace["AAA"] = tuple(number / 10 for number in range(11))
+    account = broker.account
+
+    def after_a_fill() -> BrokerAccount:
+        server.tick()
+        return account()
+
+    monkeypatch.setattr(broker, "account", after_a_fill)
+    assert look(journal, broker, OPENED + SECOND) == ()
+    assert expected(journal).shares == {"AAA": 10.0}
+
+
+def test_what_nobody_explains_is_a_mismatch(server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker) -> None:
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 30.0, "BBB": 10.0}, OPENED)
+    assert look(journal, broker) == ()
+    server.positions = {"AAA": 29.0, "STUCK": 4.0}
+    server.cash -= 300.0
+    server.accept("STUCK", 1.0, "by hand")
+    found = look(journal, broker, OPENED + SECOND)
+    assert [(one.kind, one.name) for one in found] == [
+        ("order", "by hand"),
+        *[("position", name) for name in ("AAA", "BBB", "STUCK")],
+        ("cash", "PA1LOOPBACK"),
+    ]
+    assert found[1].text == "29 shares of AAA are held, 30 expected"
+    assert found[-1].text == "cash is 200.00 USD, 500.00 expected"
+    mismatch = journal.last("mismatch")
+    assert mismatch is not None
+    assert len(mismatch.body["findings"]) == 5
+    assert look(journal, broker, OPENED + 2 * SECOND) == found  # nothing heals it but somebody
+    with pytest.raises(DeployError, match="29 shares of AAA"):
+        look(journal, broker, OPENED + 3 * SECOND, start=True)
+    assert look(journal, broker, OPENED + 4 * SECOND, start=True, adopt=True) == ()
+    assert look(journal, broker, OPENED + 5 * SECOND) == ()
+
+
+def test_cash_may_be_off_by_fees_and_no_more(server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker) -> None:
+    look(journal, broker, start=True)
+    server.cash -= 4.5
+    assert look(journal, broker) == ()
+    server.cash -= 4.5  # counted from the last agreement
+    assert look(journal, broker) == ()
+    server.cash -= 5.5
+    assert [one.kind for one in look(journal, broker)] == ["cash"]
+    server.cash += 5.5
+    traded(journal, broker, {"AAA": 80.0}, OPENED)
+    server.cash -= 5.5  # 800 USD were traded, of which 10 bps are 0.8 USD
+    assert look(journal, broker) == ()
+
+
+def test_splits_and_dividends_that_were_announced(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    look(journal, broker, start=True)
+    traded(journal, broker, {"AAA": 30.0}, OPENED)
+    assert look(journal, broker) == ()
+    server.positions["AAA"] = 120.0
+    server.cash += 60.0
+    assert len(look(journal, broker)) == 2
+    adjust(journal, at=OPENED, reason="split 4:1 and dividend", shares={"AAA": 90.0}, cash_usd=60.0)
+    assert look(journal, broker) == ()
+    assert expected(journal).shares == {"AAA": 120.0}
+
+
+def test_an_order_that_arrives_after_it_was_given_up_is_taken_up_and_cancelled(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    look(journal, broker, start=True)
+    server.faults = {number: "reset" for number in range(1, 1000) if number == len(server.seen) + 2}
+    execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
+    terms = {"decision": OPENED, "at": OPENED, "not_before": OPENED, "until": OPENED + SECOND}
+    execution.begin(orders={"AAA": 10.0}, prices=PRICES, **terms)
+    execution.step(OPENED)
+    assert execution.step(OPENED + 20 * SECOND)
+    name = order_id(BUNDLE, OPENED, "AAA")
+    assert journal.orders()[name].state == "expired"
+    look(journal, broker, OPENED + 21 * SECOND)
+    server.pace["AAA"] = (0.4,)
+    server.accept("AAA", 10.0, name)
+    assert look(journal, broker, OPENED + 22 * SECOND) == ()
+    assert look(journal, broker, OPENED + 23 * SECOND) == ()
+    assert journal.orders()[name].state == "cancelled"
+    assert expected(journal).shares == {"AAA": 4.0} == server.positions
+
+
+def test_another_account_and_a_blocked_one(server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker) -> None:
+    look(journal, broker, start=True)
+    server.blocked = True
+    assert [one.text for one in look(journal, broker)] == ["the account takes no orders: trading_blocked"]
+    with pytest.raises(DeployError, match="ask the broker why"):
+        look(journal, broker, start=True, adopt=True)
+    server.blocked, server.number = False, "PA2"
+    assert [one.text for one in look(journal, broker)] == ["the keys are of account PA2, the journal of PA1LOOPBACK"]
+
+
+def test_a_broker_that_does_not_answer_is_no_agreement(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    server.faults = dict.fromkeys(range(1, 9), "503")
+    with pytest.raises(BrokerUnsureError):
+        look(journal, broker, start=True)
+    assert journal.last("checkpoint") is None
