@@ -320,8 +320,8 @@ def _candidates(
             f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
             "data.universe.index, tickers_as_of and aliases"
         )
-    left_out = {name: "never a member in the range" for name in candidates if not ever[name]}
-    return [name for name in candidates if ever[name]], left_out
+    kept = [name for name in candidates if ever[name] or name in universe.symbols]  # what was named is there
+    return kept, {name: "never a member in the range" for name in candidates if name not in kept}
 
 
 def _read_all(

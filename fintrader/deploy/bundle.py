@@ -190,10 +190,10 @@ def freeze(
         "normalisation_hash": statistics_hash(market.meta["normalisation"]),
         "calendar": market.meta["calendar"],
         "window": [int(market.minutes[0]), int(market.minutes[-1])],
+        # Of a symbol that is gone, 1: nobody looks at it, and it has ended before the first decision.
         "last_close": {
-            symbol: float(market.close[listed[:, column], column][0])
+            symbol: float(market.close[listed[:, column], column][0]) if bool(listed[:, column].any()) else 1.0
             for column, symbol in enumerate(market.symbols)
-            if bool(listed[:, column].any())
         },
         **about,
     }
