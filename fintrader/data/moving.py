@@ -54,9 +54,8 @@ def moving_moments(values: Array, window: int, ddof: int = 0) -> tuple[Array, Ar
     return mean, np.sqrt(np.maximum(spread, 0.0) / (window - ddof))
 
 
-def moving_deviation(values: Array, window: int) -> Array:
+def moving_deviation(values: Array, mean: Array, window: int) -> Array:
     """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
-    mean = moving_mean(values, window)
     if len(values) < window:
         return mean
     total = np.full(len(values), np.nan)

@@ -259,8 +259,9 @@ def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
         batch, key, month = batch.take(order), key[order], month[order]
     groups = {}
     for start, stop in itertools.pairwise(np.flatnonzero(np.diff(key, prepend=-1, append=-1))):
-        part = batch.take(np.arange(start, stop)).without_unused()
-        groups[part.symbols[0], str(month[start])] = part
+        part = batch.take(slice(start, stop))
+        name = batch.symbols[part.symbol[0]]
+        groups[name, str(month[start])] = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
     return groups
 
 
