@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import rankdata
 
 from fintrader.data.bars import Array
 from fintrader.data.columns import Sheet
@@ -49,6 +48,8 @@ def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Arr
     """`[T, N]` float64: `values` relative to those `known` `[T, N]` in their row, 0 elsewhere; see `cross_section`."""
     count = known.sum(axis=1, keepdims=True)
     if how == "rank":
+        from scipy.stats import rankdata  # a second of start-up that most commands never need
+
         ranks = rankdata(np.where(known, values, np.inf), axis=1)  # what is unknown comes after everything known
         centred = np.where(known, ranks - (count + 1) / 2, 0.0)
         spread = np.sqrt(np.maximum(count**2 - 1, 1) / 12)

@@ -43,7 +43,7 @@ def test_the_order_of_a_file_does_not_change_the_market(
         table = table.sort_values(["ts", "ticker"])
     elif order == "shuffled":
         table = table.sample(frac=1, random_state=0)
-    monkeypatch.setattr(feed_module, "_BUFFER_ROWS", 5_000)
+    monkeypatch.setattr("fintrader.data.sources.ingest._BUFFER_ROWS", 5_000)
     monkeypatch.setattr("fintrader.data.sources.files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
     built = MarketTensors.load(build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache"))

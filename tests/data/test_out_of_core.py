@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "own.yaml"
 
 
-@pytest.mark.parametrize("command", ["quality", "dry-run", "gc", "--help", "quality --help"])
+@pytest.mark.parametrize("command", ["build", "quality", "dry-run", "gc", "--help", "quality --help"])
 def test_commands_that_look_at_bars_import_no_torch(config: Path, tmp_path: Path, command: str) -> None:
     words = command.split()
     argv = words if words[0] == "--help" else ["data", words[0], *(words[1:] or [str(config)])]

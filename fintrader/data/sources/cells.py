@@ -42,7 +42,9 @@ def table_bars(
         codes, tickers = _in_capitals(codes, tickers)
     days = table[names["date"]] if "date" in names else date
     ts = _times(table[names["ts"]], days, settings, origin, names["ts"], rows)
-    values = {name: _numbers(table[names[name]], settings, origin, names[name], rows) for name in COLUMNS}
+    values: dict[str, Any] = {
+        name: _numbers(table[names[name]], settings, origin, names[name], rows) for name in COLUMNS
+    }
     extras = {name: _numbers(table[name], settings, origin, name, rows) for name in settings.extra}
     if settings.price_divisor > 1:
         values |= {name: values[name] / settings.price_divisor for name in PRICES}
