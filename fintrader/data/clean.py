@@ -172,6 +172,11 @@ def refuse_bad_rows(bars: Bars) -> None:
         raise BarError(
             f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
         )
+    refuse_bad_values(bars)
+
+
+def refuse_bad_values(bars: Bars) -> None:
+    """The same, whatever the times: those may not be placed in their zone yet."""
 
     def refuse(name: str, values: Array, bad: Array, why: str) -> None:
         if bad.any():

@@ -23,8 +23,9 @@ from fintrader.data.calendar import SessionGrid, session_date, session_grid, tim
 from fintrader.data.clean import to_grid
 from fintrader.data.inspect import read_source
 from fintrader.data.settings import DataSettings, read_settings
-from fintrader.data.sources.files import kind_of, list_files, present_columns
+from fintrader.data.sources.files import present_columns
 from fintrader.data.sources.layout import ColumnNames, FilesSettings
+from fintrader.data.sources.listing import kind_of, list_files
 from fintrader.data.sources.presets import SPELLINGS, plain
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, DataError

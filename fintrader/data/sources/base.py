@@ -20,9 +20,9 @@ from fintrader.data.bars import Array, Bars, concat
 from fintrader.data.calendar import SessionGrid, day_starts
 from fintrader.data.chunks import Collection
 from fintrader.data.corporate_actions import Action
-from fintrader.data.sources.files import BarFile, files_of
 from fintrader.data.sources.ingest import days_together, earlier_days, ingest, ingest_days
 from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
 from fintrader.progress import Progress
 from fintrader.storage.objects import Objects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -230,4 +231,6 @@ def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> No
 
 
 def first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """What a library says, without the file's own text, which may be anything."""
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return re.sub(r"(got \d+): .*", r"\1", said)

@@ -17,8 +17,9 @@ import numpy as np
 from fintrader.data.bars import Bars, concat
 from fintrader.data.chunks import Collection, content_of
 from fintrader.data.clean import refuse_bad_rows
-from fintrader.data.sources.files import BATCH_ROWS, BarFile, iterate
+from fintrader.data.sources.files import BATCH_ROWS, iterate
 from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.sources.listing import BarFile
 from fintrader.progress import SILENT, Progress
 
 _BUFFER_ROWS = 4_000_000
