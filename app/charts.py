@@ -11,6 +11,7 @@ import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.figures import downsample as decimation
+from fintrader.results.figures.style import ON_DARK
 from fintrader.results.formatting import count
 from fintrader_app.shell import label
 
@@ -20,15 +21,6 @@ CONFIG = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "scrollZoom": False,
 }
-_TONES = """
-  #0b4f9e #6cb2ff  #2a9d8f #4fd1c0  #d9730d #ffa657  #9065b0 #c9a1ec  #c14c8a #f08abf  #616e7c #aab4c0
-  #a0a8b0 #7f8994  #0b6e99 #63c3ec  #448361 #7cc79d  #b35900 #f0a35e  #2f8f9d #6ed3e0  #7f6d5f #c7b5a6
-  #b42318 #ff8f86  #6b8e23 #b5d56a  #b8860b #e6bd52  #4682b4 #86bce8  #cd5c5c #f19a9a  #20b2aa #67dcd4
-  #8b6f9c #c3a9d2  #708090 #aebac6  #1f2933 #e6eaef  #ffffff #161b22  #c3cdd6 #5b6875
-  rgba(11,79,158,0.10) rgba(108,178,255,0.14)
-"""
-_ON_DARK = dict(zip(_TONES.split()[::2], _TONES.split()[1::2], strict=True))
-"""Tone on a light background -> on a dark one."""
 DRESS_BYTES = 4_000
 """Room for what dressing adds."""
 GAIN, LOSS = "#2a9d8f", "#b42318"
@@ -114,7 +106,7 @@ def _spread_ticks(axis: Any) -> None:
 
 def _recoloured(value: Any) -> Any:
     if isinstance(value, str):
-        return _ON_DARK.get(value, value)
+        return ON_DARK.get(value, value)
     if isinstance(value, dict):
         return {name: _recoloured(below) for name, below in value.items()}
     if isinstance(value, list | tuple):

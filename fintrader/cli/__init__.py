@@ -109,7 +109,6 @@ def dispatch(argv: list[str]) -> None:
 
 _VERBS: tuple[tuple[str, str, str], ...] = (
     ("run", "run", "bars to backtest, all stages; again after a kill, it goes on where it was."),
-    ("data build", "build_data", "build the market file, or say that it is there already."),
     ("train", "train_one", "one agent, no tournament, for the budget of a pod; scored on the validation window."),
     ("tournament", "run_tournament", "data and tournament, without the look at the test window."),
     (
@@ -120,6 +119,7 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
 )
 """Commands that are one verb of the pipeline: name, verb, what it does."""
 _DATA_VERBS: tuple[tuple[str, str, str], ...] = (
+    ("data build", "build_data", "build the market file, or say that it is there already."),
     ("data quality", "report_quality", "report every hole and fault of the bars, by symbol and day."),
     ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
     ("data verify", "verify_data", "check every stored file against its hash; exit status 1 when one differs."),
@@ -136,12 +136,12 @@ def _compare_data(argv: list[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "init": own_bars.init,
-    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[:2]},
+    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[:1]},
     **{name: commands.verb(name, verb, about, bars_only=True) for name, verb, about in _DATA_VERBS},
     "data compare": _compare_data,
     "data detect": own_bars.detect,
     "data gc": commands.collect_garbage,
-    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[2:]},
+    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[1:]},
     "lookahead": commands.lookahead,
     "backtest": commands.backtest,
     "compare": commands.compare,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +40,8 @@ class Bars:
     """`[R]` int64: where the row stood in its file (for messages); None when it came from no file."""
     origin: str = "bars"
     """What to call the source in messages: a file's name, usually."""
+    files: tuple[tuple[int, str], ...] = ()
+    """Of several files whose rows are numbered on: what each one's are numbered from, in order, and its name."""
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -66,8 +69,11 @@ class Bars:
     def where(self, index: int) -> str:
         """`FILE, row R (SYMBOL at TIME)` for a message."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
-        at = f", row {self.row[index]}" if self.row is not None else f", row {index}"
-        return f"{self.origin}{at} ({self.symbols[self.symbol[index]]} at {stamp} UTC)"
+        origin, row = self.origin, int(self.row[index]) if self.row is not None else index
+        if self.files and self.row is not None:
+            first, origin = self.files[bisect.bisect_right([first for first, _ in self.files], row) - 1]
+            row -= first
+        return f"{origin}, row {row} ({self.symbols[self.symbol[index]]} at {stamp} UTC)"
 
 
 def concat(parts: Sequence[Bars]) -> Bars:
@@ -83,7 +89,9 @@ def concat(parts: Sequence[Bars]) -> Bars:
         if set(part.extras) != names:
             raise BarError(f"{part.origin}: extra columns {sorted(part.extras)} differ from {sorted(names)} elsewhere")
     recoded = [np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol] for part in parts]
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ts", *COLUMNS)}
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ts", *COLUMNS)
+    }
     return Bars(
         symbol=np.concatenate(recoded),
         symbols=symbols,

@@ -3,8 +3,9 @@
     <root>/<kind>/<identity>/manifest[-<first 16 of the file's SHA-256>].json
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
-The identity is a hash of what decides the bars: a file's name and how it is read, or a vendor's request. A file has a
-manifest for each content that it had; all share the chunks, so that a file which has grown adds only its new rows.
+The identity is a hash of what decides the bars: a file's name and how it is read, of files of days how they are read,
+or a vendor's request. A file has a manifest for each content that it had; all share the chunks, so that one which has
+grown adds only its new rows.
 
 The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it carries a hash of itself,
 and is written after the chunks that it names. Whatever is killed leaves a manifest that is true, and the next build
@@ -18,8 +19,8 @@ import io
 import json
 import re
 import urllib.parse
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,6 +54,8 @@ class Collection:
     """Whether everything the identity names has been stored (a file's whole content)."""
     next_row: int | None = None
     """The number that a further row of the file would have, once it is complete."""
+    files: list[list[Any]] = field(default_factory=list)
+    """Of several files as one: what each is called, the SHA-256 of its content, and what its rows are numbered from."""
     manifest: str = MANIFEST
 
     @classmethod
@@ -72,8 +75,24 @@ class Collection:
             manifest = _manifest(stored, home, collection.manifest)
             collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
             collection.through, collection.unconfirmed = manifest["through"], manifest["unconfirmed"]
-            collection.next_row = manifest["next_row"]
+            collection.next_row, collection.files = manifest["next_row"], manifest.get("files", [])
         return collection
+
+    def others(self) -> Iterator[Collection]:
+        """What the store holds of the same files with another content. Raises DataError when a manifest is damaged."""
+        for name in self.objects.names():
+            match = _MANIFEST.fullmatch(name)
+            if match is not None and not match["folder"] and name != self.manifest:
+                body = _manifest(self.objects.get(name) or b"", self.objects, name)
+                yield Collection(
+                    self.objects,
+                    body["identity"],
+                    body["chunks"],
+                    complete=body["complete"],
+                    next_row=body["next_row"],
+                    files=body.get("files", []),
+                    manifest=name,
+                )
 
     @property
     def symbols(self) -> list[str]:
@@ -115,7 +134,8 @@ class Collection:
         """Write the manifest: what was added up to here now counts."""
         body = {"format": FORMAT, "identity": dict(self.identity), "complete": self.complete}
         body |= {"chunks": self.chunks, "through": self.through, "unconfirmed": self.unconfirmed}
-        self.objects.put(self.manifest, seal(body | {"next_row": self.next_row}))
+        body |= {"next_row": self.next_row} | ({"files": self.files} if self.files else {})
+        self.objects.put(self.manifest, seal(body))
 
     def forget(self) -> None:
         """Remove the manifest; chunks that no other one names go with `tidy`."""
@@ -146,6 +166,8 @@ class Collection:
         origin = str(self.identity.get("name", self.objects))
         parts = [decode(self.piece(piece), symbol, origin, piece["row"]) for piece in pieces]
         bars = concat(parts)
+        if self.files:
+            bars = replace(bars, origin=f"{len(self.files)} files", files=tuple((one[2], one[0]) for one in self.files))
         # row by row as the source had them, so that disorder is seen and counted
         return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
 
@@ -242,7 +264,7 @@ def encode(bars: Bars) -> bytes:
 def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bars:
     """What `encode` wrote of bars whose first row is number `row` (None: they are not known)."""
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names if name != "ts"}
+    columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names if name != "ts"}
     return Bars(
         ts=np.asarray(table["ts"].cast(pa.int64()).to_numpy()),
         symbol=np.zeros(table.num_rows, dtype=np.int32),

@@ -101,8 +101,9 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
-    around = int(np.count_nonzero(grid.early_or_late(bars.ts) & ~inside))
-    left_out = {"extended_hours": around, "outside_session": int(len(bars) - np.count_nonzero(inside)) - around}
+    outside = bars.ts[~inside]
+    around = int(np.count_nonzero(grid.early_or_late(outside)))
+    left_out = {"extended_hours": around, "outside_session": len(outside) - around}
     if len(bars) and left_out["outside_session"] * 2 > len(bars):
         raise BarError(
             f"{bars.origin}: {left_out['outside_session']} of {len(bars)} rows lie outside the sessions of "
@@ -113,6 +114,8 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     if len(bars) == 0:
         return replace(bars, row=None), left_out
     start = np.flatnonzero((np.diff(at, prepend=-1) != 0) | (np.diff(bars.symbol, prepend=-1) != 0))
+    if len(start) == len(bars):  # each row is a bar of its own
+        return replace(bars, ts=at, row=None), left_out
     last = np.append(start[1:], len(bars)) - 1
     merged = replace(
         bars,
@@ -169,6 +172,11 @@ def refuse_bad_rows(bars: Bars) -> None:
         raise BarError(
             f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
         )
+    refuse_bad_values(bars)
+
+
+def refuse_bad_values(bars: Bars) -> None:
+    """The same, whatever the times: those may not be placed in their zone yet."""
 
     def refuse(name: str, values: Array, bad: Array, why: str) -> None:
         if bad.any():

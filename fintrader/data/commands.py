@@ -8,13 +8,34 @@ from typing import Any
 
 from fintrader import reproducible
 from fintrader.data.build import build_market
-from fintrader.data.data_config import DataConfig, data_of, load_data_config
+from fintrader.data.data_config import DataConfig, Placed, data_of, load_data_config, markets_of
 from fintrader.data.garbage import Garbage, feed_of, find_garbage
 from fintrader.data.inspect import describe, dry_run, quality_report, verify, write_quality
+from fintrader.data.market_file import stored_header, stored_minutes
 from fintrader.data.settings import DataSettings
 from fintrader.errors import ConfigError, DataError, FintraderError, StorageError
 from fintrader.files import read_json
 from fintrader.progress import reporter
+
+
+def built_market(config: Placed) -> Path:
+    """The market file of a configuration, built unless it is there already, in the cache or in the run's store."""
+    reproducible.require(config.reproducible)
+    with reporter() as progress:
+        return build_market(data_of(config), cache=config.cache, progress=progress, markets=markets_of(config))
+
+
+def build_data(config: Placed) -> Path:
+    """The same; prints what it holds."""
+    path = built_market(config)
+    header, content = stored_header(path)
+    minutes = stored_minutes(path)
+    first, last = (str(minutes[at].astype("datetime64[ns]"))[:16] for at in (0, -1))
+    print(
+        f"{path}: {len(header['symbols'])} symbols x {len(minutes)} bars x {len(header['feature_names'])} features, "
+        f"{first} to {last} UTC, content {content[:12]}"
+    )
+    return path
 
 
 def report_quality(config: DataConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,14 @@ from fintrader.data.calendar import SessionGrid, session_date, session_grid, tim
 from fintrader.data.clean import to_grid
 from fintrader.data.inspect import read_source
 from fintrader.data.settings import DataSettings, read_settings
-from fintrader.data.sources.files import kind_of, list_files, present_columns
+from fintrader.data.sources.files import present_columns
 from fintrader.data.sources.layout import ColumnNames, FilesSettings
+from fintrader.data.sources.listing import kind_of, list_files
 from fintrader.data.sources.presets import SPELLINGS, plain
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BarError, DataError
+
+if TYPE_CHECKING:
+    from fintrader.data.tensors import MarketTensors
 
 SCALED, SCALED_VOLUME = 0.01, 3.0
 """From 1 % on a price stands on another scale, from a factor of 3 on (vendors differ by less) a volume."""
@@ -80,6 +83,8 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
     """
     path = Path(what)
     if path.suffix == ".safetensors":
+        from fintrader.data.tensors import MarketTensors  # needs torch
+
         market = MarketTensors.load(path)
         return Side(path.parent.name, _market_bars(market)), str(market.meta.get("calendar", settings.calendar))
     if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
@@ -304,6 +309,8 @@ class _Symbol:
     def _shifts(self) -> Iterator[Suspicion]:
         """Sessions on which B agrees with A at another time and not at its own."""
         place = self._agreeing(0)
+        if not (place < 1 - BETTER).any():
+            return
         daily = self.grid.num_bars == self.grid.num_sessions
         length = self.grid.bar_minutes
         steps = (1, 2) if daily else tuple(m // length for m in LAG_MINUTES if m % length == 0)

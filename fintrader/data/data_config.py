@@ -25,6 +25,14 @@ class Placed(Protocol):
         """Its market's settings."""
 
     @property
+    def reproducible(self) -> Reproducible:
+        """On which machines it gives the same bytes."""
+
+    @property
+    def cache(self) -> Path:
+        """Folder of built markets."""
+
+    @property
     def store(self) -> str | None:
         """URL of the store that keeps it."""
 

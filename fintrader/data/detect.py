@@ -18,11 +18,15 @@ import pandas as pd
 
 from fintrader.config import validate
 from fintrader.data.bars import MINUTE_NS, PRICES, Array, Bars, concat
-from fintrader.data.calendar import SessionGrid, session_date, session_grid, timezone_of
-from fintrader.data.evidence import Days, Votes, days_of, has_opening_prints, label_votes
-from fintrader.data.sniff import Layout, sniff
-from fintrader.data.sources.files import BarFile, files_of, iterate, list_files
+from fintrader.data.calendar import SessionGrid, day_starts, session_date, session_grid, timezone_of
+from fintrader.data.clean import clean, refuse_bad_values
+from fintrader.data.evidence import Days, Votes, days_of, has_opening_prints, label_votes, merge_opening_prints
+from fintrader.data.faults.kinds import STOPPING
+from fintrader.data.gates import Gate, named, waivers_of
+from fintrader.data.sniff import name_pattern, sniff
+from fintrader.data.sources.files import iterate
 from fintrader.data.sources.layout import ColumnNames, FilesSettings
+from fintrader.data.sources.listing import BarFile, files_of, list_files
 from fintrader.data.sources.presets import PRESETS, Preset
 
 Sure = Literal["sure", "likely", "assumed"]
@@ -34,7 +38,6 @@ _ZONES = (
     *("Europe/Berlin", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
 )
 _SPLITS = (2, 3, 4, 5, 7, 8, 10, 15, 20)
-_WORDS = {"minute", "min", "1min", "5min", "trade", "trades", "full", "daily", "day", "unadj", "adj", "bars", "ohlcv"}
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Detection:
     """Length of the bars; that of a whole session for daily ones."""
     session_minutes: int = 390
     extended: bool = False
+    whole: bool = True
+    """Whether all rows of all files were looked at."""
+    waivers: list[str] = field(default_factory=list)
+    """What `data.waive` would have to hold for these bars to pass."""
 
     def note(self, setting: str, value: object, sure: Sure, why: str) -> None:
         """Add a finding."""
@@ -93,6 +100,8 @@ def detect(path: str, *, preset: Preset | None = None, calendar: str = "XNAS") -
         bars = _price_unit(found, bars)
     bars = _zone(found, bars)
     _sessions_and_label(found, bars)
+    if found.whole:
+        _faults(found, bars)
     return found
 
 
@@ -123,46 +132,18 @@ def _by_layout(found: Detection, files: list[BarFile]) -> None:
         found.source["columns"] = columns
     if layout.single:
         found.source["symbol_from"] = "name"
-        _name_pattern(found, files, layout, dated)
+        pattern = name_pattern(files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned)
+        if pattern is not None:
+            found.source["name_pattern"] = pattern
+            found.note("name_pattern", pattern, "likely", f"files are called like {files[0].stem}")
+        else:
+            found.note(
+                "symbol_from", "name", "likely", f"no column holds symbols, files are called like {files[0].stem}"
+            )
     found.source["_zoned"], found.source["_days"] = layout.zoned, layout.whole_days
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
         found.note(setting, value, "assumed" if why.startswith("guess: ") else "sure", why.removeprefix("guess: "))
-
-
-def _name_pattern(found: Detection, files: list[BarFile], layout: Layout, dated: bool) -> None:
-    """Where in a file's name its symbol, and where times are those of a day its date, stand."""
-    stems = [file.stem for file in files]
-    needs_date = dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned
-    tokens = [re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems]
-    pattern: str | None = None
-    if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
-        pattern = "{symbol}/{date}"
-    elif len(tokens[0]) > 1 and all(len(one) == len(tokens[0]) for one in tokens):
-        words = [_token(place, tokens, needs_date) for place in range(len(tokens[0]))]
-        if words.count("{symbol}") == 1:
-            pattern = re.sub(r"(_\*)+$", "_*", "_".join(words))
-    if pattern is None and files[0].path.lower().endswith((".txt", ".txt.gz")):
-        pattern = "{symbol}"
-    if pattern is not None:
-        found.source["name_pattern"] = pattern
-        found.note("name_pattern", pattern, "likely", f"files are called like {stems[0]}")
-    else:
-        found.note("symbol_from", "name", "likely", f"no column holds symbols, files are called like {stems[0]}")
-
-
-def _token(place: int, tokens: list[list[str]], needs_date: bool) -> str:
-    """What one part of the files' names is."""
-    words = {one[place] for one in tokens}
-    if all(re.fullmatch(r"(19|20)\d\d[01]\d[0-3]\d", word) for word in words):
-        return "{date}" if needs_date else "*"
-    plain = {word.lower() for word in words} & _WORDS or any(re.fullmatch(r"\d+\w*", word) for word in words)
-    earlier = any(
-        not ({one[before].lower() for one in tokens} & _WORDS)
-        for before in range(place)
-        if not all(re.fullmatch(r"\d{8}", one[before]) for one in tokens)
-    )
-    return "*" if plain or earlier else "{symbol}"
 
 
 def _spread(files: list[BarFile]) -> list[BarFile]:
@@ -186,12 +167,16 @@ def _sample(found: Detection, files: list[BarFile]) -> Bars:
     symbols: set[str] = set()
     rows = 0
     edges: list[int] = []
+    found.whole = len(chosen) == len(files)
     for batch in _batches(chosen, reading):
+        refuse_bad_values(batch)
         symbols.update(batch.symbols)
         edges += [int(batch.ts.min()), int(batch.ts.max())]
         if rows < _ROWS:
             parts.append(batch)
             rows += len(batch)
+        else:
+            found.whole = False
     if any(name.islower() for name in symbols) and not any(name != name.lower() for name in symbols):
         found.source["uppercase"] = True
         symbols = {name.upper() for name in symbols}
@@ -402,6 +387,24 @@ def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
     found.note(
         "adjustment", said, "likely" if cents > 0.9 else "assumed", f"no split; {cents:.0%} of prices are full cents"
     )
+
+
+def _faults(found: Detection, bars: Bars) -> None:
+    """What would stop a build of these bars."""
+    grid = _grid(found, bars)
+    gate = Gate(grid, ["conflicting_duplicate"])
+    late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
+    for code in range(len(bars.symbols)):
+        one = bars.take(bars.symbol == code).without_unused()
+        one = clean(gate.settle(replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))))[0]
+        days = days_of(one, grid)
+        if late and has_opening_prints(days):
+            one, _ = merge_opening_prints(one, days)
+        gate.see(one.take(grid.locate(one.ts) >= 0) if found.extended else one)
+    stopping = [fault for fault in gate.faults(bars.symbols) if fault.kind in STOPPING]
+    if stopping:
+        found.waivers = waivers_of(stopping)
+        found.note("faults", len(stopping), "sure", f"a build stops at {named(stopping)} (data.waive, data.adjust)")
 
 
 def describe_detection(found: Detection) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -53,12 +54,13 @@ class Days:
     alone: int
     """Days on which the symbol has one bar only, at the open."""
 
-    @property
+    @cached_property
     def minutes(self) -> int | None:
         """The length of the bars: that of which all steps but half a per cent are multiples. None: too few to say."""
         if len(self.steps) < 20:
             return None
-        fitting = [length for length in _LENGTHS if np.mean(self.steps % length == 0) >= 0.995]
+        counts = np.bincount(self.steps)
+        fitting = [length for length in _LENGTHS if counts[::length].sum() >= 0.995 * len(self.steps)]
         return max(fitting, default=1)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -162,8 +163,8 @@ def rsi(bars: SymbolBars, window: int) -> Array:
 def cci(bars: SymbolBars, window: int) -> Array:
     """Commodity channel index: (typical - mean) / (0.015 · mean absolute deviation), typical = (high+low+close)/3."""
     typical = (bars.high + bars.low + bars.close) / 3.0
-    spread = moving_deviation(typical, window)
-    distance = typical - moving_mean(typical, window)
+    mean = moving_mean(typical, window)
+    spread, distance = moving_deviation(typical, mean, window), typical - mean
     flat = spread <= 1e-12 * typical  # a silent window: rounding noise over rounding noise means nothing
     return np.where(np.isnan(spread), np.nan, np.divide(distance, 0.015 * spread, out=np.zeros(len(bars)), where=~flat))
 
@@ -191,14 +192,19 @@ def macd(bars: SymbolBars, window: int) -> Array:
 
 def bollinger_upper(bars: SymbolBars, window: int) -> Array:
     """(mean + 2 standard deviations) / close − 1, of the last `window` closes."""
-    mean, deviation = moving_moments(bars.close, window, ddof=1)
+    mean, deviation = _moments(bars, window)
     return (mean + 2.0 * deviation) / bars.close - 1.0
 
 
 def bollinger_lower(bars: SymbolBars, window: int) -> Array:
     """(mean − 2 standard deviations) / close − 1, of the last `window` closes."""
-    mean, deviation = moving_moments(bars.close, window, ddof=1)
+    mean, deviation = _moments(bars, window)
     return (mean - 2.0 * deviation) / bars.close - 1.0
+
+
+@lru_cache(maxsize=1)  # both bands are made of them, one after the other
+def _moments(bars: SymbolBars, window: int) -> tuple[Array, Array]:
+    return moving_moments(bars.close, window, ddof=1)
 
 
 def sma(bars: SymbolBars, window: int) -> Array:
@@ -321,7 +327,7 @@ def symbol_features(bars: SymbolBars, names: Sequence[str], later: Collection[st
 
     Raises DataError when a function of your own returns another shape.
     """
-    table = np.empty((len(bars), len(names)))
+    table = np.empty((len(bars), len(names)), order="F")  # written column by column
     for column, name in enumerate(names):
         if name in later:
             values = np.full(len(bars), np.nan)

@@ -101,11 +101,8 @@ class Gate:
         if days is not None:
             self._days[days.symbol] = days
 
-    def verdict(self, symbols: Sequence[str]) -> dict[str, Any]:
-        """For the report of a market of these symbols: faults `waived`, and `doubtful` ones, which stop nothing.
-
-        Raises BarError naming the faults that stop the build: what they are, where, and how to let them pass.
-        """
+    def faults(self, symbols: Sequence[str]) -> list[Fault]:
+        """All that was found in the bars of these symbols, in order."""
         days = [self._days[name] for name in symbols if name in self._days]
         declared = {
             day.symbol: {
@@ -115,7 +112,14 @@ class Gate:
             for day in days
         }
         found = [fault for name in symbols for fault in self._faults.get(name, [])]
-        found = sorted(found + look_across(days, self.grid.dates, declared))
+        return sorted(found + look_across(days, self.grid.dates, declared))
+
+    def verdict(self, symbols: Sequence[str]) -> dict[str, Any]:
+        """For the report of a market of these symbols: faults `waived`, and `doubtful` ones, which stop nothing.
+
+        Raises BarError naming the faults that stop the build: what they are, where, and how to let them pass.
+        """
+        found = self.faults(symbols)
         stopping = [fault for fault in found if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
         standing = [fault for fault in stopping if not self._may_pass(fault)]
@@ -123,9 +127,9 @@ class Gate:
             raise BarError(_refusal(standing))
         doubtful = [fault for fault in found if fault.kind in DOUBTFUL]
         if doubtful:
-            log.warning("kept, but doubtful: %s; see `fintrader data quality`", _named(doubtful))
+            log.warning("kept, but doubtful: %s; see `fintrader data quality`", named(doubtful))
         if waived:
-            log.warning("waived: %s", _named(waived))
+            log.warning("waived: %s", named(waived))
         return {"waived": [asdict(fault) for fault in waived], "doubtful": [asdict(fault) for fault in doubtful]}
 
     def _may_pass(self, fault: Fault) -> bool:
@@ -137,7 +141,8 @@ class Gate:
         return [str(day) for day in self.grid.dates[np.clip(at, 0, self.grid.num_sessions - 1)]]
 
 
-def _named(faults: Sequence[Fault]) -> str:
+def named(faults: Sequence[Fault]) -> str:
+    """The first of them in words, and how many more there are."""
     told = [
         f"{fault.kind} of {fault.symbol} on {fault.day}" + (f" ({fault.detail})" if fault.detail else "")
         for fault in faults[:_NAMED]
@@ -145,12 +150,16 @@ def _named(faults: Sequence[Fault]) -> str:
     return ", ".join(told) + (f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else "")
 
 
-def _refusal(faults: Sequence[Fault]) -> str:
-    kinds = sorted({fault.kind for fault in faults})
+def waivers_of(faults: Sequence[Fault]) -> list[str]:
+    """What `data.waive` would have to hold: a few faults each by itself, more by their kinds."""
     exact = [f"{fault.kind}:{fault.symbol}:{fault.day}" for fault in faults]
+    return exact if len(exact) <= _NAMED else sorted({fault.kind for fault in faults})
+
+
+def _refusal(faults: Sequence[Fault]) -> str:
     meaning = KINDS[faults[0].kind].partition(": stops")[0]
     return (
-        f"bars that cannot be right: {_named(faults)}; {faults[0].kind} means that {meaning}. Correct the bars"
-        + (", declare the action under data.adjust" if "split" in kinds else "")
-        + f", or let them pass: data.waive: [{', '.join(exact if len(exact) <= _NAMED else kinds)}]"
+        f"bars that cannot be right: {named(faults)}; {faults[0].kind} means that {meaning}. Correct the bars"
+        + (", declare the action under data.adjust" if any(fault.kind == "split" for fault in faults) else "")
+        + f", or let them pass: data.waive: [{', '.join(waivers_of(faults))}]"
     )

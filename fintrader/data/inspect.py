@@ -24,8 +24,9 @@ from fintrader.data.chunks import verify_store
 from fintrader.data.corporate_actions import Action, as_traded, bars_of_actions, load_actions, with_announced
 from fintrader.data.faults import KINDS, Fault, find_faults
 from fintrader.data.settings import DataSettings, bar_store, open_source
-from fintrader.data.sources.files import BarFile, files_of, read_columns, read_files
+from fintrader.data.sources.files import read_columns, read_files
 from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.sources.listing import BarFile, files_of
 from fintrader.data.sources.vendor import VendorFeed
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text

@@ -146,6 +146,18 @@ def stored_hash(path: Path | str) -> str:
     return stored_header(path)[1]
 
 
+def stored_minutes(path: Path | str) -> Array:
+    """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises MarketError."""
+    try:
+        with Path(path).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            first, stop = json.loads(file.read(length))["minutes"]["data_offsets"]
+            file.seek(8 + length + first)
+            return np.frombuffer(file.read(stop - first), dtype=np.int64)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
+
+
 def _put(handle: int, values: Any, offset: int) -> None:
     left = memoryview(values).cast("B") if memoryview(values).nbytes else memoryview(b"")
     while left:

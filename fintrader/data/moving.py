@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from scipy.signal import lfilter
 
 from fintrader.data.bars import Array
 
@@ -54,9 +53,8 @@ def moving_moments(values: Array, window: int, ddof: int = 0) -> tuple[Array, Ar
     return mean, np.sqrt(np.maximum(spread, 0.0) / (window - ddof))
 
 
-def moving_deviation(values: Array, window: int) -> Array:
+def moving_deviation(values: Array, mean: Array, window: int) -> Array:
     """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
-    mean = moving_mean(values, window)
     if len(values) < window:
         return mean
     total = np.full(len(values), np.nan)
@@ -76,6 +74,8 @@ def exponential(values: Array, alpha: float) -> Array:
 
     y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k; no bar is invented before the first.
     """
+    from scipy.signal import lfilter  # a second of start-up that most commands never need
+
     decay = 1.0 - alpha
     total = lfilter([1.0], [1.0, -decay], values)
     return np.asarray(total / _weights(decay, 1 << len(values).bit_length())[: len(values)])
@@ -84,4 +84,6 @@ def exponential(values: Array, alpha: float) -> Array:
 @lru_cache(maxsize=8)
 def _weights(decay: float, length: int) -> Array:
     """`[length]` sums of the weights, the same for every symbol."""
+    from scipy.signal import lfilter
+
     return np.asarray(lfilter([1.0], [1.0, -decay], np.ones(length)))

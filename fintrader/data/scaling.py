@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import rankdata
 
 from fintrader.data.bars import Array
 from fintrader.data.columns import Sheet
@@ -48,6 +48,8 @@ def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Arr
     """`[T, N]` float64: `values` relative to those `known` `[T, N]` in their row, 0 elsewhere; see `cross_section`."""
     count = known.sum(axis=1, keepdims=True)
     if how == "rank":
+        from scipy.stats import rankdata  # a second of start-up that most commands never need
+
         ranks = rankdata(np.where(known, values, np.inf), axis=1)  # what is unknown comes after everything known
         centred = np.where(known, ranks - (count + 1) / 2, 0.0)
         spread = np.sqrt(np.maximum(count**2 - 1, 1) / 12)
@@ -73,15 +75,20 @@ def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple
         part = None
         for piece in _pieces(values, start, stop):
             finite = np.isfinite(piece)
-            count += finite.sum(axis=(0, 1))
-            part = _add(part, np.where(finite, piece, 0.0))
+            if finite.all():
+                count += len(piece) * values.shape[1]
+            else:
+                count += finite.sum(axis=(0, 1))
+                piece = np.where(finite, piece, 0.0)
+            part = _add(part, piece)
         total += part
     mean = total / np.maximum(count, 1)
     for start, stop in blocks:
         part = None
         for piece in _pieces(values, start, stop):
             piece -= mean
-            part = _add(part, np.where(np.isfinite(piece), piece, 0.0) ** 2)
+            finite = np.isfinite(piece)
+            part = _add(part, np.square(piece if finite.all() else np.where(finite, piece, 0.0)))
         square += part
     spread = np.sqrt(square / np.maximum(count, 1))
     varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
@@ -110,10 +117,14 @@ def _add(total: Array | None, values: Array) -> Array:
 def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:
     """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where undefined."""
     low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
-    for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK]
-        block[...] = np.clip((block - mean) / spread, low, high)
-        np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
+    rows = max(_PIECE_VALUES // max(math.prod(values.shape[1:]), 1), 1)
+    for start in range(0, len(values), rows):
+        block = values[start : start + rows]
+        piece = block - mean
+        piece /= spread
+        block[...] = np.clip(piece, low, high, out=piece)
+        if not np.isfinite(block).all():
+            np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
 
 
 def statistics(names: Sequence[str], mean: Array, spread: Array) -> dict[str, dict[str, float]]:

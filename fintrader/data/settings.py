@@ -20,8 +20,9 @@ from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
 from fintrader.data.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
 from fintrader.data.sources.by_company import by_company
 from fintrader.data.sources.crypto import Ccxt, CcxtSettings
-from fintrader.data.sources.files import files_of, read_files
+from fintrader.data.sources.files import read_files
 from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.sources.listing import files_of
 from fintrader.data.sources.planted_in import PlantedInSettings
 from fintrader.data.sources.synthetic import SyntheticFeed, SyntheticSettings
 from fintrader.data.sources.vendor import Vendor, VendorFeed, VendorSettings

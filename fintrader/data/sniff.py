@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fintrader.data.bars import COLUMNS, PRICES
-from fintrader.data.sources.files import BarFile
+from fintrader.data.sources.files import csv_head
+from fintrader.data.sources.listing import BarFile
 from fintrader.data.sources.presets import CLOCK_SPELLINGS, DATE_SPELLINGS, SPELLINGS, plain
 from fintrader.errors import BarError
 
@@ -72,12 +73,7 @@ def _parquet_head(file: BarFile) -> pd.DataFrame:
 
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     """The first rows as text, under the names of the columns, or numbers where no line names them."""
-    source = file.open()
-    packed = (file.member or file.path).lower().endswith(".gz")
-    with pa.OSFile(source) if isinstance(source, str) else source as stream:
-        text = (pa.CompressedInputStream(stream, "gzip") if packed else stream).read(_HEAD_BYTES)
-    lines = bytes(text).decode("utf-8-sig", errors="replace").splitlines()
-    lines = [line for line in (lines[:-1] if len(text) == _HEAD_BYTES else lines) if line.strip()][: _ROWS + 3]
+    lines = [line for line in csv_head(file, _HEAD_BYTES).splitlines() if line.strip()][: _ROWS + 3]
     if not lines:
         return pd.DataFrame()
     delimiter = _delimiter(lines)
@@ -285,3 +281,36 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     unit = next((unit for unit, limit in (("s", 10**11), ("ms", 10**14), ("us", 10**17)) if most < limit), "ns")
     layout.values["time_format"], layout.zoned = unit, True
     layout.notes["time_format"] = "counts from 1970 in UTC"
+
+
+_WORDS = {"minute", "min", "1min", "5min", "trade", "trades", "full", "daily", "day", "unadj", "adj", "bars", "ohlcv"}
+
+
+def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str | None:
+    """Where in files' names the symbol stands, and the date where times are those of a day; None where they are it."""
+    stems = [file.stem for file in files]
+    tokens = [re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems]
+    pattern: str | None = None
+    if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
+        pattern = "{symbol}/{date}"
+    elif len(tokens[0]) > 1 and all(len(one) == len(tokens[0]) for one in tokens):
+        words = [_token(place, tokens, needs_date) for place in range(len(tokens[0]))]
+        if words.count("{symbol}") == 1:
+            pattern = re.sub(r"(_\*)+$", "_*", "_".join(words))
+    if pattern is None and files[0].path.lower().endswith((".txt", ".txt.gz")):
+        pattern = "{symbol}"
+    return pattern
+
+
+def _token(place: int, tokens: list[list[str]], needs_date: bool) -> str:
+    """What one part of the files' names is."""
+    words = {one[place] for one in tokens}
+    if all(re.fullmatch(r"(19|20)\d\d[01]\d[0-3]\d", word) for word in words):
+        return "{date}" if needs_date else "*"
+    plain = {word.lower() for word in words} & _WORDS or any(re.fullmatch(r"\d+\w*", word) for word in words)
+    earlier = any(
+        not ({one[before].lower() for one in tokens} & _WORDS)
+        for before in range(place)
+        if not all(re.fullmatch(r"\d{8}", one[before]) for one in tokens)
+    )
+    return "*" if plain or earlier else "{symbol}"

@@ -67,6 +67,7 @@ def yaml_of(found: Detection, path: Path) -> str:
         "    kind: files",
         f"    path: {_plain(found.path)}",
         *(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
+        *_waivers(found),
         "  benchmark: {}                # all symbols in equal weights; path: FILE with date and close for an index",
         "  adjust: {}                   # path: FILE with splits and dividends, where prices are as traded",
         "  features:",
@@ -97,6 +98,17 @@ def yaml_of(found: Detection, path: Path) -> str:
     text = "\n".join(lines)
     _check(text, path)
     return text
+
+
+def _waivers(found: Detection) -> list[str]:
+    """What lets bars pass that a build refuses, for the user to decide on."""
+    if not found.waivers:
+        return []
+    lines = [
+        "  # a build stops at these; correct the bars, declare splits under adjust, or let them pass:",
+        "  # waive:",
+    ]
+    return lines + [f"  #   - {_plain(one)}" for one in found.waivers]
 
 
 _NAMES = ("train", "validation", "test")

@@ -1,8 +1,8 @@
 """The whole way in one place: bars → market → tournament → backtest, from one configuration."""
 
-from fintrader.data.commands import collect_garbage, rehearse_data, report_quality, verify_data
+from fintrader.data.commands import build_data, collect_garbage, rehearse_data, report_quality, verify_data
 from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
-from fintrader.pipeline.data import build_data, check_lookahead
+from fintrader.pipeline.data import check_lookahead
 from fintrader.pipeline.reproduce import reproduce
 from fintrader.pipeline.run import backtest_run, run, run_tournament, walk_forward
 from fintrader.pipeline.session import open_run, open_store, refresh

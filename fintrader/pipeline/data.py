@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fintrader import reproducible
 from fintrader.backtesting.lookahead import MODES, LookaheadReport, LookaheadSettings, lookahead
-from fintrader.data.build import build_market
-from fintrader.data.data_config import data_of, markets_of
+from fintrader.data.commands import built_market
+from fintrader.data.data_config import markets_of
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import Manifest
-
-
-def build_data(config: RunConfig) -> Path:
-    """The market file of a configuration, built unless it is there already; prints what it holds."""
-    path = _build(config)
-    market = MarketTensors.load(path)
-    first, last = (str(stamp)[:16] for stamp in market.timestamps()[[0, -1]])
-    print(
-        f"{path}: {market.num_assets} symbols x {market.num_bars} bars x {market.num_features} features, "
-        f"{first} to {last} UTC, content {MarketTensors.stored_hash(path)[:12]}"
-    )
-    return path
 
 
 def check_lookahead(config: RunConfig, settings: LookaheadSettings | None = None) -> LookaheadReport:
@@ -42,17 +29,11 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings | None = None
     return report
 
 
-def _build(config: RunConfig) -> Path:
-    reproducible.require(config.reproducible)
-    with reporter() as progress:
-        return build_market(data_of(config), cache=config.cache, progress=progress, markets=markets_of(config))
-
-
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
     """The run's market file. Raises RunError when the run was begun with another one, DataError, StorageError."""
     with manifest.stage("data"):
         try:
-            path = _build(config)
+            path = built_market(config)
         except (DataError, StorageError) as error:
             path = _stored_market(config, manifest, error)
         content = MarketTensors.stored_hash(path)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fintrader.config import overlay
+from fintrader.data.commands import build_data
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, ReportError
 from fintrader.pipeline.config import RunConfig, Window, changed_results
-from fintrader.pipeline.data import build_data
 from fintrader.pipeline.evaluation import window_folder
 from fintrader.pipeline.recipe import config_from
 from fintrader.pipeline.run import backtest_run, run, run_tournament, walk_forward

@@ -17,6 +17,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from fintrader.results.figures.style import ON_DARK
 from fintrader.results.formatting import missing, statistic
 
 
@@ -93,7 +94,7 @@ class Page:
 </main>
 <script type="text/plain" id="charts">{packed(json.dumps(self._charts, sort_keys=True))}</script>
 <script type="text/plain" id="plotly">{_plotly_js()}</script>
-<script>{SCRIPT}</script>
+<script>{SCRIPT.replace("ON_DARK", json.dumps(ON_DARK))}</script>
 </body></html>
 """
 
@@ -157,6 +158,11 @@ def _plain(value: Any) -> str:
 
 CSS = """
 :root { --ink: #1f2933; --muted: #616e7c; --line: #e4e7eb; --accent: #0b4f9e; --paper: #ffffff; --wash: #f5f7fa; }
+:root { --main: #eef4fb; --bad: #b42318; --alarm: #7a1a12; --alarm-wash: #fdecea; color-scheme: light dark; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6eaef; --muted: #9aa7b4; --line: #2b3440; --accent: #6cb2ff; --paper: #161b22; --wash: #0f141b; }
+  :root { --main: #1c2836; --bad: #ff8f86; --alarm: #ffc9c4; --alarm-wash: #3a1715; }
+}
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--wash); color: var(--ink); }
 body { font: 15px/1.55 Inter, "Segoe UI", system-ui, sans-serif; }
@@ -166,8 +172,8 @@ header { padding: 8px 0 20px; }
 h1 { margin: 0; font-size: 26px; line-height: 1.32; font-weight: 650; max-width: 40em; }
 .lead { margin: 12px 0 0; font-size: 17px; }
 .about { margin: 12px 0 0; color: var(--muted); }
-.notice { margin: 0 0 16px; padding: 10px 14px; background: #fdecea; border: 1px solid #b42318; border-radius: 6px; }
-.notice { color: #7a1a12; font-weight: 600; }
+.notice { margin: 0 0 16px; padding: 10px 14px; border: 1px solid #b42318; border-radius: 6px; }
+.notice { background: var(--alarm-wash); color: var(--alarm); font-weight: 600; }
 dl.told { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0 0 16px; font-size: 14px; }
 dl.told dt { color: var(--muted); }
 dl.told dd { margin: 0; }
@@ -194,7 +200,7 @@ thead th { color: var(--muted); font-weight: 600; font-size: 13px; border-bottom
 thead th { white-space: normal; vertical-align: bottom; }
 th:first-child { text-align: left; }
 tbody th { font-weight: 500; }
-tr.main th, tr.main td { font-weight: 650; background: #eef4fb; }
+tr.main th, tr.main td { font-weight: 650; background: var(--main); }
 table.dense th, table.dense td { padding: 4px 10px; font-size: 13px; }
 table.dense { margin-top: 16px; }
 table.left td, table.left th { text-align: left; }
@@ -203,7 +209,7 @@ table.words td:last-child, table.words thead th:last-child { text-align: left; }
 table.words th:first-child { min-width: 15em; white-space: normal; }
 table.left td { white-space: normal; overflow-wrap: anywhere; }
 table.words td { overflow-wrap: break-word; }
-.neg { color: #b42318; }
+.neg { color: var(--bad); }
 .note { color: var(--muted); font-size: 13px; }
 th .note { display: block; font-weight: 400; white-space: normal; max-width: 22em; }
 span[title] { text-decoration: underline dotted #9aa5b1; text-underline-offset: 3px; }
@@ -222,7 +228,7 @@ code { font: 13px/1.5 ui-monospace, "Cascadia Mono", Menlo, monospace; }
   tbody th { white-space: normal; min-width: 9em; }
   th .note { display: none; }
   .scroll th:first-child { position: sticky; left: 0; background: var(--paper); }
-  tr.main th:first-child { background: #eef4fb; }
+  tr.main th:first-child { background: var(--main); }
 }
 @media print {
   body { background: white; }
@@ -238,7 +244,11 @@ SCRIPT = """
   const script = document.createElement('script');
   script.textContent = await unpack('plotly');
   document.head.appendChild(script);
-  const charts = JSON.parse(await unpack('charts'));
+  const tones = ON_DARK;
+  const dark = matchMedia('screen and (prefers-color-scheme: dark)').matches;
+  const dressed = text => dark ? text.replace(/"(white|#[0-9a-f]{6}|rgba\\([^"]*\\))"/g,
+    (all, tone) => tone in tones ? JSON.stringify(tones[tone]) : all) : text;
+  const charts = JSON.parse(dressed(await unpack('charts')));
   const narrow = matchMedia('(max-width: 640px)').matches;
   for (const [key, figure] of Object.entries(charts)) {
     const layout = Object.assign({}, figure.layout, {autosize: true});

@@ -30,7 +30,7 @@ from fintrader.backtesting.lookahead import (
     lookahead,
 )
 from fintrader.config import validate
-from fintrader.data import build
+from fintrader.data import build, draft, reading
 from fintrader.data.calendar import session_grid
 from fintrader.data.clean import SymbolBars
 from fintrader.data.settings import DataSettings
@@ -202,28 +202,29 @@ CLEAN = ("return_1", "return_5", "gap", "intraday", "rsi_5", "sma_5", "volatilit
 
 
 def scaled_by_everything() -> None:
-    honest = build.standardise
-    build.standardise = lambda values, names, _train, *how: honest(values, names, (0, len(values)), *how)
+    common, own = build.standardise, draft.scale
+    build.standardise = lambda values, names, _train, *how: common(values, names, (0, len(values)), *how)
+    draft.scale = lambda values, _train, scaled: own(values, (0, len(values)), scaled)
 
 
 def ranked_with_tomorrows_members() -> None:
-    honest = build.cross_section
+    honest = draft.cross_section
 
     def relative(values: Array, member: Array, *how: Any) -> None:
         honest(values, np.concatenate([member[13:], member[-13:]]), *how)
 
-    build.cross_section = relative
+    draft.cross_section = relative
 
 
 def split_before_its_date() -> None:
-    honest = build.hold_through
+    honest = reading.hold_through
 
     def adjusted(bars: SymbolBars, happened: Any) -> Any:
         traded, smooth, events = honest(bars, happened)
         factor = np.prod([split for _, split, _ in events])
         return traded, replace(smooth, close=smooth.close / factor), events
 
-    build.hold_through = adjusted
+    reading.hold_through = adjusted
 
 
 def _one_ahead(values: Array) -> Array:
@@ -232,7 +233,7 @@ def _one_ahead(values: Array) -> Array:
 
 def several_faults() -> None:
     """The index, context, `tradable` and membership, each a bar or a day early."""
-    level, context, days, bars = build._benchmark, build.ft.context_features, build.member_days, build.symbol_bars
+    level, context, days, bars = build._benchmark, build.ft.context_features, build.member_days, reading.symbol_bars
 
     def early_level(*what: Any) -> Any:
         values, *rest = level(*what)
@@ -245,7 +246,7 @@ def several_faults() -> None:
     build._benchmark = early_level
     build.ft.context_features = lambda *what, **how: _one_ahead(context(*what, **how))
     build.member_days = lambda *what: _one_ahead(days(*what))
-    build.symbol_bars = early_bars
+    reading.symbol_bars = early_bars
 
 
 # --- a market to plant them in -------------------------------------------------------------------------------

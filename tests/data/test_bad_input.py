@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ from fintrader import cli
 from fintrader.config import read_yaml, validate
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
+from fintrader.data.detect import detect
 from fintrader.data.load import load_market
 from fintrader.data.settings import DataSettings
-from fintrader.data.sources.files import list_files, read_files
+from fintrader.data.sources.files import read_files
+from fintrader.data.sources.listing import list_files
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.storage.objects import Objects
 from tests.data.tables import file_settings, minute_table, write_csv
@@ -79,8 +82,74 @@ def test_a_line_without_an_end_may_be_cut_off(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(tmp_path / "bars.zip").volume, whole.volume)
 
 
+def decimals(table: pd.DataFrame) -> pd.DataFrame:
+    """With a price of four decimals as the last column."""
+    columns = ["ts", "ticker", "volume", "open", "high", "low", "close"]
+    return table[columns].assign(**{name: table[name].map("{:.4f}".format) for name in columns[3:]})
+
+
+WHOLE: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "prices of four decimals": decimals,
+    "volumes with a decimal": lambda table: table.assign(volume=table.volume.astype(float)),
+    "a text of a few": lambda table: table.assign(venue=np.where(table.index % 3, "NASDAQ", "NYSE")),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_last_line_that_can_only_be_whole_needs_no_end(name: str, tmp_path: Path) -> None:
+    path = write_csv(tmp_path, WHOLE[name](minute_table(1, 1)))
+    whole = read(path)
+    text = path.read_bytes().rstrip(b"\n")
+    path.write_bytes(text)
+    for column in ("ts", "close", "volume"):
+        np.testing.assert_array_equal(getattr(read(path), column), getattr(whole, column))
+    for lost in (1, 2, 3):
+        path.write_bytes(text[:-lost])
+        with pytest.raises(BarError, match=r"the last line has no end.*add a newline where the number is whole"):
+            read(path)
+
+
+NO_TABLES: dict[str, tuple[bytes, str]] = {
+    "bytes": (np.random.default_rng(0).bytes(50_000), "holds no text; unpack it"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 99, "holds no text"),
+    "UTF-16": ("ts,ticker,open\n".encode("utf-16"), "is written in UTF-16; save it as UTF-8"),
+    "columns that differ": (b"ts,ticker\n1,2\n\xff\xfe,\xfd,\xfc,secret\n", "."),
+    "nothing": (b"", "holds no row"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TABLES)
+@pytest.mark.parametrize("command", ["init", "data detect", "data build"])
+def test_what_is_no_table_is_told_without_its_bytes(
+    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = minute_table(2, 5)
+    for ticker, rows in table.groupby("ticker"):
+        write_csv(tmp_path / "bars", rows.drop(columns="ticker"), f"{ticker}.csv")
+    content, said = NO_TABLES[name]
+    (tmp_path / "bars" / "ZZZ.csv").write_bytes(content)
+    (tmp_path / "own.yaml").write_text("data:\n  source: {kind: files, path: bars, symbol_from: name}\n")
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command.split(), "own.yaml" if "build" in command else "bars"])
+    printed = capsys.readouterr()
+    assert caught.value.code == 2
+    assert re.search(rf"ZZZ\.csv.*{said}", printed.err.splitlines()[-1])
+    assert printed.err.isprintable() or all(line.isprintable() for line in printed.err.splitlines())
+    assert "secret" not in printed.err
+    assert not (tmp_path / "bars.yaml").exists()
+
+
+def test_init_refuses_what_a_build_would(tmp_path: Path) -> None:
+    for value in (-5.0, 0.0, 1e300):
+        table = minute_table(2, 5)
+        table.loc[77, "close"] = value
+        with pytest.raises(BarError, match=r"row 79 .*column 'close': .* is no price"):
+            detect(str(write_csv(tmp_path, table)))
+
+
 def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fintrader.data.sources.files._RACY_NS", -1)  # as if the file had been there for long
+    monkeypatch.setattr("fintrader.data.sources.listing._RACY_NS", -1)  # as if the file had been there for long
     table = minute_table(1, 5)
     path = write_csv(tmp_path, table)
     stamp = path.stat()
@@ -118,7 +187,7 @@ def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(DataError, match=r"bars.*(may not be read|Permission denied)"):
             list_files(str(folder))
     with monkeypatch.context() as closed:
-        closed.setattr("fintrader.data.sources.files.BarFile.open", refuse)
+        closed.setattr("fintrader.data.sources.listing.BarFile.open", refuse)
         with pytest.raises(DataError, match="Permission denied"):
             build_market(file_settings(path), cache=tmp_path / "cache")
     with monkeypatch.context() as closed:

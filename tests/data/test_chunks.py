@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from fintrader.config import dump_yaml
-from fintrader.data import build, chunks, columns
+from fintrader.data import chunks, columns, reading
 from fintrader.data.build import build_market, make_market
 from fintrader.data.chunks import verify_store
 from fintrader.data.inspect import verify
@@ -43,7 +43,7 @@ def test_the_order_of_a_file_does_not_change_the_market(
         table = table.sort_values(["ts", "ticker"])
     elif order == "shuffled":
         table = table.sample(frac=1, random_state=0)
-    monkeypatch.setattr(feed_module, "_BUFFER_ROWS", 5_000)
+    monkeypatch.setattr("fintrader.data.sources.ingest._BUFFER_ROWS", 5_000)
     monkeypatch.setattr("fintrader.data.sources.files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
     built = MarketTensors.load(build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache"))
@@ -284,7 +284,7 @@ def test_every_symbol_is_decoded_cleaned_and_gridded_once(
 ) -> None:
     build_market(choosing(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
     spies = {}
-    for module, name in ((chunks, "decode"), (build, "clean"), (build, "to_grid")):
+    for module, name in ((chunks, "decode"), (reading, "clean"), (reading, "to_grid")):
         spies[name] = Mock(wraps=getattr(module, name))
         monkeypatch.setattr(module, name, spies[name])
     build_market(choosing(bars, choice), cache=tmp_path)

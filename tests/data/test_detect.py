@@ -214,3 +214,41 @@ def test_daily_bars_are_sessions(tmp_path: Path) -> None:
     found = detect(str(path))
     market, _ = make_market(built(found, tmp_path))
     assert (market.symbols, market.bar_minutes) == (("AAA",), 390)
+
+
+def scaled(table: pd.DataFrame) -> pd.DataFrame:
+    """One day of one symbol in cents."""
+    day = (table.ticker == "AAA") & (table.ts.dt.normalize() == table.ts.dt.normalize().unique()[3])
+    prices = ["open", "high", "low", "close"]
+    table.loc[day, prices] *= 100
+    return table
+
+
+def repeated(table: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([table, table.iloc[[700]].assign(volume=1)], ignore_index=True)
+
+
+@pytest.mark.parametrize("change", [scaled, repeated])
+@pytest.mark.parametrize("label", ["start", "end"])
+def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(
+    change: Callable[[pd.DataFrame], pd.DataFrame], label: str, tmp_path: Path
+) -> None:
+    table = change(minute_table(2, 10))
+    if label == "end":
+        table["ts"] += pd.Timedelta("1min")
+    found = detect(str(write_csv(tmp_path, table)))
+    text = yaml_of(found, tmp_path / "x.yaml")
+    with pytest.raises(BarError, match=r"data\.waive"):
+        make_market(built(found, tmp_path))
+    marked = [line for line in text.splitlines() if line.startswith(("  # waive", "  #   - "))]
+    assert len(marked) >= 2
+    for line in marked:
+        text = text.replace(line, line.replace("  # ", "  ", 1))
+    make_market(validate(DataSettings, yaml.safe_load(text)["data"], "test"))
+    assert "a build stops at" in describe_detection(found)
+
+
+def test_sound_bars_come_without_waivers(bars: pd.DataFrame, tmp_path: Path) -> None:
+    found = detect(str(write_csv(tmp_path, bars)))
+    assert found.waivers == []
+    assert "waive" not in yaml_of(found, tmp_path / "x.yaml")

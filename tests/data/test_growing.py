@@ -127,3 +127,63 @@ def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: flo
         assert verify_store(Objects(tmp_path / home / "bars")) == []
     assert hashes[0] == hashes[1]
     assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def write_days(folder: Path, table: pd.DataFrame) -> list[Path]:
+    return [write_csv(folder, rows, f"bars_{day:%Y-%m-%d}.csv") for day, rows in table.groupby(table.ts.dt.normalize())]
+
+
+def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path) -> None:
+    table, bars, store = LAYOUTS["by time"](TABLE), tmp_path / "bars", tmp_path / "store"
+    write_days(bars, table[table.ts < LAST])
+    settings = file_settings(bars, store=str(store))
+    build_market(settings, cache=tmp_path / "cache")
+    before = stored(store)
+    months = set(table[table.ts < LAST].ts.dt.strftime("%Y-%m"))
+    assert len(before) == 3 * len(months)  # of each symbol and month one, however many files
+    assert len(list(store.rglob("manifest-*.json"))) == 1
+    write_days(bars, table[table.ts >= LAST])
+    grown = build_market(settings, cache=tmp_path / "cache")
+    after = stored(store)
+    assert {name: after.get(name) for name in before} == before
+    assert len(after) == len(before) + 3
+    assert len(list(store.rglob("manifest-*.json"))) == 1
+    assert verify_store(Objects(store)) == []
+    whole = build_market(file_settings(write_csv(tmp_path, TABLE)), cache=tmp_path / "afresh")
+    assert market_of(grown) == market_of(whole)
+
+
+def market_of(path: Path) -> dict[str, object]:
+    """Everything of a market but where its bars came from."""
+    market = MarketTensors.load(path)
+    return {name: tensor.numpy().tobytes() for name, tensor in market.arrays()} | {"symbols": market.symbols}
+
+
+def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path: Path) -> None:
+    table, bars, store = LAYOUTS["by time"](TABLE), tmp_path / "bars", tmp_path / "store"
+    days = write_days(bars, table)
+    third = days[2].read_bytes()
+    days[2].unlink()
+    settings = file_settings(bars, store=str(store))
+    lacking = build_market(settings, cache=tmp_path / "cache")
+    before = stored(store)
+    days[2].write_bytes(third)
+    late = build_market(settings, cache=tmp_path / "cache")
+    assert late != lacking
+    new = stored(store).keys() - before.keys()
+    assert {name.rsplit("/", 1)[1][:7] for name in new} == {"2016-01"}
+    whole = build_market(file_settings(write_csv(tmp_path, TABLE)), cache=tmp_path / "afresh")
+    assert market_of(late) == market_of(whole)
+
+
+def test_a_row_of_a_file_of_days_is_named_by_its_file(tmp_path: Path) -> None:
+    table, bars = LAYOUTS["by time"](TABLE), tmp_path / "bars"
+    days = write_days(bars, table)
+    lines = days[4].read_text().splitlines()
+    other = lines[7].rsplit(",", 1)[0] + ",123456"
+    days[4].write_text("\n".join([*lines[:8], other, *lines[8:]]) + "\n")
+    with pytest.raises(BarError, match=rf"{days[4].name}, row 9 .*a second, different row"):
+        build_market(file_settings(bars), cache=tmp_path / "cache")
+    days[4].write_text("\n".join([*lines[:8], lines[8].replace(",", ",x", 3), *lines[9:]]) + "\n")
+    with pytest.raises(BarError, match=rf"{days[4].name}, row 9, column"):
+        build_market(file_settings(bars), cache=tmp_path / "cache")

@@ -36,10 +36,11 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "own.yaml"
 
 
-@pytest.mark.parametrize("command", ["quality", "dry-run", "gc", "--help", "quality --help"])
+@pytest.mark.parametrize("command", ["build", "quality", "dry-run", "gc", "compare", "--help", "quality --help"])
 def test_commands_that_look_at_bars_import_no_torch(config: Path, tmp_path: Path, command: str) -> None:
     words = command.split()
-    argv = words if words[0] == "--help" else ["data", words[0], *(words[1:] or [str(config)])]
+    given = [str(config)] * (2 if command == "compare" else 1)
+    argv = words if words[0] == "--help" else ["data", words[0], *(words[1:] or given)]
     done = subprocess.run(
         [sys.executable, "-c", NO_TORCH, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
     )

@@ -1,13 +1,13 @@
 """A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
 
-Files go through the store (`fintrader.data.chunks`): the first build cuts each file into chunks by symbol and month,
-later ones read the chunks. A vendor's bars (`vendor`) are asked for month by month and kept the same way.
+Files go through the store (`fintrader.data.chunks`): the first build cuts them into chunks by symbol and month
+(`ingest`), later ones read the chunks. A vendor's bars (`vendor`) are asked for month by month and kept the same way.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import itertools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +18,14 @@ import numpy as np
 
 from fintrader.data.bars import Array, Bars, concat
 from fintrader.data.calendar import SessionGrid, day_starts
-from fintrader.data.chunks import Collection, content_of
-from fintrader.data.clean import refuse_bad_rows
+from fintrader.data.chunks import Collection
 from fintrader.data.corporate_actions import Action
-from fintrader.data.sources.files import BarFile, files_of, iterate
+from fintrader.data.sources.ingest import days_together, earlier_days, ingest, ingest_days
 from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import Progress
 from fintrader.storage.objects import Objects
-
-_BUFFER_ROWS = 4_000_000
 
 
 class Feed(Protocol):
@@ -89,19 +87,34 @@ class FilesFeed(Feed):
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
-        pairs = zip(self.files, self._contents, strict=True)
-        self._collections = [self._chunks_of(file, content, progress) for file, content in pairs]
+        days, alone = days_together(self.files)
+        self._collections = [self._chunks_of(self.files[one], self._contents[one], progress) for one in alone]
+        if days:
+            self._collections.append(self._chunks_of_days(days, progress))
         self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
 
     def stored(self) -> list[Collection]:
-        pairs = zip(self.files, self._contents, strict=True)
-        return [self._opened(file, content.sha256) for file, content in pairs]
+        days, alone = days_together(self.files)
+        found = [self._opened(self.files[one], self._contents[one].sha256) for one in alone]
+        return [*found, self._opened_days(self._named(days))] if days else found
+
+    def _called(self, file: BarFile) -> str:
+        """A file's name, and what its folders say of its bars."""
+        said = self.settings.read_name(file.place) if self.settings.name_pattern else None
+        return file.name if said is None else ":".join(filter(None, (*said, file.name)))
 
     def _opened(self, file: BarFile, sha256: str) -> Collection:
+        return self._collection(self._called(file), sha256)
+
+    def _opened_days(self, named: Sequence[tuple[str, str]]) -> Collection:
+        return self._collection("files of days", hashlib.sha256(json.dumps(named).encode()).hexdigest())
+
+    def _collection(self, name: str, sha256: str) -> Collection:
         how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
-        said = self.settings.read_name(file.place) if self.settings.name_pattern else None  # folders may say something
-        name = file.name if said is None else ":".join(filter(None, (*said, file.name)))
         return Collection.open(self.store, "files", {"name": name, **how}, sha256)
+
+    def _named(self, days: Sequence[int]) -> list[tuple[str, str]]:
+        return [(self._called(self.files[one]), self._contents[one].sha256) for one in days]
 
     def _chunks_of(self, file: BarFile, content: _Content, progress: Progress | None) -> Collection:
         collection = self._opened(file, content.sha256)
@@ -117,6 +130,25 @@ class FilesFeed(Feed):
                     collection.tidy()
                     raise
                 if before is not None and content.superseded:
+                    before.forget()
+        return collection
+
+    def _chunks_of_days(self, days: Sequence[int], progress: Progress | None) -> Collection:
+        named = self._named(days)
+        collection = self._opened_days(named)
+        if collection.complete:
+            return collection
+        with collection.objects.lock():
+            collection = self._opened_days(named)
+            if not collection.complete:
+                before, grown = earlier_days(collection, named)
+                files = [self.files[one] for one in days]
+                try:
+                    ingest_days(files, named, self.settings, collection, progress, before=before, grown=grown)
+                except DataError:
+                    collection.tidy()
+                    raise
+                if before is not None and grown:
                     before.forget()
         return collection
 
@@ -171,97 +203,6 @@ class MemoryFeed(Feed):
         if at.min() < 0:
             raise DataError("the range begins before the synthetic market; move data.start")
         return np.asarray(self._level[at])
-
-
-def ingest(
-    file: BarFile,
-    settings: FilesSettings,
-    collection: Collection,
-    progress: Progress | None = None,
-    *,
-    before: Collection | None = None,
-    grown_from: int | None = None,
-) -> None:
-    """Cut one file into chunks by symbol and month; memory stays bounded whatever the file's order.
-
-    Rows wait until a batch passes that holds none of their symbol and month: in a file sorted by symbol or by time
-    they are then complete. When too many wait, all are stored, and a month consists of several pieces.
-
-    `before` is what the store holds of the file as it was: its chunks are kept where their rows stand unchanged, be it
-    elsewhere in the file. With `grown_from` the first so many bytes of a CSV are known to be the same, and are not
-    read again.
-    """
-    collection.objects.sweep()
-    known = _Known(before.chunks if before is not None and before.complete else {})
-    after = None
-    if before is not None and before.complete and grown_from is not None and file.appendable:
-        assert before.next_row is not None
-        collection.chunks = {symbol: {**months} for symbol, months in before.chunks.items()}
-        for months in collection.chunks.values():
-            months.update({month: [*pieces] for month, pieces in months.items()})
-        known, after, collection.next_row = _Known({}), (grown_from, before.next_row), before.next_row
-    waiting: dict[tuple[str, str], list[Bars]] = {}
-    held = 0
-
-    def store(key: tuple[str, str]) -> int:
-        bars = concat(waiting.pop(key))
-        left = known.keep(collection, *key, bars)
-        if len(left):
-            collection.add(*key, left, {"file": bars.origin})
-        return len(bars)
-
-    with (progress or SILENT).task(f"read {file.name}", unit="rows") as task:
-        for batch in iterate(file, settings, after):
-            refuse_bad_rows(batch)
-            parts = _by_symbol_and_month(batch)
-            for key, part in parts.items():
-                waiting.setdefault(key, []).append(part)
-                held += len(part)
-            for key in sorted(waiting):
-                if key not in parts or held > _BUFFER_ROWS:
-                    held -= store(key)
-            assert batch.row is not None
-            collection.next_row = int(batch.row[-1]) + 1
-            task.advance(len(batch))
-        for key in sorted(waiting):
-            store(key)
-    collection.complete = True
-    collection.save()
-
-
-class _Known:
-    """The chunks of a file as it was, month by month, of which each can be kept once."""
-
-    def __init__(self, chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
-        self._left = {(name, month): [*pieces] for name, months in chunks.items() for month, pieces in months.items()}
-
-    def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
-        """Count the chunks with which these rows begin as pieces of the month; returns the rows after them."""
-        pieces, done = self._left.get((symbol, month), []), 0
-        while pieces and done + pieces[0]["rows"] <= len(bars):
-            stop = done + pieces[0]["rows"]
-            part = bars.take(slice(done, stop))
-            if content_of(part) != pieces[0]["content"]:
-                pieces.clear()
-                break
-            collection.keep(symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0]))
-            done = stop
-        return bars.take(slice(done, len(bars)))
-
-
-def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
-    """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
-    month = batch.ts.astype("datetime64[ns]").astype("datetime64[M]")
-    low = month.min()
-    key = batch.symbol.astype(np.int64) * ((month.max() - low).astype(np.int64) + 1) + (month - low).astype(np.int64)
-    if np.any(np.diff(key) < 0):
-        order = np.argsort(key, kind="stable")
-        batch, key, month = batch.take(order), key[order], month[order]
-    groups = {}
-    for start, stop in itertools.pairwise(np.flatnonzero(np.diff(key, prepend=-1, append=-1))):
-        part = batch.take(np.arange(start, stop)).without_unused()
-        groups[part.symbols[0], str(month[start])] = part
-    return groups
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,9 @@ def table_bars(
         codes, tickers = _in_capitals(codes, tickers)
     days = table[names["date"]] if "date" in names else date
     ts = _times(table[names["ts"]], days, settings, origin, names["ts"], rows)
-    values = {name: _numbers(table[names[name]], settings, origin, names[name], rows) for name in COLUMNS}
+    values: dict[str, Any] = {
+        name: _numbers(table[names[name]], settings, origin, names[name], rows) for name in COLUMNS
+    }
     extras = {name: _numbers(table[name], settings, origin, name, rows) for name in settings.extra}
     if settings.price_divisor > 1:
         values |= {name: values[name] / settings.price_divisor for name in PRICES}
@@ -228,4 +231,6 @@ def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> No
 
 
 def first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """What a library says, without the file's own text, which may be anything."""
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return re.sub(r"(got \d+): .*", r"\1", said)

@@ -1,14 +1,11 @@
-"""Where files of bars lie: a local path, a folder, a glob pattern, the members of a zip archive, an fsspec URL."""
+"""The rows of files of bars, some hundred thousand at a time, in the long schema; what cannot be read is named."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import os
 import re
-import time
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,178 +15,17 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fintrader.config import base_name, is_url
 from fintrader.data.bars import COLUMNS, Array, Bars, concat
 from fintrader.data.sources.cells import first_line, one_kind, table_bars
 from fintrader.data.sources.layout import FilesSettings, column_names
-from fintrader.errors import BarError, DataError
+from fintrader.data.sources.listing import BarFile, files_of
+from fintrader.errors import BarError
 from fintrader.storage.objects import file_system
-
-
-def files_of(settings: FilesSettings) -> list[BarFile]:
-    """The bar files that these settings name, sorted. Raises DataError when there is none."""
-    pattern = settings.name_pattern
-    found = list_files(settings.path, text=pattern is not None)
-    if pattern is None:
-        return found
-    called = [file for file in found if settings.read_name(file.place) is not None]
-    if not called:
-        raise DataError(
-            f"{settings.path}: no file there is called like {pattern}; {found[0].place} is one that is not "
-            "(data.source.name_pattern)"
-        )
-    return called
-
-
-def list_files(path: str, *, text: bool = False) -> list[BarFile]:
-    """The bar files that a path or URL names, sorted; with `text` also those that end with .txt.
-
-    Raises DataError when there is none, or of an unknown kind.
-    """
-    fs, inside = file_system(path)
-    try:
-        if fs.isdir(inside):
-            fs.ls(inside)  # `find` passes over what may not be read
-            found = [name for name in sorted(fs.find(inside)) if kind_of(name, text)]
-        elif any(mark in inside for mark in "*?["):
-            found = [name for name in sorted(fs.glob(inside)) if kind_of(name, text)]
-        else:
-            found = [inside]
-            fs.info(inside)  # `exists` says no of what may not be read
-    except FileNotFoundError:
-        found = []
-    except PermissionError:
-        raise DataError(f"{path} may not be read (Permission denied); ask for the right to read it") from None
-    except Exception as error:  # a cloud's client has its own exceptions, and their text may hold secrets
-        raise DataError(f"{path}: {type(error).__name__}; check the URL, the network and the credentials") from None
-    scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
-    if not found:
-        raise DataError(f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern (--data.path)")
-    return [file for name in found for file in _open(name if is_url(name) else scheme + name, text)]
-
-
-def _open(path: str, text: bool) -> list[BarFile]:
-    """The bar files in a path or URL: itself, or the members of a zip archive."""
-    name = base_name(path)
-    kind = kind_of(name, text)
-    if kind is None:
-        raise DataError(
-            f"{path}: neither Parquet nor CSV nor zip by its name; convert it, or point --data.path elsewhere"
-        )
-    if kind != "zip":
-        return [BarFile(name, kind, path)]
-    try:
-        with _archive(path) as archive:
-            members = [name for name in sorted(archive.namelist()) if kind_of(name, text) in ("csv", "parquet")]
-    except (zipfile.BadZipFile, OSError) as error:
-        raise BarError(f"{name}: cannot be read ({error}); it may be truncated") from None
-    return [BarFile(f"{name}:{member}", str(kind_of(member, text)), path, member=member) for member in members]
-
-
-@contextlib.contextmanager
-def _archive(path: str) -> Iterator[zipfile.ZipFile]:
-    """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
-    fs, inside = file_system(path)
-    with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
-        yield archive
-
-
-@dataclass(frozen=True)
-class BarFile:
-    """One file of bars, wherever it lies."""
-
-    name: str
-    """What to call it in messages."""
-    kind: str
-    """csv or parquet."""
-    path: str
-    """Local path or URL of the file, or of the zip archive it is in."""
-    member: str | None = None
-    """Name within the zip archive."""
-
-    @property
-    def place(self) -> str:
-        """Path and name, that of the archive and within it."""
-        return self.path if self.member is None else f"{self.path}/{self.member}"
-
-    @property
-    def stem(self) -> str:
-        """The name without folders and endings: the symbol, for files that hold one symbol each, like BRK.A.csv."""
-        name = (self.member or self.path).rsplit("/", 1)[-1]
-        return re.sub(r"\.(csv|csv\.gz|txt|parquet|pq)$", "", name, flags=re.IGNORECASE)
-
-    def open(self) -> Any:
-        """The file for pyarrow: a path, or a file object. Raises DataError when it cannot be opened."""
-        if self.member is not None:
-            with _archive(self.path) as archive:
-                return pa.BufferReader(archive.read(self.member))
-        if is_url(self.path):
-            fs, path = file_system(self.path)
-            return fs.open(path, "rb")
-        return self.path
-
-    @property
-    def appendable(self) -> bool:
-        """Whether rows are added to it by adding bytes at its end, and it can be read from there."""
-        return (
-            self.kind == "csv" and self.member is None and self.path.lower().endswith(".csv") and not is_url(self.path)
-        )
-
-    def sha256(self) -> str:
-        """Of its content, in hex."""
-        return self.digest()[0]
-
-    def digest(self, prefix: int = 0) -> tuple[str, int, str | None]:
-        """SHA-256 of its content, how many bytes that is, and the SHA-256 of the first `prefix` of them.
-
-        The last is None where there are not so many, or they do not end with a line of text. Raises DataError when it
-        cannot be read.
-        """
-        try:
-            source = self.open()
-            with Path(source).open("rb") if isinstance(source, str) else source as file:
-                digest, size, begins = hashlib.sha256(), 0, None
-                while piece := file.read(min(_PIECE, prefix - size) if size < prefix else _PIECE):
-                    digest.update(piece)
-                    size += len(piece)
-                    if size == prefix and bytes(piece[-1:]) == b"\n":
-                        begins = digest.hexdigest()
-        except OSError as error:
-            raise DataError(f"{self.name}: cannot be read ({error.strerror or error}); check the file") from None
-        return digest.hexdigest(), size, begins
-
-    def version(self) -> str | None:
-        """A cheap token that changes when the file does (size and times, or an object's ETag).
-
-        None without one, and for a file that changed so lately that it may change again within the clock's grain.
-        """
-        if is_url(self.path):
-            fs, path = file_system(self.path)
-            details = fs.info(path)
-            # `created` of a local file is when its inode last changed, which nobody can set back
-            marks = [str(details.get(name)) for name in ("ETag", "LastModified", "mtime", "created", "ino")]
-            return " ".join([str(details.get("size")), *marks]) if set(marks) != {"None"} else None
-        status = Path(self.path).stat()
-        # a copy may keep size and time of modification, but no program sets back when the inode changed
-        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _RACY_NS:
-            return None
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_dev}:{status.st_ino}"
-
-
-def kind_of(name: str, text: bool = False) -> str | None:
-    """parquet, csv or zip by a file's name, None for anything else; with `text`, .txt is csv."""
-    if text and name.lower().endswith((".txt", ".txt.gz")):
-        return "csv"
-    for kind, endings in (("parquet", (".parquet", ".pq")), ("csv", (".csv", ".csv.gz")), ("zip", (".zip",))):
-        if name.lower().endswith(endings):
-            return kind
-    return None
-
 
 BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
-_RACY_NS = 2_000_000_000
-_PIECE = 4 << 20
+_FEW = 10
+"""From so many lines on, equal decimals are no chance."""
 
 
 def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
@@ -212,7 +48,7 @@ def iterate(file: BarFile, settings: FilesSettings, after: tuple[int, int] | Non
     prices = [column for one in wide.values() for column in one.values()] or [names[name] for name in COLUMNS]
     wanted = [column for role, column in names.items() if not (wide and role in COLUMNS)]
     wanted = [*dict.fromkeys([*wanted, *prices, *settings.extra])]
-    _refuse_cut_off(file)
+    _refuse_cut_off(file, settings)
     # a CSV's first row of data is line 2, where line 1 has the names
     first = done = (settings.skip_rows + (1 if settings.header else 2)) if file.kind == "csv" else 0
     zoned: bool | None = None
@@ -284,8 +120,8 @@ def _blank_from(path: str, offset: int) -> bool:
         return not file.read(_HEADER_BYTES).strip()
 
 
-def _refuse_cut_off(file: BarFile) -> None:
-    """Raise BarError for a CSV without an end to its last line: its last number may be the half of one.
+def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
+    """Raise BarError for a CSV without an end to its last line, where its last number may be the half of one.
 
     What is packed knows its length, and is whole once it can be unpacked.
     """
@@ -293,11 +129,26 @@ def _refuse_cut_off(file: BarFile) -> None:
         return
     with _readable(file):
         fs, inside = file_system(file.path)
-        if fs.tail(inside, 1) not in (b"", b"\n", b"\r"):
-            raise BarError(
-                f"{file.name}: the last line has no end, so its last number may be cut off; fetch the file again, or "
-                "end the line where it is whole"
-            )
+        if fs.tail(inside, 1) in (b"", b"\n", b"\r"):
+            return
+        lines = fs.tail(inside, _HEADER_BYTES).decode(errors="replace").splitlines()
+    fields = [line.rpartition(settings.delimiter)[2] for line in lines[1 + settings.skip_rows :]]
+    if not fields or not _is_whole(fields[-1], fields[:-1], settings.decimal):
+        raise BarError(
+            f"{file.name}: the last line has no end, and its last number may be cut off; fetch the file again, or add "
+            "a newline where the number is whole"
+        )
+
+
+def _is_whole(last: str, others: list[str], decimal: str) -> bool:
+    """Whether a field can be no part of a longer one: its quotes are closed, it has the decimals that all others have,
+    or it is a text of which the others have no longer one. Of whole numbers of any length nothing tells."""
+    if last.startswith('"'):
+        return len(last) > 1 and last.endswith('"')
+    if not re.fullmatch(r"[-+\d.,eE]*", last):
+        return last in others and not any(one != last and one.startswith(last) for one in others)
+    places = {len(one.partition(decimal)[2]) for one in others}
+    return len(others) >= _FEW and 0 not in places and places == {len(last.partition(decimal)[2])}
 
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
@@ -326,8 +177,24 @@ def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
         if file.kind == "parquet":
             with pq.ParquetFile(file.open()) as parquet:
                 return list(parquet.schema_arrow.names)
+        csv_head(file, 1 << 12)
         with _open_csv(file, settings, None, {}, block_bytes=_HEADER_BYTES) as reader:
             return list(reader.schema.names)
+
+
+def csv_head(file: BarFile, size: int) -> str:
+    """The first lines of a CSV, of at most so many bytes, unpacked. Raises BarError when it is none."""
+    with _readable(file):
+        source = file.open()
+        packed = (file.member or file.path).lower().endswith(".gz")
+        with pa.OSFile(source) if isinstance(source, str) else source as stream:
+            head = bytes((pa.CompressedInputStream(stream, "gzip") if packed else stream).read(size))
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise BarError(f"{file.name}: is written in UTF-16; save it as UTF-8")
+    if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
+        raise BarError(f"{file.name}: holds no text; unpack it, or export it as CSV (or Parquet, called .parquet)")
+    lines = head[: head.rfind(b"\n") + 1] if len(head) == size else head
+    return (lines or head).decode("utf-8-sig", errors="replace")
 
 
 @contextlib.contextmanager
@@ -338,6 +205,10 @@ def _readable(file: BarFile) -> Iterator[None]:
     except (pa.ArrowInvalid, OSError) as error:
         if "Empty CSV file" in str(error):
             raise BarError(f"{file.name}: holds no row; check the file") from None
+        if "invalid UTF8" in str(error):
+            raise BarError(f"{file.name}: its text is no UTF-8; save it as UTF-8") from None
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise BarError(f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file") from None
         raise BarError(f"{file.name}: cannot be read ({first_line(error)}); it may be truncated") from None
 
 

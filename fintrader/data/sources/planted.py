@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from fintrader.data.bars import Array
@@ -60,6 +59,8 @@ class _Problem:
 
     def kernel(self, others: int) -> Array:
         """`[others + 1, others + 1]`: P[m, m'] of m' stocks up in the next bar when m of `others` are up now."""
+        from scipy.stats import binom
+
         table = np.zeros((others + 1, others + 1))
         for up in range(others + 1):
             stay = binom.pmf(np.arange(up + 1), up, 1 - self.switch)
@@ -125,6 +126,8 @@ def planted_optimum(planted: Mapping[str, Any], cost_bps: float, num_bars: int) 
     `planted` is a market's `meta["planted"]`. An environment over a window of T bars trades T - 1 of them (an order
     fills one bar after it is decided), so `num_bars` is T - 1 for a whole window. States start as often up as down.
     """
+    from scipy.stats import binom  # a second of start-up that most commands never need
+
     problem = problem_of(planted, cost_bps)
     if num_bars < 1:
         raise DataError(f"the optimum over {num_bars} bars has no meaning; give at least one")

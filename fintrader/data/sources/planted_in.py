@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import brentq
-from scipy.signal import lfilter
 
 from fintrader.data.bars import Array
 from fintrader.data.calendar import Windows
@@ -124,6 +122,8 @@ def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Arra
 
 def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> Array:
     """`[T, N]`: an AR(1) of deviation 1 for each symbol, the same whatever other symbols there are."""
+    from scipy.signal import lfilter  # a second of start-up that most commands never need
+
     noise = np.empty((bars, len(symbols)))
     for column, symbol in enumerate(symbols):
         steps = numpy_generator(settings.seed, "planted-in", symbol).standard_normal(bars)
@@ -140,6 +140,8 @@ def _correlation(one: Array, other: Array, known: Array) -> Array:
 
 def _weight(ic: float, correlation: Array) -> float:
     """The weight a with mean corr(a f + √(1 - a²) e, f) = ic over bars with the given corr(e, f); ic without bars."""
+    from scipy.optimize import brentq
+
     if not len(correlation):
         return ic
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -221,11 +221,12 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     def column(values: Array) -> Array:
         return np.ascontiguousarray(values.T).ravel()[keep]
 
+    columns: dict[str, Any] = {name: column(values) for name, values in (prices | {"volume": volume}).items()}
     bars = Bars(
         ts=np.tile(grid.minutes, num_symbols)[keep],
         symbol=np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
         symbols=symbols,
-        **{name: column(values) for name, values in (prices | {"volume": volume}).items()},
+        **columns,
         extras={name: column(values) for name, values in extras.items()},
         origin="synthetic market",
     )
