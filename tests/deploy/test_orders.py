@@ -260,6 +260,46 @@ def test_an_interruption_holds_back_what_has_not_left(
     assert len(server.orders) == 10
 
 
+def test_purchases_are_fitted_once_also_by_who_resumes(
+    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
+) -> None:
+    names = [f"S{number:02}" for number in range(20)]
+    server.prices |= dict.fromkeys(names, 1.0)
+    first = Execution(broker, journal, bundle=BUNDLE, cushion=0.0, interrupted=lambda: len(server.orders) >= 10)
+    terms = {"prices": server.prices, "at": OPENED, "not_before": OPENED, "until": OPENED + MINUTE}
+    first.begin(decision=OPENED, orders=dict.fromkeys(names, 100.0), **terms)
+    first.step(OPENED)
+    server.cash -= 300.0  # a fee of somebody's; the sizes stand
+    resumed = Execution.resume(broker, journal, at=OPENED + SECOND, bundle=BUNDLE, cushion=0.0)
+    finish(resumed, OPENED + SECOND)
+    assert [server.positions[name] for name in names] == 20 * [50.0]
+    assert len(journal.entries("purchases")) == 1
+
+
+def test_an_older_answer_takes_nothing_back(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    begin(execution, {"HALF": 100.0})
+    for second in range(4):
+        execution.step(OPENED + second * SECOND)
+    row = server.by_client_id()[order_id(BUNDLE, OPENED, "HALF")]
+    assert row["filled_qty"] == "50"
+    server.tick = lambda: None  # type: ignore[method-assign]
+    row["filled_qty"], row["status"] = "20", "partially_filled"
+    for second in range(4, 20):
+        execution.step(OPENED + second * SECOND)
+    assert [entry.body["filled"] for entry in journal.entries("order")] == [0.0, 0.0, 0.0, 50.0]
+
+
+def test_the_broker_is_asked_more_seldom_while_nothing_happens(server: LoopbackAlpaca, execution: Execution) -> None:
+    begin(execution, {"STUCK": -10.0})
+    asked = []
+    for second in range(60):
+        execution.step(OPENED + second * SECOND)
+        asked.append(len(server.seen))
+    assert asked[-1] <= 21
+    execution.step(OPENED + MINUTE)
+    assert finish(execution, OPENED + MINUTE + SECOND) <= OPENED + MINUTE + 3 * SECOND
+
+
 def test_a_rejected_sale_holds_nothing_up(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
     begin(execution, {"AAA": -60.0, "BBB": 40.0})
     finish(execution, OPENED)

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 KEY, SECRET = "PKCANARYKEY0123456789", "canary-secret-value-abcdef"
 TRANSIENT = (
     *("302", "408", "429", "500", "502_html", "503", "504"),
-    *("200_html", "truncated", "empty", "null", "strange"),
+    *("200_html", "truncated", "empty", "null", "object", "strange"),
     *("hang", "reset", "500_after", "504_after", "html_after", "truncated_after", "hang_after", "reset_after"),
 )
 """Faults that pass; with `_after` the request has been carried out all the same."""
@@ -252,17 +252,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
             self.close_connection = True
-        elif fault in ("200_html", "502_html", "html"):
-            self._say(502 if fault == "502_html" else 200, html, "text/html")
+        elif fault.endswith("html"):
+            self._say(int(fault.split("_")[0]) if "_" in fault else 200, html, "text/html")
         elif fault == "truncated":
             whole = json.dumps(body or {"id": str(uuid.uuid4()), "status": "accepted"}).encode()
             self._say(200, whole[: len(whole) // 2])
-        elif fault in ("empty", "null", "strange"):
-            self._say(200, {"empty": b"", "null": b"null", "strange": b'{"a": [1]}'}[fault])
+        elif fault in ("empty", "null", "object", "strange"):
+            self._say(200, {"empty": b"", "null": b"null", "object": b"{}", "strange": b'{"a": [1]}'}[fault])
         else:
             told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
             if self.alpaca.echo:
-                told["message"] += f" for {dict(self.headers)}"
+                told["message"] += f" for {[value for name, value in self.headers.items() if name.startswith('APCA')]}"
             self._say(int(fault), json.dumps(told).encode(), wait=self.alpaca.retry_after if fault == "429" else None)
 
     def _say(self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None) -> None:
