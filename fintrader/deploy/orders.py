@@ -285,8 +285,9 @@ class Execution:
         self._fitted.add(stamp)
 
     def _bound(self, stamp: str) -> float:
-        """USD that purchases of other decisions may still take."""
-        others = [slot for slot in self._slots.values() if slot.stamp != stamp and slot.is_asked and not slot.is_sale]
+        """USD that purchases of other decisions may still take, those included that are fitted and about to leave."""
+        leaving = [slot for slot in self._slots.values() if slot.is_asked or slot.stamp in self._fitted]
+        others = [slot for slot in leaving if slot.stamp != stamp and not slot.is_sale and not slot.report.is_over]
         open_usd = sum((slot.report.shares - slot.report.filled) * slot.price for slot in others)
         return open_usd * (1.0 + self._fee_rate)
 
