@@ -289,15 +289,17 @@ def test_an_older_answer_takes_nothing_back(server: LoopbackAlpaca, execution: E
     assert [entry.body["filled"] for entry in journal.entries("order")] == [0.0, 0.0, 0.0, 50.0]
 
 
-def test_the_broker_is_asked_more_seldom_while_nothing_happens(server: LoopbackAlpaca, execution: Execution) -> None:
-    begin(execution, {"STUCK": -10.0})
-    asked = []
-    for second in range(60):
-        execution.step(OPENED + second * SECOND)
-        asked.append(len(server.seen))
-    assert asked[-1] <= 21
-    execution.step(OPENED + MINUTE)
-    assert finish(execution, OPENED + MINUTE + SECOND) <= OPENED + MINUTE + 3 * SECOND
+@pytest.mark.parametrize("late", range(4))
+def test_the_broker_is_asked_more_seldom_while_nothing_happens(
+    late: int, server: LoopbackAlpaca, execution: Execution
+) -> None:
+    until = OPENED + MINUTE + late * SECOND
+    begin(execution, {"STUCK": -10.0}, until=until)
+    for now in range(OPENED, until, SECOND):
+        execution.step(now)
+    assert len(server.seen) <= 21
+    assert not execution.step(until)
+    assert execution.step(until + SECOND)  # and soon once it was told to cancel
 
 
 def test_a_rejected_sale_holds_nothing_up(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
