@@ -192,6 +192,27 @@ def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(
     assert [method for method, _ in server.seen].count("POST") == 1
 
 
+def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server: LoopbackAlpaca, execution: Execution) -> None:
+    server.faults = {1: "reset_late"}
+    begin(execution, {"AAA": -10.0})
+    finish(execution, OPENED)
+    for _ in range(9):
+        execution._broker.time()
+    assert [method for method, _ in server.seen].count("POST") == 2
+    assert len(server.orders) == 1
+    assert server.positions["AAA"] == 40.0
+
+
+def test_an_order_that_arrives_after_its_time_is_waited_for(server: LoopbackAlpaca, execution: Execution) -> None:
+    server.faults = {1: "reset_late"}
+    until = OPENED + SECOND
+    begin(execution, {"STUCK": -10.0}, until=until)
+    for now in range(OPENED, until + 10 * SECOND, SECOND):
+        execution.step(now)
+    assert [report.state for report in execution.reports.values()] == ["cancelled"]
+    assert [method for method, _ in server.seen].count("POST") == 1
+
+
 def test_faults_in_a_basket_of_many_leave_each_order_once(
     server: LoopbackAlpaca, execution: Execution, journal: Journal
 ) -> None:

@@ -7,6 +7,7 @@ number of a request (1, 2, 3 …), and `seen` says what came in.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import math
@@ -26,8 +27,11 @@ TRANSIENT = (
     *("302", "408", "429", "500", "502_html", "503", "504"),
     *("200_html", "truncated", "empty", "null", "object", "strange"),
     *("hang", "reset", "500_after", "504_after", "html_after", "truncated_after", "hang_after", "reset_after"),
+    "reset_late",
 )
-"""Faults that pass; with `_after` the request has been carried out all the same."""
+"""Faults that pass; with `_after` the request has been carried out all the same, with `_late` an order arrives when
+LATE more requests have."""
+LATE = 4
 REFUSALS = ("400", "401", "403", "404", "422")
 """Faults by which the server refuses for good, as far as the client can know."""
 OPEN = {"new", "accepted", "pending_new", "partially_filled", "pending_cancel"}
@@ -74,6 +78,7 @@ class LoopbackAlpaca:
         self.least_cash = cash
         self.lock = threading.RLock()
         self._ticks: dict[str, int] = {}
+        self._on_the_way: list[tuple[int, Any]] = []
 
     def __enter__(self) -> LoopbackAlpaca:
         handler = type("Handler", (_Handler,), {"alpaca": self})
@@ -117,6 +122,18 @@ class LoopbackAlpaca:
                 tick = self._ticks[row["id"]] = self._ticks.get(row["id"], -1) + 1
                 pace = self.pace.get(row["symbol"], (0.0, 0.4, 1.0))
                 self._fill(row, pace[min(tick, len(pace) - 1)])
+
+    def delay(self, method: str, body: Any) -> None:
+        if method == "POST":
+            self._on_the_way.append((len(self.seen) + LATE, body))
+
+    def arrive(self) -> None:
+        """What was on the way and is due."""
+        due = [item for item in self._on_the_way if item[0] <= len(self.seen)]
+        for item in due:
+            self._on_the_way.remove(item)
+            with contextlib.suppress(Refusal):
+                self._submit(item[1])
 
     def _fill(self, row: dict[str, Any], share: float) -> None:
         asked, before = float(row["qty"]), float(row["filled_qty"])
@@ -225,13 +242,16 @@ class _Handler(BaseHTTPRequestHandler):
             fault = alpaca.faults.get(len(alpaca.seen), "")
             if fault:
                 alpaca.fired.append(fault)
-            status, body = 0, None
+            alpaca.arrive()
+            status, body, asked = 0, None, json.loads(text) if text else None
+            if fault.endswith("_late"):
+                alpaca.delay(self.command, asked)
             if not fault or fault.endswith("_after"):
-                status, body = self._answered(parts.path, query, json.loads(text) if text else None)
+                status, body = self._answered(parts.path, query, asked)
         if not fault:
             self._say(status, b"" if body is None else json.dumps(body).encode())
         else:
-            self._fail(fault.removesuffix("_after"), body)
+            self._fail(fault.removesuffix("_after").removesuffix("_late"), body)
 
     def _answered(self, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
         keys = self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY")
