@@ -132,6 +132,10 @@ class AlpacaBroker:
         answer = self._call(self._client.get_order_by_client_id, order_id, repeats=True)
         if isinstance(answer, _Answer):
             if answer.status == 404:
+                if not answer.message:
+                    raise BrokerUnsureError(
+                        "something before alpaca says that there is no such page; it is asked again"
+                    )
                 return None
             raise self._refused(answer)
         return self._read(lambda: _report(answer, order_id))
@@ -238,9 +242,8 @@ class AlpacaBroker:
         raise BrokerUnsureError("alpaca's answer cannot be read; it is asked again")
 
     def _clean(self, message: str) -> str:
-        for variable in self._variables:
-            if value := os.environ.get(variable):
-                message = message.replace(value, "…")
+        for key in (self._client._api_key, self._client._secret_key):
+            message = message.replace(key, "…")
         return "".join(sign for sign in message if sign.isprintable())[:200]
 
     def _connect(self, limit_s: float) -> Any:

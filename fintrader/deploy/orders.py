@@ -22,6 +22,8 @@ SECOND = 1_000_000_000
 _GROUP = 10
 """Orders that are written as sent together: few syncs for a hundred orders, few to ask after for one that is killed."""
 _CANCEL_AGAIN = 5 * SECOND
+_QUIET = 5
+"""Answers without news after which the broker is asked more seldom: requests are counted."""
 _LOOK_BACK = 60 * SECOND
 """The broker's clock may be behind ours by so much."""
 
@@ -80,8 +82,9 @@ class Execution:
     Settings: `bundle` (its first 8 characters), `cushion` (share of the cash that purchases leave alone, for prices
     that move until they fill), `fee_rate` (fees as a share of the notional), `fractional` (shares of six decimals
     instead of whole ones), `sales_wait_s` (purchases wait so long for sales), `settle_s` (an order that the broker
-    does not have is given up so long after it was sent, and not before), `poll_s` (the broker is asked no oftener),
-    `interrupted` (asked before each group of orders: while it says True nothing is sent).
+    does not have is given up so long after it was sent, and not before), `poll_s` (the broker is asked no oftener, and
+    a quarter as often while nothing happens), `interrupted` (asked before each group of orders: while it says True
+    nothing is sent).
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Execution:
         self._interrupted = interrupted
         self._slots: dict[str, _Slot] = {}
         self._fitted: set[str] = set()
-        self._polled: int | None = None
+        self._ask_at, self._quiet = 0, 0
 
     @classmethod
     def resume(cls, broker: Broker, journal: Journal, *, at: int, **settings: Any) -> Execution:
@@ -219,9 +222,9 @@ class Execution:
         for slot in self._slots.values():
             slot.absent = False
         asked = [slot for slot in self._slots.values() if slot.is_asked]
-        if not asked or (self._polled is not None and now - self._polled < self._poll):
+        if not asked or now < self._ask_at:
             return
-        self._polled = now
+        self._ask_at, known = now + self._poll, [slot.report for slot in asked]
         told: dict[str, OrderReport] = {}
         if len(asked) > 1:
             since = min(max(slot.begun, slot.not_before) for slot in asked) - _LOOK_BACK
@@ -235,6 +238,10 @@ class Execution:
                 slot.absent = True
             else:
                 self.trouble = f"the broker took the order {slot.report.id} and has none of this id now"
+        moved = any(slot.absent for slot in asked) or known != [slot.report for slot in asked]
+        self._quiet = 0 if moved else self._quiet + 1
+        if self._quiet >= _QUIET:
+            self._ask_at = now + 4 * self._poll
 
     def _expire(self, now: int) -> None:
         """Write off what has had its time and is at no broker; it needs none that answers."""
@@ -247,7 +254,7 @@ class Execution:
         for slot in self._slots.values():
             is_open = slot.report.state in ("accepted", "partial")
             if is_open and now >= slot.until and now - slot.cancelled >= _CANCEL_AGAIN:
-                slot.cancelled = now
+                slot.cancelled, self._ask_at, self._quiet = now, now + self._poll, 0
                 self._journal.write("cancel", slot.report.id, at=now)
                 self._broker.cancel(slot.report)
 
@@ -278,8 +285,9 @@ class Execution:
         self._fitted.add(stamp)
 
     def _bound(self, stamp: str) -> float:
-        """USD that purchases of other decisions may still take."""
-        others = [slot for slot in self._slots.values() if slot.stamp != stamp and slot.is_asked and not slot.is_sale]
+        """USD that purchases of other decisions may still take, those included that are fitted and about to leave."""
+        leaving = [slot for slot in self._slots.values() if slot.is_asked or slot.stamp in self._fitted]
+        others = [slot for slot in leaving if slot.stamp != stamp and not slot.is_sale and not slot.report.is_over]
         open_usd = sum((slot.report.shares - slot.report.filled) * slot.price for slot in others)
         return open_usd * (1.0 + self._fee_rate)
 
@@ -306,6 +314,8 @@ class Execution:
             for slot in group:
                 slot.sent, slot.absent = now, False
                 self._note(slot, replace(slot.report, state="sent"), now)
+        self._ask_at = now + self._poll
+        self._quiet = 0
         answers: list[tuple[_Slot, OrderReport]] = []
         try:
             for slot in group:

@@ -159,8 +159,11 @@ def test_an_id_that_is_taken_stands(server: LoopbackAlpaca, broker: AlpacaBroker
     assert len(server.orders) == 1
 
 
-def test_an_order_that_never_was_is_none(broker: AlpacaBroker) -> None:
+def test_an_order_that_never_was_is_none(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
     assert broker.order("nobody") is None
+    server.faults = {2: "404_html"}
+    with pytest.raises(BrokerUnsureError, match="something before alpaca"):
+        broker.order("nobody")
 
 
 @pytest.mark.parametrize("fault", ["401", "403"])
@@ -186,13 +189,30 @@ def test_an_order_is_sent_once_whatever_comes_back(fault: str, server: LoopbackA
 
 @pytest.mark.parametrize("fault", TRANSIENT)
 def test_what_only_asks_is_repeated(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
-    unreadable = fault in ("302", "empty", "null", "strange")  # an answer, but not to this question
+    unreadable = fault in ("302", "empty", "null", "object", "strange")  # an answer, but not to this question
     server.faults = {1: fault, 2: fault} if not unreadable else {}
     assert broker.account().shares == {"BRK.B": 4.0}
     assert len(server.seen) == (2 if unreadable else 4)
     server.faults = dict.fromkeys(range(len(server.seen) + 1, 100), fault)
     with pytest.raises(BrokerUnsureError):
         broker.account()
+
+
+def test_an_empty_object_is_not_an_empty_account(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.faults = {2: "object", 3: "object"}
+    with pytest.raises(BrokerUnsureError, match="cannot be read"):
+        broker.account()
+    with pytest.raises(BrokerUnsureError, match="cannot be read"):
+        broker.orders(0)
+
+
+def test_a_server_that_hangs_a_minute_is_left_at_the_limit(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.faults, server.hang_s = {1: "hang_after"}, 60.0
+    with pytest.raises(BrokerUnsureError, match="ReadTimeout"):
+        broker.submit(order())
+    found = broker.order(order().id)
+    assert found is not None
+    assert found.state == "accepted"
 
 
 def test_asking_ends(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) -> None:
@@ -329,7 +349,7 @@ def test_no_key_is_written_anywhere(server: LoopbackAlpaca, tmp_path: Path, capl
     said += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*")]
     said.append(caplog.text)
     assert "DEBUG" in caplog.text
-    assert any("rejected" in text for text in said)
+    assert any("status 422 for ['…', '…']" in text for text in said)
     for text in said:
         assert KEY not in text
         assert SECRET not in text

@@ -192,6 +192,27 @@ def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(
     assert [method for method, _ in server.seen].count("POST") == 1
 
 
+def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server: LoopbackAlpaca, execution: Execution) -> None:
+    server.faults = {1: "reset_late"}
+    begin(execution, {"AAA": -10.0})
+    finish(execution, OPENED)
+    for _ in range(9):
+        execution._broker.time()
+    assert [method for method, _ in server.seen].count("POST") == 2
+    assert len(server.orders) == 1
+    assert server.positions["AAA"] == 40.0
+
+
+def test_an_order_that_arrives_after_its_time_is_waited_for(server: LoopbackAlpaca, execution: Execution) -> None:
+    server.faults = {1: "reset_late"}
+    until = OPENED + SECOND
+    begin(execution, {"STUCK": -10.0}, until=until)
+    for now in range(OPENED, until + 10 * SECOND, SECOND):
+        execution.step(now)
+    assert [report.state for report in execution.reports.values()] == ["cancelled"]
+    assert [method for method, _ in server.seen].count("POST") == 1
+
+
 def test_faults_in_a_basket_of_many_leave_each_order_once(
     server: LoopbackAlpaca, execution: Execution, journal: Journal
 ) -> None:
@@ -258,6 +279,48 @@ def test_an_interruption_holds_back_what_has_not_left(
     execution.begin(decision=OPENED, orders=orders, prices=server.prices, at=OPENED, not_before=0, until=OPENED + 1)
     execution.step(OPENED)
     assert len(server.orders) == 10
+
+
+def test_purchases_are_fitted_once_also_by_who_resumes(
+    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
+) -> None:
+    names = [f"S{number:02}" for number in range(20)]
+    server.prices |= dict.fromkeys(names, 1.0)
+    first = Execution(broker, journal, bundle=BUNDLE, cushion=0.0, interrupted=lambda: len(server.orders) >= 10)
+    terms = {"prices": server.prices, "at": OPENED, "not_before": OPENED, "until": OPENED + MINUTE}
+    first.begin(decision=OPENED, orders=dict.fromkeys(names, 100.0), **terms)
+    first.step(OPENED)
+    server.cash -= 300.0  # a fee of somebody's; the sizes stand
+    resumed = Execution.resume(broker, journal, at=OPENED + SECOND, bundle=BUNDLE, cushion=0.0)
+    finish(resumed, OPENED + SECOND)
+    assert [server.positions[name] for name in names] == 20 * [50.0]
+    assert len(journal.entries("purchases")) == 1
+
+
+def test_an_older_answer_takes_nothing_back(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+    begin(execution, {"HALF": 100.0})
+    for second in range(4):
+        execution.step(OPENED + second * SECOND)
+    row = server.by_client_id()[order_id(BUNDLE, OPENED, "HALF")]
+    assert row["filled_qty"] == "50"
+    server.tick = lambda: None  # type: ignore[method-assign]
+    row["filled_qty"], row["status"] = "20", "partially_filled"
+    for second in range(4, 20):
+        execution.step(OPENED + second * SECOND)
+    assert [entry.body["filled"] for entry in journal.entries("order")] == [0.0, 0.0, 0.0, 50.0]
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_the_broker_is_asked_more_seldom_while_nothing_happens(
+    late: int, server: LoopbackAlpaca, execution: Execution
+) -> None:
+    until = OPENED + MINUTE + late * SECOND
+    begin(execution, {"STUCK": -10.0}, until=until)
+    for now in range(OPENED, until, SECOND):
+        execution.step(now)
+    assert len(server.seen) <= 21
+    assert not execution.step(until)
+    assert execution.step(until + SECOND)  # and soon once it was told to cancel
 
 
 def test_a_rejected_sale_holds_nothing_up(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:

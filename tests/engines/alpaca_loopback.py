@@ -7,6 +7,7 @@ number of a request (1, 2, 3 …), and `seen` says what came in.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import math
@@ -24,10 +25,13 @@ from urllib.parse import parse_qs, urlsplit
 KEY, SECRET = "PKCANARYKEY0123456789", "canary-secret-value-abcdef"
 TRANSIENT = (
     *("302", "408", "429", "500", "502_html", "503", "504"),
-    *("200_html", "truncated", "empty", "null", "strange"),
+    *("200_html", "truncated", "empty", "null", "object", "strange"),
     *("hang", "reset", "500_after", "504_after", "html_after", "truncated_after", "hang_after", "reset_after"),
+    "reset_late",
 )
-"""Faults that pass; with `_after` the request has been carried out all the same."""
+"""Faults that pass; with `_after` the request has been carried out all the same, with `_late` an order arrives when
+LATE more requests have."""
+LATE = 4
 REFUSALS = ("400", "401", "403", "404", "422")
 """Faults by which the server refuses for good, as far as the client can know."""
 OPEN = {"new", "accepted", "pending_new", "partially_filled", "pending_cancel"}
@@ -74,6 +78,7 @@ class LoopbackAlpaca:
         self.least_cash = cash
         self.lock = threading.RLock()
         self._ticks: dict[str, int] = {}
+        self._on_the_way: list[tuple[int, Any]] = []
 
     def __enter__(self) -> LoopbackAlpaca:
         handler = type("Handler", (_Handler,), {"alpaca": self})
@@ -117,6 +122,18 @@ class LoopbackAlpaca:
                 tick = self._ticks[row["id"]] = self._ticks.get(row["id"], -1) + 1
                 pace = self.pace.get(row["symbol"], (0.0, 0.4, 1.0))
                 self._fill(row, pace[min(tick, len(pace) - 1)])
+
+    def delay(self, method: str, body: Any) -> None:
+        if method == "POST":
+            self._on_the_way.append((len(self.seen) + LATE, body))
+
+    def arrive(self) -> None:
+        """What was on the way and is due."""
+        due = [item for item in self._on_the_way if item[0] <= len(self.seen)]
+        for item in due:
+            self._on_the_way.remove(item)
+            with contextlib.suppress(Refusal):
+                self._submit(item[1])
 
     def _fill(self, row: dict[str, Any], share: float) -> None:
         asked, before = float(row["qty"]), float(row["filled_qty"])
@@ -225,13 +242,16 @@ class _Handler(BaseHTTPRequestHandler):
             fault = alpaca.faults.get(len(alpaca.seen), "")
             if fault:
                 alpaca.fired.append(fault)
-            status, body = 0, None
+            alpaca.arrive()
+            status, body, asked = 0, None, json.loads(text) if text else None
+            if fault.endswith("_late"):
+                alpaca.delay(self.command, asked)
             if not fault or fault.endswith("_after"):
-                status, body = self._answered(parts.path, query, json.loads(text) if text else None)
+                status, body = self._answered(parts.path, query, asked)
         if not fault:
             self._say(status, b"" if body is None else json.dumps(body).encode())
         else:
-            self._fail(fault.removesuffix("_after"), body)
+            self._fail(fault.removesuffix("_after").removesuffix("_late"), body)
 
     def _answered(self, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
         keys = self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY")
@@ -252,17 +272,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
             self.close_connection = True
-        elif fault in ("200_html", "502_html", "html"):
-            self._say(502 if fault == "502_html" else 200, html, "text/html")
+        elif fault.endswith("html"):
+            self._say(int(fault.split("_")[0]) if "_" in fault else 200, html, "text/html")
         elif fault == "truncated":
             whole = json.dumps(body or {"id": str(uuid.uuid4()), "status": "accepted"}).encode()
             self._say(200, whole[: len(whole) // 2])
-        elif fault in ("empty", "null", "strange"):
-            self._say(200, {"empty": b"", "null": b"null", "strange": b'{"a": [1]}'}[fault])
+        elif fault in ("empty", "null", "object", "strange"):
+            self._say(200, {"empty": b"", "null": b"null", "object": b"{}", "strange": b'{"a": [1]}'}[fault])
         else:
             told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
             if self.alpaca.echo:
-                told["message"] += f" for {dict(self.headers)}"
+                told["message"] += f" for {[value for name, value in self.headers.items() if name.startswith('APCA')]}"
             self._say(int(fault), json.dumps(told).encode(), wait=self.alpaca.retry_after if fault == "429" else None)
 
     def _say(self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None) -> None:

@@ -181,8 +181,8 @@ class Witness:
 
     def __call__(self, body: Mapping[str, Any]) -> None:
         with Journal(self._path, reading=True) as journal:
-            entry = journal.last("order", body["client_order_id"])
-        if entry is None or entry.body["state"] != "sent" or abs(entry.body["shares"]) != float(body["qty"]):
+            written = [entry.body for entry in journal.entries("order", key=body["client_order_id"])]
+        if not any(line["state"] == "sent" and abs(line["shares"]) == float(body["qty"]) for line in written):
             self.unwritten.append(body["client_order_id"])
 
 
