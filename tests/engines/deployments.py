@@ -45,7 +45,13 @@ def settings(**changes: Any) -> DataSettings:
 
 
 def frozen(
-    folder: Path, data: DataSettings | None = None, *, seed: int = 0, account: bool = False, **env: Any
+    folder: Path,
+    data: DataSettings | None = None,
+    *,
+    seed: int = 0,
+    account: bool = False,
+    daily_returns: Sequence[float] = (),
+    **env: Any,
 ) -> tuple[Bundle, MarketTensors]:
     """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it trades."""
     data = data or settings()
@@ -68,7 +74,14 @@ def frozen(
         env=chosen,
         market=market,
         onnx=False,
-        about={"run": "none", "policy": "untrained", "verdict": None, "versions": {}, "daily_returns": []},
+        about={
+            "run": "none",
+            "policy": "untrained",
+            "verdict": None,
+            "versions": {},
+            "daily_returns": list(daily_returns),
+            "companies": {},
+        },
     )
     return bundle, market
 

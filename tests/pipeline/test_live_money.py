@@ -1,0 +1,140 @@
+"""Real money: what is refused, what is asked, and what the consent is good for."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.runner import JOURNAL
+from fintrader.errors import DeployError
+from fintrader.files import seal, write_json
+from fintrader.pipeline import live
+from fintrader.pipeline.deployment import REPORT
+from tests.engines.deployments import frozen
+
+NUMBER = "PA1LOOPBACK"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with the days of a backtest."""
+    made, _ = frozen(tmp_path_factory.mktemp("live"), daily_returns=np.linspace(-0.02, 0.025, 60).tolist())
+    return made
+
+
+@pytest.fixture
+def home(tmp_path: Path, bundle: Bundle) -> Path:
+    """A deployment that has proved itself on paper."""
+    with Journal(tmp_path / JOURNAL) as journal:
+        journal.write("start", at=1, broker="alpaca")
+    report(tmp_path, bundle)
+    return tmp_path
+
+
+def report(home: Path, bundle: Bundle, **changes: Any) -> None:
+    daily = {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [1e6], "account_return": [0.01, -0.02]}
+    body: dict[str, Any] = {
+        "bundle": bundle.id, "sessions": 25, "surprise": {"alarm": False}, "daily": daily,
+        "equity": {"return": 0.01},
+    }  # fmt: skip
+    write_json(home / REPORT, body | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"sessions": 19}, "needs 20"),
+        ({"surprise": {"alarm": True}}, "earns less on paper"),
+        ({"daily": {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [8e5]}}, "outside the backtest's band"),
+        ({"daily": {"account_usd": [1e6]}}, "no band"),
+        ({"bundle": "00000000"}, "another bundle"),
+    ],
+)
+def test_what_has_not_proved_itself_is_refused(home: Path, bundle: Bundle, changes: dict[str, Any], match: str) -> None:
+    assert live.proven(home, bundle)["sessions"] == 25
+    report(home, bundle, **changes)
+    with pytest.raises(DeployError, match=match):
+        live.proven(home, bundle)
+
+
+def test_a_replay_proves_nothing(tmp_path: Path, bundle: Bundle) -> None:
+    with Journal(tmp_path / JOURNAL) as journal:
+        journal.write("start", at=1, broker="simulated")
+    report(tmp_path, bundle)
+    with pytest.raises(DeployError, match="has not traded a paper account"):
+        live.proven(tmp_path, bundle)
+
+
+def typed(*answers: str) -> Callable[[str], str]:
+    left = list(answers)
+    return lambda question: left.pop(0)
+
+
+def consent(home: Path, bundle: Bundle, ask: Callable[[str], str], cap: float = 5000.0) -> dict[str, Any]:
+    settings = live.LiveSettings(cap_usd=cap)
+    return dict(live.consented(home, bundle, NUMBER, settings, live.proven(home, bundle), ask))
+
+
+def never(question: str) -> str:
+    raise AssertionError(f"asked {question!r}")
+
+
+def test_consent_is_typed_once_and_names_what_it_is_for(
+    home: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = consent(home, bundle, typed(NUMBER, "5000"))
+    said = capsys.readouterr().out
+    assert "worst day -2.00%" in said
+    assert "deepest loss" in said
+    assert (given["bundle"], given["account"], given["cap_usd"]) == (bundle.id, NUMBER, 5000.0)
+    assert consent(home, bundle, never) == given
+    with pytest.raises(DeployError, match="not the amount"):  # another amount is another consent
+        consent(home, bundle, typed(NUMBER, "5000"), cap=6000.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "match"), [(("PA2OTHER", "5000"), "not the account"), ((NUMBER, "50000"), "not the amount")]
+)
+def test_whoever_mistypes_trades_nothing(home: Path, bundle: Bundle, answers: tuple[str, str], match: str) -> None:
+    with pytest.raises(DeployError, match=match):
+        consent(home, bundle, typed(*answers))
+    assert not (home / live.CONSENT).exists()
+
+
+def test_consent_lapses_and_cannot_be_changed(home: Path, bundle: Bundle) -> None:
+    consent(home, bundle, typed(NUMBER, "5000"))
+    path = home / live.CONSENT
+    body = json.loads(path.read_text())
+    path.write_text(path.read_text().replace("5000.0", "9000.0"))
+    with pytest.raises(DeployError, match="was changed"):
+        consent(home, bundle, never, cap=9000.0)
+    body.pop("sha256")
+    path.write_bytes(seal(body | {"until": (dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)).isoformat()}))
+    with pytest.raises(DeployError, match="not the account"):
+        consent(home, bundle, typed("no", "5000"))
+
+
+def test_an_amount_must_be_named(home: Path, bundle: Bundle) -> None:
+    with pytest.raises(DeployError, match="--cap-usd"):
+        consent(home, bundle, never, cap=0.0)
+
+
+def test_real_keys_are_variables_of_their_own(
+    home: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APCA_API_KEY_ID", "paper-key")
+    monkeypatch.setenv("APCA_API_SECRET_KEY", "paper-secret")
+    for variable in live.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(live, "find", lambda name, folder: home)
+    (home / "bundle").symlink_to(bundle.folder)
+    with pytest.raises(DeployError, match="APCA_LIVE_API_KEY_ID"):
+        live.live("x", live.LiveSettings(cap_usd=5000.0), ask=never)
