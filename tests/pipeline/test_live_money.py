@@ -39,10 +39,10 @@ def home(tmp_path: Path, bundle: Bundle) -> Path:
     return tmp_path
 
 
-def report(home: Path, bundle: Bundle, **changes: Any) -> None:
+def report(home: Path, made: Bundle, **changes: Any) -> None:
     daily = {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [1e6], "account_return": [0.01, -0.02]}
     body: dict[str, Any] = {
-        "bundle": bundle.id, "sessions": 25, "surprise": {"alarm": False}, "daily": daily,
+        "bundle": made.id, "sessions": 25, "surprise": {"alarm": False}, "daily": daily,
         "equity": {"return": 0.01},
     }  # fmt: skip
     write_json(home / REPORT, body | changes)
