@@ -42,6 +42,7 @@ PAGES = (
     View("backtest.py", "Backtest", ":material/show_chart:", "backtest"),
     View("honesty.py", "Honesty", ":material/balance:", "honesty"),
     View("compare.py", "Compare", ":material/compare_arrows:", "compare"),
+    View("live.py", "Live", ":material/monitor_heart:", "live"),
     View("market.py", "Market", ":material/candlestick_chart:", "market"),
     View("new_run.py", "New run", ":material/play_circle:", "new"),
 )

@@ -26,6 +26,7 @@ from fintrader.cli import _COMMANDS
 from fintrader.config import models_in, validate
 from fintrader.envs import EnvSettings
 from fintrader.pipeline import CHOICES, RunConfig
+from fintrader.pipeline.live import LiveSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -132,6 +133,7 @@ def test_every_command_exists(page: Path) -> None:
     choices = {f"--{name}" for name in CHOICES}
     known = {
         *options(RunConfig),
+        *options(LiveSettings),
         *choices,
         "--from",
         "--help",

@@ -237,10 +237,15 @@ def audit(argv: list[str]) -> None:
 
 
 def status(argv: list[str]) -> None:
-    """RUN [--json]: pods by state, time left, leaderboard, what is at work, losses and their reasons."""
+    """RUN [--json]: pods by state, time left, leaderboard, losses and their reasons; of a deployment what it does."""
     from fintrader.results.formatting import count, duration
     from fintrader.tournament.status import status as ask
 
+    if len(argv) == 1 and (Path(argv[0]) / "bundle" / "bundle.json").is_file():
+        from fintrader.deploy.status import describe, read
+
+        print(describe(read(Path(argv[0]))))
+        return
     as_json = "--json" in argv
     folder = _run_folder("status", [word for word in argv if word != "--json"])
     answer = ask(folder)

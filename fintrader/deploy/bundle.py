@@ -35,6 +35,7 @@ from fintrader.data.scaling import statistics_hash
 from fintrader.data.settings import DataSettings
 from fintrader.data.sources.planted_in import PlantedInSettings
 from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.control import BUNDLE as BUNDLE
 from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import CheckpointError, ConfigError, DeployError
@@ -42,9 +43,8 @@ from fintrader.files import dump_json, file_sha256, seal, unseal, write_bytes
 from fintrader.storage.objects import Objects, read_whole
 
 FORMAT = "fintrader-bundle-1"
-BUNDLE, POLICY, NORMALISATION, PARITY, ONNX = (
-    *("bundle.json", "policy.safetensors", "normalisation.json", "parity.safetensors", "policy.onnx"),
-)
+POLICY, NORMALISATION = "policy.safetensors", "normalisation.json"
+PARITY, ONNX = "parity.safetensors", "policy.onnx"
 PARITY_VECTORS = 256
 TOLERANCE = 1e-5
 """By which an action may differ on another processor."""

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-from fintrader.deploy.bundle import BUNDLE
 from fintrader.errors import DeployError
 from fintrader.files import publish, read_json, write_json
 
+BUNDLE = "bundle.json"
 Request = Literal["halt", "resume", "flatten"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,26 +20,25 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.data.bars import Array
 from fintrader.data.calendar import SessionGrid
 from fintrader.data.tensors import MarketTensors
+from fintrader.deploy.accounts import Accounts
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, Order
+from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import waiting
 from fintrader.deploy.decisions import Decision, decide, one_row
 from fintrader.deploy.feed import LiveFeed
+from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import Limits
-from fintrader.deploy.orders import Execution, order_id
-from fintrader.deploy.reconcile import Expected, adjust, expected, reconcile
+from fintrader.deploy.orders import Execution
 from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
-from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError
 from fintrader.files import write_json
 
 log = logging.getLogger("fintrader.deploy")
 JOURNAL, HEARTBEAT = "journal.sqlite", "heartbeat.json"
-_PAID_AFTER_DAYS = 60
 _AHEAD = dt.timedelta(days=14)
 _DAY_NS = 86_400 * SECOND_NS
 
@@ -66,18 +66,21 @@ class Runner:
         self.folder, self.bundle, self.settings = folder, bundle, settings
         self.clock, self.feed, self.broker, self.journal = clock, feed, broker, journal
         self.data, self.env, self.window = bundle.data, bundle.env, window
-        self.until, self.cap_usd = until, cap_usd
+        self.until = until
         self.policy = bundle.policy
         self.recorder = Recorder(bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level)
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
-        self.simulated = broker if isinstance(broker, SimulatedBroker) else None
+        self.accounts = Accounts(
+            bundle, broker, journal, self.recorder, self._halt, replays=window is not None, adopt=settings.adopt,
+            cap_usd=cap_usd,
+        )  # fmt: skip
+        self.simulated = self.accounts.simulated
         self.execution: Execution | None = None
         self.first, self.last = 0, -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
-        self._first_usd = self._peak_usd = 0.0
 
     @property
     def grid(self) -> SessionGrid:
@@ -87,7 +90,29 @@ class Runner:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin."""
+        """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin, ConfigError for a
+        port that cannot be used."""
+        port = self.settings.metrics_port
+        gauges = Gauges(self.bundle.name, port, self._gauges) if port is not None else None
+        try:
+            self._run()
+        finally:
+            if gauges is not None:
+                gauges.close()
+
+    def _gauges(self) -> dict[str, float]:
+        """What a scrape sees; on a connection of its own, since it runs in another thread."""
+        with Journal(self.journal.path, reading=True) as journal:
+            last, decisions = journal.last("decision"), len(journal.entries("decision"))
+            missed = sum(len(journal.entries("alert", key=kind)) for kind in ("missed", "skipped"))
+            states = Counter(report.state for report in journal.orders().values())
+        values = {"halted": float(bool(self.limits.halted)), "decisions": decisions, "missed": missed}
+        values["beat_timestamp_seconds"] = self.clock.now() / SECOND_NS
+        if last is not None:
+            values |= {"equity_usd": float(last.body["equity"]), "cash_usd": float(last.body["cash"])}
+        return values | {f"orders:{state}": count for state, count in states.items()}
+
+    def _run(self) -> None:
         self._begin()
         for bar in self._bars():
             moment = int(self.grid.minutes[bar]) + self.length
@@ -176,7 +201,8 @@ class Runner:
         for entry in sorted(done, key=lambda entry: entry.seq):
             self._remember(entry)
         if self.simulated is not None:
-            self._restore_ledger(self.simulated)
+            self.accounts.restore(self.simulated)
+            self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
         self._take_over(now)
 
     def _take_over(self, now: int) -> None:
@@ -187,7 +213,7 @@ class Runner:
             self.limits.halted = str(halted.body["why"])
         if self.simulated is not None:
             return
-        self._agree(now, start=True)
+        self.accounts.agreed(now, start=True)
         self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
 
     # --- decisions -------------------------------------------------------------------------------------------
@@ -198,7 +224,7 @@ class Runner:
         today = str(self.grid.dates[self.grid.session[bar]])
         if odd := [f"{fault['kind']} of {fault['symbol']}" for fault in report["waived"] if fault["day"] == today]:
             self._news("faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now)
-        account = self._account(market, row, now)
+        account = self.accounts.at(market, row, now)
         action = one_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if not self.clock.live or not self._clock_is_off(now):
@@ -220,6 +246,7 @@ class Runner:
                 why=decision.why, clipped=list(decision.clipped_by), traded=self.limits.traded_usd,
                 weights={name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w},
                 prices={name: prices[name] for name in orders},
+                marks={name: prices[name] for name in self._held(market.symbols, account.held)},
             )  # fmt: skip
             if orders:
                 self._intend(orders, prices, closed, bar, now)
@@ -239,70 +266,25 @@ class Runner:
             not_before=now if self.broker.takes_baskets else max(opens, now),
         )  # fmt: skip
 
-    def _account(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
-        """The account as it stands at a bar's close, with this market's prices."""
-        if self.simulated is not None:
-            if self.window is None:
-                self.simulated.grow(market, row + 1)
-            cash, equity, peak, first = self.simulated.state
-            held = self.simulated.account().shares
-        else:
-            known = self._agree(now)
-            cash, held = known.cash_usd or 0.0, known.shares
-            if self.cap_usd is not None:
-                worth = sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())
-                cash = min(cash, max(self.cap_usd - worth, 0.0))
-            shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
-            equity = cash + float(shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64)))
-            first = self._first_usd or equity
-            peak = max(self._peak_usd, equity)
-            self._first_usd, self._peak_usd = first, peak
-        shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
-        return BacktestAccount.standing(
-            market, self.env, bar=row, cash=cash, equity=equity, peak=peak, first=first, shares=shares
-        )
-
-    def _agree(self, now: int, *, start: bool = False) -> Expected:
-        """Positions and cash, on which broker and journal agree; a halt where they do not.
-
-        Dividends reach an account weeks after the day that they are known of, so cash may be off by as much.
-        """
-        held = expected(self.journal).shares
-        newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
-        recent = (action for action in self.recorder.rows.actions if (newest - action.day).days <= _PAID_AFTER_DAYS)
-        due = sum(action.dividend_usd * held.get(action.symbol, 0.0) for action in recent)
-        wrong = reconcile(
-            self.journal, self.broker, bundle=self.bundle.id, at=now, start=start, adopt=self.settings.adopt,
-            tolerance_usd=5.0 + due,
-        )  # fmt: skip
-        if wrong:
-            self._halt("; ".join(finding.text for finding in wrong), now)
-        return expected(self.journal)
-
     def _morning(self, bar: int, now: int) -> None:
-        """Splits and dividends of the day; what a split makes of the shares is expected of the broker, too."""
+        """Splits and dividends of the day."""
         for action in self.recorder.morning(self.feed, int(self.grid.session[bar]), now):
-            reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
-            told = any(entry.body["reason"] == reason for entry in self.journal.entries("adjust"))
-            held = 0.0 if self.simulated is not None else expected(self.journal).shares.get(action.symbol, 0.0)
-            if action.split != 1 and held and not told:
-                adjust(self.journal, at=now, reason=reason, shares={action.symbol: held * (action.split - 1)})
+            self.accounts.split(action, now)
 
     def _mark(self, bar: int, now: int) -> None:
         """What the account is worth at a session's last close."""
-        if self.simulated is not None and self.window is not None:
-            equity = self.simulated.equity
-        else:
+        if self.window is None:
             market, row, _ = self.recorder.rows.at(self.grid, bar)
-            equity = self._account(market, row, now).equity
+            equity = self.accounts.at(market, row, now).equity
+        else:
+            equity = self.accounts.between(now)
         self.journal.write("mark", at=now, bar=int(self.grid.minutes[bar]), equity=equity)
 
     def _watch(self, bar: int, now: int) -> None:
         """Between decisions: losses are looked at with every bar."""
         if self.simulated is not None:
             return
-        known, closes = self._agree(now), self.recorder.rows.history.last_close
-        equity = (known.cash_usd or 0.0) + sum(n * closes(symbol) for symbol, n in known.shares.items())
+        equity = self.accounts.between(now)
         if why := self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity):
             self._halt(why, now)
 
@@ -312,31 +294,7 @@ class Runner:
         if entry.kind == "decision":
             self.limits.watch(int(entry.body["bar"]) // _DAY_NS, equity)
             self.limits.traded_usd = float(entry.body["traded"])
-            self._first_usd, self._peak_usd = float(entry.body["first"]), float(entry.body["peak"])
-
-    def _restore_ledger(self, simulated: SimulatedBroker) -> None:
-        """Stand where the first decision was taken whose orders' end nobody wrote down, and give it all since."""
-        decisions = self.journal.entries("decision")
-        if not decisions:
-            return
-        standing = {name for name, report in self.journal.orders().items() if not report.is_over}
-        orders = [self._orders_of(entry) for entry in decisions]
-        begun = (number for number, own in enumerate(orders) if any(order.id in standing for order in own))
-        number = next(begun, len(decisions) - 1)
-        body, symbols = decisions[number].body, self.bundle.symbols
-        if self.window is None:
-            newest = int(np.searchsorted(self.grid.minutes, decisions[-1].body["bar"]))
-            simulated.market = self.recorder.rows.at(self.grid, newest)[0]
-        shares = np.array([body["shares"].get(symbol, 0.0) for symbol in symbols])
-        cash, equity, peak, first = (float(body[name]) for name in ("cash", "equity", "peak", "first"))
-        later = [order for own in orders[number:] for order in own]
-        simulated.restore(int(body["bar"]), cash, equity, peak, first, shares, later)
-        self.execution = Execution.resume(self.broker, self.journal, at=self.clock.now(), **self._terms())
-
-    def _orders_of(self, entry: Entry) -> list[Order]:
-        closed = int(entry.body["bar"]) + self.length
-        wanted = entry.body["orders"].items()
-        return [Order(order_id(self.bundle.id, closed, symbol), symbol, shares, closed) for symbol, shares in wanted]
+            self.accounts.remember(entry.body)
 
     # --- requests, halts, news -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -36,6 +36,15 @@ def drift_figure(daily: Mapping[str, Any]) -> go.Figure:
     ):
         figure.add_scatter(x=days, y=daily[key], name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>")
     return layout(figure, "What the account is worth", "USD", height=400)
+
+
+def account_figure(curve: Sequence[tuple[int, float]]) -> go.Figure:
+    """An account alone, while it trades: start of the bar (ns) and equity, USD."""
+    times = pd.to_datetime([bar for bar, _ in curve])
+    look = {"color": COLOURS["ensemble"], "width": 2}
+    figure = go.Figure(go.Scatter(x=times, y=[equity for _, equity in curve], line=look))
+    figure.update_traces(hovertemplate="%{x|%d %b %Y %H:%M}: %{y:,.0f} USD<extra></extra>")
+    return layout(figure, "What the account is worth", "USD", height=400, showlegend=False)
 
 
 def difference_figure(daily: Mapping[str, Any]) -> go.Figure:

@@ -1,0 +1,176 @@
+"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Nothing here trades."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from fintrader.deploy import status as deployments
+from fintrader.deploy.status import Status, moment
+from fintrader.results.figures.drift import account_figure, difference_figure, drift_figure, shortfall_figure
+from fintrader.results.folders import NotThereError, RunsFolder
+from fintrader.results.formatting import percent, usd
+from fintrader_app import charts
+from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
+from fintrader_app.shell import choose, guarded, page, plain
+from fintrader_app.tables import numbers, table
+
+REFRESH_SECONDS = 2
+COLOURS = {"running": "blue", "finished": "green", "halted": "red", "stopped": "orange", "not begun": "gray"}
+
+
+def folder_of(runs: RunsFolder) -> Path:
+    """Where the deployments lie: as told, or beside the runs."""
+    given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
+    return Path(given) if given else runs.root.parent / "deployments"
+
+
+def render(runs: RunsFolder) -> None:
+    folder = folder_of(runs)
+    names = deployments.names(folder)
+    if not names:
+        raise NotThereError("nothing trades yet; `fintrader paper runs/NAME` makes a run trade on, without keys")
+    name = choose("Deployment", names, "deployment")
+    if name is None:
+        return
+    alive = deployments.read(folder / name).state == "running"
+
+    @st.fragment(run_every=REFRESH_SECONDS if alive else None)
+    def watched() -> None:
+        with guarded():
+            now = deployments.read(folder / name)
+            if alive and now.state != "running":
+                st.rerun()
+            draw(now)
+
+    watched()
+
+
+def draw(status: Status) -> None:
+    """Everything below the picker."""
+    head(status)
+    curves(status)
+    left, right = st.columns(2)
+    with left:
+        holdings(status)
+    with right:
+        headroom(status)
+        news(status)
+    orders(status)
+    with st.expander("Journal, newest first"):
+        rows = [
+            {"When": moment(entry.time), "What": entry.kind, "Which": entry.key, "Said": str(dict(entry.body))}
+            for entry in status.journal
+        ]
+        table(pd.DataFrame(rows), "live_journal")
+
+
+def head(status: Status) -> None:
+    started, decision = status.started, status.decision
+    badge = f":{COLOURS[status.state]}-badge[{status.state}]"
+    st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**")
+    if status.why:
+        way_on = f"`fintrader resume {plain(status.name)}` goes on."
+        st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
+    if verdict := status.bundle.get("verdict"):
+        st.caption(f"Its backtest: {plain(verdict, 600)}")
+    cells = {"Bars": started.get("feed", "–"), "Broker": started.get("broker", "–")}
+    if decision is not None:
+        first = status.curve[0][1]
+        cells |= {
+            "Account": usd(status.equity),
+            "Since the start": percent((status.equity or first) / first - 1),
+            "Newest decision": moment(int(decision.body["bar"])),
+        }
+    if status.next_decision is not None and status.state == "running":
+        cells["Next decision"] = moment(status.next_decision)
+    numbers(cells.items())
+
+
+def curves(status: Status) -> None:
+    report, version = status.report, (status.name, len(status.curve), status.state)
+    if report is not None and status.state == "finished":
+        st.subheader("What the account is worth", anchor=False)
+        charts.show(lambda: drift_figure(report["daily"]), "live_drift", version=version)
+        left, right = st.columns(2)
+        with left:
+            st.subheader("Account less twin", anchor=False)
+            charts.show(lambda: difference_figure(report["daily"]), "live_difference", version=version)
+        with right:
+            st.subheader("What the orders cost", anchor=False)
+            charts.show(lambda: shortfall_figure(report["shortfall"]), "live_shortfall", version=version)
+    elif len(status.curve) > 1:
+        st.subheader("What the account is worth", anchor=False)
+        charts.show(lambda: account_figure(status.curve), "live_account", version=version)
+        st.caption(f"The twin and the shortfall come with `fintrader drift {plain(status.name)}`.")
+    else:
+        st.info("Nothing has been decided yet.", icon=":material/hourglass_empty:")
+
+
+def holdings(status: Status) -> None:
+    st.subheader("Targets and holdings", anchor=False)
+    if status.decision is None:
+        return
+    body = status.decision.body
+    equity, marks = float(body["equity"]), body["marks"]
+    names = sorted({*body["shares"], *body["weights"]})
+    rows = [
+        {
+            "Symbol": name,
+            "Held": float(body["shares"].get(name, 0.0)),
+            "Share": float(body["shares"].get(name, 0.0)) * float(marks.get(name, 0.0)) / equity,
+            "Target": float(body["weights"].get(name, 0.0)),
+            "Ordered": float(body["orders"].get(name, 0.0)),
+        }
+        for name in names
+    ]
+    if not rows:
+        st.caption("It holds cash.")
+        return
+    frame = pd.DataFrame(rows).sort_values("Target", ascending=False)
+    most = max(float(frame[["Target", "Share"]].max().max()), 0.01)
+    look = st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=most)
+    table(frame, "live_holdings", column_config={"Share": look, "Target": look})
+
+
+def headroom(status: Status) -> None:
+    st.subheader("Headroom of the limits", anchor=False)
+    for label, (used, limit) in status.headroom().items():
+        st.progress(min(used / limit, 1.0), text=f"{label}: {percent(used)} of {percent(limit)}")
+
+
+def news(status: Status) -> None:
+    alerts = [entry for entry in status.journal if entry.kind in ("alert", "halt", "resume")]
+    st.subheader("News", anchor=False)
+    if not alerts:
+        st.caption("None.")
+    for entry in alerts[:8]:
+        st.caption(f"{moment(entry.time)} {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}")
+
+
+def orders(status: Status) -> None:
+    st.subheader("Orders", anchor=False)
+    if not status.orders:
+        st.caption("None yet.")
+        return
+    st.caption(", ".join(f"{count:,} {state}" for state, count in sorted(status.counts.items())))
+    rows = [
+        {
+            "Symbol": order.symbol,
+            "State": order.state,
+            "Asked": order.shares,
+            "Filled": order.filled,
+            "Price, USD": order.price_usd or None,
+            "Fees, USD": order.cost_usd or None,
+            "Why": order.reason,
+            "Id": order.id,
+        }
+        for order in status.orders
+    ]
+    table(pd.DataFrame(rows), "live_orders", height=320)
+
+
+page("Live", render)

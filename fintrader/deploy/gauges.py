@@ -1,0 +1,69 @@
+"""What a deployment serves to Prometheus on this machine (extra `observe`).
+
+fintrader_deployment_equity_usd, _cash_usd, _halted, _decisions, _missed, _beat_timestamp_seconds and _orders by state,
+all labelled with the deployment's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fintrader.errors import ConfigError
+
+HOST = "127.0.0.1"
+MEANING = {
+    "equity_usd": "Worth of the account at the newest decision",
+    "cash_usd": "Cash of the account at the newest decision",
+    "halted": "1 while nothing may be ordered, else 0",
+    "decisions": "Decisions taken",
+    "missed": "News of missed or skipped decisions",
+    "beat_timestamp_seconds": "When the loop was last seen, Unix time of its clock",
+}
+Read = Callable[[], Mapping[str, float]]
+"""Name -> value: those of `MEANING`, and `orders:STATE`."""
+
+
+class Gauges:
+    """A server that asks `read()` whenever it is scraped; it dies with the process."""
+
+    def __init__(self, name: str, port: int, read: Read) -> None:
+        """Raises ConfigError when the port is taken or the package is missing."""
+        try:
+            import prometheus_client
+            from prometheus_client.core import GaugeMetricFamily
+        except ImportError:
+            raise ConfigError(
+                "metrics_port needs prometheus-client; install it with `pip install 'fintrader[observe]'`"
+            ) from None
+
+        class Collector(prometheus_client.registry.Collector):
+            def collect(self) -> Iterator[Any]:
+                values = read()
+                for key, meaning in MEANING.items():
+                    family = GaugeMetricFamily(f"fintrader_deployment_{key}", meaning, labels=["deployment"])
+                    if key in values:
+                        family.add_metric([name], values[key])
+                    yield family
+                orders = GaugeMetricFamily(
+                    "fintrader_deployment_orders", "Orders by state", labels=["deployment", "state"]
+                )
+                for key, value in values.items():
+                    if key.startswith("orders:"):
+                        orders.add_metric([name, key.removeprefix("orders:")], value)
+                yield orders
+
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(Collector())
+        try:
+            self._server, _ = prometheus_client.start_http_server(port, addr=HOST, registry=registry)
+        except OSError as error:
+            raise ConfigError(
+                f"metrics_port: {HOST}:{port} cannot be used ({error.strerror}); choose another"
+            ) from None
+        self.port = int(self._server.server_port)
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()

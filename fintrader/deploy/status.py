@@ -1,0 +1,155 @@
+"""What a deployment is doing, read from what lies in its folder; needs no torch, and writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.control import aliases
+from fintrader.deploy.journal import Entry, Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.errors import DeployError, FintraderError
+from fintrader.files import read_json, unseal
+from fintrader.storage.lease import is_held
+from fintrader.storage.objects import Objects
+
+BUNDLE, JOURNAL, HEARTBEAT, REPORT = "bundle/bundle.json", "journal.sqlite", "heartbeat.json", "drift.json"
+SHOWN_ORDERS = 100
+
+
+@dataclass(frozen=True)
+class Status:
+    """A deployment as it stands. Parts that are not there yet are empty."""
+
+    name: str
+    bundle: Mapping[str, Any]
+    """`bundle.json`."""
+    state: str
+    """not begun, running, halted, stopped, finished."""
+    why: str = ""
+    """Of a halt."""
+    role: str = ""
+    """champion, challenger, or neither."""
+    started: Mapping[str, Any] = field(default_factory=dict)
+    """Feed, broker, limits, and the first bar."""
+    decision: Entry | None = None
+    """The newest."""
+    next_decision: int | None = None
+    """Nanoseconds since 1970 UTC, of one that runs live."""
+    beat: int | None = None
+    """When its loop was last seen, ns by its own clock."""
+    orders: tuple[OrderReport, ...] = ()
+    """The newest ones, newest first."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Orders by state, all of them."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """Start of the bar and equity, oldest first."""
+    journal: tuple[Entry, ...] = ()
+    """The newest entries, newest first, orders left out."""
+    report: Mapping[str, Any] | None = None
+    """The drift report, once there is one."""
+
+    @property
+    def equity(self) -> float | None:
+        """USD, at the newest bar at which it is known."""
+        return self.curve[-1][1] if self.curve else None
+
+    def headroom(self) -> dict[str, tuple[float, float]]:
+        """Limit -> how much of it is used, and the limit, as shares of equity."""
+        if self.decision is None:
+            return {}
+        body, limits = self.decision.body, LimitSettings.model_validate(self.started.get("limits", {}))
+        day = 86_400_000_000_000
+        today = int(body["bar"]) // day
+        before = [equity for bar, equity in self.curve if bar // day < today] or [self.curve[0][1]]
+        equity = float(body["equity"])
+        held = {name: n * float(body["marks"].get(name, 0.0)) for name, n in body["shares"].items()}
+        largest = max((abs(value) for value in held.values()), default=0.0)
+        return {
+            "Loss of the day": (max(1 - equity / before[-1], 0.0), limits.day_loss),
+            "Loss from the peak": (max(1 - equity / float(body["peak"]), 0.0), limits.drawdown),
+            "Turnover of the day": (float(body["traded"]) / equity, limits.turnover),
+            "Largest position": (largest / equity, limits.weight),
+        }
+
+
+def names(folder: Path) -> list[str]:
+    """Deployments in a folder."""
+    return sorted(path.parent.parent.name for path in folder.glob(f"*/{BUNDLE}"))
+
+
+def read(home: Path) -> Status:
+    """Raises DeployError for a folder that holds none, or a damaged one."""
+    path = home / BUNDLE
+    if not path.is_file():
+        raise DeployError(f"{home} holds no deployment; make one with `fintrader paper RUN`")
+    bundle = unseal(path.read_bytes(), DeployError(f"{path} was changed or is damaged; freeze the run again"))
+    try:
+        named = {name: alias for alias, name in aliases(home.parent).items()}
+        beat = read_json(home / HEARTBEAT) if (home / HEARTBEAT).is_file() else {}
+        report = read_json(home / REPORT) if (home / REPORT).is_file() else None
+        role, seen, following = named.get(home.name, ""), beat.get("time"), beat.get("next_decision")
+    except (FintraderError, ValueError, TypeError, AttributeError) as error:
+        raise DeployError(f"{home.parent}: a file beside the journal is damaged ({error}); remove it") from None
+    if not (home / JOURNAL).is_file():
+        return Status(home.name, bundle, "not begun", role=role)
+    with Journal(home / JOURNAL, reading=True) as journal:
+        started, ended = journal.last("start"), journal.last("end")
+        halted, resumed = journal.last("halt"), journal.last("resume")
+        decisions = journal.entries("decision")
+        known = {int(e.body["bar"]): float(e.body["equity"]) for e in (*journal.entries("mark"), *decisions)}
+        orders = journal.orders()
+        tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
+    stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
+    if ended is not None:
+        state = "finished"
+    elif stopped:
+        state = "halted"
+    else:
+        state = "running" if is_held(Objects(home)) else "stopped"
+    return Status(
+        name=home.name,
+        bundle=bundle,
+        state=state,
+        why=str(halted.body["why"]) if stopped and halted is not None else "",
+        role=role,
+        started={} if started is None else started.body,
+        decision=decisions[-1] if decisions else None,
+        next_decision=following,
+        beat=seen,
+        orders=tuple(reversed([*orders.values()][-SHOWN_ORDERS:])),
+        counts=Counter(report.state for report in orders.values()),
+        curve=tuple(sorted(known.items())),
+        journal=tuple(tail[:60]),
+        report=report,
+    )
+
+
+def describe(status: Status) -> str:
+    """A few lines for a terminal."""
+    lines = [f"{status.name}: {status.state}" + (f" ({status.why})" if status.why else "")]
+    if status.role:
+        lines[0] += f", the {status.role}"
+    if status.started:
+        lines.append(f"  {status.started['feed']} bars, {status.started['broker']} broker")
+    if status.decision is not None:
+        body = status.decision.body
+        lines.append(f"  {moment(int(body['bar']))}: {float(body['equity']):,.2f} USD, cash {float(body['cash']):,.2f}")
+        lines.append(f"  {len(body['shares'])} positions; orders: {_counted(status.counts)}")
+    if status.next_decision is not None and status.next_decision > time.time_ns():
+        lines.append(f"  next decision {moment(status.next_decision)}")
+    return "\n".join(lines)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none"
+
+
+def moment(ns: int) -> str:
+    """A time as UTC text, to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ns // 1_000_000_000))

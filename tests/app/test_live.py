@@ -1,0 +1,59 @@
+"""The page of deployments: finished, halted, damaged, absent."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from fintrader.deploy import control
+from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE, RUNS_DIR_VARIABLE
+from tests.engines.deployments import frozen, replayed, run_live, settings
+
+SCRIPT = Path(__file__).resolve().parents[2] / "app" / "views" / "live.py"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one deployment that has ended."""
+    folder = tmp_path_factory.mktemp("deployments")
+    data = settings(features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]})
+    bundle, market = frozen(folder / "mine", data)
+    replayed(folder / "mine", bundle, market).close()
+    return folder
+
+
+def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    monkeypatch.setenv(DEPLOYMENTS_DIR_VARIABLE, str(folder))
+    monkeypatch.setenv(RUNS_DIR_VARIABLE, str(folder / "runs"))
+    page = AppTest.from_file(str(SCRIPT), default_timeout=60).run()
+    assert not page.exception
+    return page
+
+
+def test_a_deployment_is_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = drawn(made, monkeypatch)
+    assert {metric.label for metric in page.metric} >= {"Bars", "Broker", "Account", "Newest decision"}
+    assert [heading.value for heading in page.subheader][:2] == ["What the account is worth", "Targets and holdings"]
+    assert len(page.dataframe) == 3
+    assert not page.button  # nothing here trades
+
+
+def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, market = frozen(tmp_path / "mine", settings(features={"names": ["return_1", "sma_26"]}))
+    run_live(tmp_path / "mine", bundle, market, bars=12).close()
+    control.ask(tmp_path / "mine", "halt")
+    run_live(tmp_path / "mine", bundle, market, bars=22).close()
+    page = drawn(tmp_path, monkeypatch)
+    assert "halted" in page.markdown[0].value
+    assert "fintrader resume mine" in page.error[0].value
+
+
+def test_damage_and_absence_are_sentences(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fintrader paper" in drawn(tmp_path, monkeypatch).info[0].value.replace("\\", "")
+    shutil.copytree(made / "mine", tmp_path / "mine")
+    (tmp_path / "mine" / "journal.sqlite").write_bytes(b"123")
+    page = drawn(tmp_path, monkeypatch)
+    assert "journal" in page.error[0].value

@@ -1,0 +1,90 @@
+"""What a deployment says of itself: read from its folder, damaged or not, without torch, and over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fintrader.deploy import control, status
+from fintrader.deploy.gauges import Gauges
+from fintrader.errors import ConfigError, DeployError
+from tests.engines.deployments import frozen, replayed, settings
+
+DATA = settings(features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A replay that has ended, in a folder of deployments."""
+    folder = tmp_path_factory.mktemp("deployments") / "mine"
+    bundle, market = frozen(folder, DATA)
+    replayed(folder, bundle, market).close()
+    return folder
+
+
+def test_it_says_what_it_did(home: Path) -> None:
+    found = status.read(home)
+    assert (found.state, found.name, found.bundle["run"]) == ("finished", "mine", "none")
+    assert found.decision is not None
+    assert found.equity == found.curve[-1][1]
+    assert sum(found.counts.values()) > 20
+    assert found.orders[0].id > found.orders[-1].id
+    headroom = found.headroom()
+    assert set(headroom) == {"Loss of the day", "Loss from the peak", "Turnover of the day", "Largest position"}
+    held = found.decision.body
+    worth = sum(n * held["marks"][name] for name, n in held["shares"].items())
+    assert worth + held["cash"] == pytest.approx(held["equity"])
+    assert "finished" in status.describe(found)
+    assert status.names(home.parent) == ["mine"]
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, fintrader.deploy.status; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_damage_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="holds no deployment"):
+        status.read(tmp_path)
+    frozen(tmp_path / "x", DATA)
+    assert status.read(tmp_path / "x").state == "not begun"
+    (tmp_path / "x" / "journal.sqlite").write_bytes(b"nonsense" * 100)
+    with pytest.raises(DeployError, match="cannot be read as a journal"):
+        status.read(tmp_path / "x")
+    (tmp_path / "aliases.json").write_text("123")
+    with pytest.raises(DeployError, match="damaged"):
+        status.read(tmp_path / "x")
+    path = tmp_path / "x" / "bundle" / "bundle.json"
+    path.write_bytes(path.read_bytes().replace(b"none", b"nine"))
+    with pytest.raises(DeployError, match="was changed"):
+        status.read(tmp_path / "x")
+
+
+def test_the_champion_and_the_one_before(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        frozen(tmp_path / name, DATA)
+    assert control.promote(tmp_path / "a") == ""
+    assert control.promote(tmp_path / "b") == "a"
+    assert control.aliases(tmp_path) == {"champion": "b", "challenger": "a"}
+    assert control.promote(tmp_path / "b") == "a"  # nothing changes
+    assert status.read(tmp_path / "a").role == "challenger"
+
+
+def test_gauges_are_served_on_this_machine_only() -> None:
+    pytest.importorskip("prometheus_client")
+    gauges = Gauges("mine", 0, lambda: {"equity_usd": 5.0, "halted": 1.0, "orders:filled": 7})
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{gauges.port}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+        assert 'fintrader_deployment_equity_usd{deployment="mine"} 5.0' in text
+        assert 'fintrader_deployment_orders{deployment="mine",state="filled"} 7.0' in text
+        assert gauges._server.server_address[0] == "127.0.0.1"
+        with pytest.raises(ConfigError, match="metrics_port"):
+            Gauges("other", gauges.port, dict)
+    finally:
+        gauges.close()
