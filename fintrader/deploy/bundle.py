@@ -164,7 +164,7 @@ def freeze(
     if _reads_the_clock(module, parity["obs"]):
         raise DeployError(
             "the policy reads how much of its window is left (time_left), which nobody knows live; train it with "
-            "env.clock: none or session, or with agent.network.account: false"
+            "agent.network.account: false, and no network of kind mlp"
         )
     home = Objects(folder)
     parts: dict[str, bytes] = {
