@@ -67,7 +67,8 @@ class NetworkSettings(Settings):
     """Non-linearity between layers."""
     account: bool = False
     """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does: needed by rewards that
-    depend on them, such as a drawdown penalty; otherwise they only invite learning the training window by heart."""
+    depend on them, such as a drawdown penalty; otherwise they only invite learning the training window by heart. To be
+    deployed, such a network needs `env.clock` session or none."""
     holdings: bool = False
     """`market_once`: let the actor, too, see what is held. It tells what the noise did of late, which costs money, and
     an actor of target weights learns to undo it."""

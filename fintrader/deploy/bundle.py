@@ -161,10 +161,10 @@ def freeze(
     data = data.effective()
     _refuse_what_is_not_live(data, env, market)
     parity = parity_vectors(module, market, env)
-    if _reads_the_clock(module, parity["obs"]):
+    if env.clock == "episode" and _reads_the_clock(module, parity["obs"]):
         raise DeployError(
             "the policy reads how much of its window is left (time_left), which nobody knows live; train it with "
-            "agent.network.account: false, and no network of kind mlp"
+            "env.clock: none or session, or with agent.network.account: false"
         )
     home = Objects(folder)
     parts: dict[str, bytes] = {

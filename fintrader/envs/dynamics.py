@@ -79,6 +79,8 @@ class MarketView(NamedTuple):
     """`[R, N]` float64: USD for an old share."""
     eventful: bool
     """Whether the window holds a split or a dividend."""
+    clock: Tensor
+    """`[T]` float64: what `time_left` shows at a bar's close; below 0 where that is for the episode to say."""
 
     def quote(self, bar: Tensor) -> Bar:
         """What the bars `[B]` mean to orders."""
@@ -169,7 +171,20 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
         splits=splits,
         dividends=dividends,
         eventful=len(splits) > 1,
+        clock=_clock(market, settings),
     )
+
+
+def _clock(market: MarketTensors, settings: EnvSettings) -> Tensor:
+    """`[T]`, as `env.clock` has it: the bars of the session that are to come, as a share of those there are."""
+    none = torch.zeros(market.num_bars, dtype=torch.float64, device=market.device)
+    if settings.clock != "session":
+        return none if settings.clock == "none" else none - 1.0
+    number = torch.unique_consecutive(market.session, return_inverse=True)[1]
+    length = torch.bincount(number)
+    first = length.cumsum(0) - length
+    inside = torch.arange(market.num_bars, device=market.device) - first[number]
+    return (length[number] - 1 - inside).to(torch.float64) / length[number]
 
 
 def _most(volume: Tensor, settings: EnvSettings) -> Tensor:
@@ -404,6 +419,7 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
     """`[B, A + N]`: the part of the observation that differs between accounts at the same bar."""
     left = (account.end_bar - account.bar).to(torch.float64)
     length = torch.clamp(account.end_bar - account.start_bar, min=1)
+    clock = view.clock[account.bar]
     return private_part(
         account.cash,
         account.shares,
@@ -411,7 +427,7 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
         account.equity,
         account.peak_equity,
         account.first_equity,
-        left / length,
+        torch.where(clock < 0, left / length, clock),
         dtype,
     )
 

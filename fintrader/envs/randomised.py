@@ -97,6 +97,7 @@ def resampled(view: MarketView, source: Tensor, settings: EnvSettings) -> Market
         last_bar=last_bar,
         years=view.years[source],
         risk_off=view.risk_off[source],
+        clock=view.clock[source],
         ends=bool((last_bar < bars).any()),
         event_row=happens.cumsum(0) * happens,
         splits=torch.cat([view.splits[:1], view.splits[row[happens]]]),

@@ -151,6 +151,9 @@ class EnvSettings(Settings):
     """Every account starts each episode at a bar of its own, drawn uniformly; else at the window's first bar."""
 
     # --- observation -----------------------------------------------------------------------------------
+    clock: Literal["episode", "session", "none"] = "episode"
+    """What the account's column `time_left` shows: the share of the episode that is left, which means nothing to who
+    trades on; the share of the session's bars that are still to come; or nothing (0)."""
     observation: Literal["flat", "factored"] = "flat"
     """flat: one row of width D; factored: the private part and the clock (market rows are shared)."""
     lookback: Annotated[int, Field(ge=1)] = 1

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from fintrader.backtesting import simulate
 from fintrader.data.build import make_market
 from fintrader.data.settings import read_settings
 from fintrader.deploy.bundle import BUNDLE, PARITY, POLICY, Bundle, freeze
 from fintrader.errors import DeployError
 from fintrader.files import seal
-from tests.engines.deployments import frozen, settings
+from tests.engines.deployments import frozen, replayed, settings
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,11 @@ def test_freezing_again_is_the_same_bundle_and_another_is_refused(tmp_path: Path
 def test_a_policy_that_reads_the_clock_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="time_left"):
         frozen(tmp_path, account=True)
+    for clock in ("session", "none"):
+        bundle, market = frozen(tmp_path / clock, account=True, clock=clock)
+        journal = replayed(tmp_path / clock, bundle, market)
+        equity = simulate(bundle.policy, market, bundle.env).equity
+        assert [entry.body["equity"] for entry in journal.entries("mark")][-1] == equity[-1]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def env_settings(draw: st.DrawFn, *, short: bool | None = None, fractional: bool
         "reward_scale": draw(st.sampled_from([1.0, 100.0])),
         "episode_bars": draw(st.sampled_from([None, 7, 30])),
         "random_start": draw(st.booleans()),
+        "clock": draw(st.sampled_from(["episode", "session", "none"])),
     }
     return EnvSettings(**values)
 

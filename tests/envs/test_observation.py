@@ -84,3 +84,15 @@ def test_private_part_of_a_ruined_account_is_finite() -> None:
         -one, torch.zeros(1, 2), torch.ones(1, 2), -one, one, one, 0 * one, torch.float32
     )
     assert bool(part.isfinite().all())
+
+
+def test_clocks_of_a_session_and_none() -> None:
+    market = make_market(23, 2, session_bars=5)
+    lengths = [5, 5, 5, 5, 3]
+    slow = [(length - 1 - bar) / length for length in lengths for bar in range(length)]
+    for clock, expected in (("session", slow), ("none", [0.0] * 23)):
+        env = TradingEnv(market, EnvSettings(num_envs=1, random_start=False, clock=clock))
+        obs, _ = env.reset()
+        for bar in range(22):
+            assert float(obs[0, 3]) == pytest.approx(expected[bar], abs=1e-7)
+            obs = env.step(torch.zeros(1, 2))[0]

@@ -133,5 +133,7 @@ def _order(
 def see(bar: int, state: Any, shares: Any, prices: Prices, out: Any) -> None:
     """`out [1, A + N]` float32: what the account of a backtest sees of itself."""
     end = len(prices.quotes) - 1
-    left = (end - bar) / max(end, 1)
+    left = prices.clock[bar]
+    if left < 0.0:
+        left = (end - bar) / max(end, 1)
     write_private(out, 0, state[CASH], state[EQUITY], state[PEAK], state[FIRST], left, shares, 0, prices.quotes, bar)

@@ -133,11 +133,13 @@ def _finish(
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def _see(out: Any, b: int, new: Any, quotes: Any) -> None:
+def _see(out: Any, b: int, new: Any, quotes: Any, clock: Any) -> None:
     """The private part of what account b sees."""
     ints, floats, _, shares = new
     bar, end = ints[BAR, b], ints[END, b]
-    left = (end - bar) / max(end - ints[START, b], 1)
+    left = clock[bar]
+    if left < 0.0:
+        left = (end - bar) / max(end - ints[START, b], 1)
     write_private(
         out, b, floats[CASH, b], floats[EQUITY, b], floats[PEAK, b], floats[FIRST, b], left, shares, b, quotes, bar
     )
@@ -262,7 +264,7 @@ def step_range(
             episodes += done
             flags_1[FINISHED, b] = done and mode != SAME_STEP
             if done and mode == SAME_STEP:
-                _see(final_obs, b, new, quotes)
+                _see(final_obs, b, new, quotes, prices.clock)
                 if flat:
                     _copy_row(final_obs, b, rows, bars[i], row_bytes, False)
                 begins = True
@@ -272,7 +274,7 @@ def step_range(
             if flat:
                 for line in range(0, row_bytes, _LINE):
                     prefetch(rows, bar * row_stride + line)
-            _see(obs, b, new, quotes)
+            _see(obs, b, new, quotes, prices.clock)
             if flat and b > low:  # one behind: its row has arrived meanwhile
                 _copy_row(obs, b - 1, rows, ints_1[BAR, b - 1], row_bytes, stream)
     if flat and high > low:

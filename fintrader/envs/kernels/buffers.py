@@ -103,6 +103,8 @@ class Prices(NamedTuple):
     """`[T]` bool."""
     years: Any
     """`[T]` float64."""
+    clock: Any
+    """`[T]` float64."""
 
     @classmethod
     def of(cls, view: MarketView) -> Prices:
@@ -121,6 +123,7 @@ class Prices(NamedTuple):
             dividends=(view.dividends * USD_GRID).numpy(),
             risk_off=view.risk_off.numpy(),
             years=view.years.numpy(),
+            clock=view.clock.numpy(),
         )
 
 

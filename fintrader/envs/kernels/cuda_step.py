@@ -48,6 +48,7 @@ def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool)
         "it runs on CUDA": device.type != "cuda" and not interpreted(),
         "it is long-only": settings.short,
         "it keeps no record": record,
+        "its clock is the episode's": settings.clock != "episode",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

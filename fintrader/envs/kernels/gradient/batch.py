@@ -300,7 +300,7 @@ def _step_accounts(
             floats_1[WORTH, b] = 1.0 if worth_of == LOG_RETURN else 0.0
             ints_1[FINAL_BAR, b] = start
         restarts += began | (done & (mode == SAME_STEP))
-        _see(obs, b, new, prices.quotes)
+        _see(obs, b, new, prices.quotes, prices.clock)
         if flat:
             _copy_row(obs, b, rows, bar, row_width * 4, stream)
     return -1 if wild else restarts
@@ -317,7 +317,7 @@ def restart(
     for b in range(len(obs)):
         if flags_1[DONE, b] if mode == SAME_STEP else flags_0[FINISHED, b]:
             _begin(b, random_start, prices, given, ints_0, new)
-            _see(obs, b, new, prices.quotes)
+            _see(obs, b, new, prices.quotes, prices.clock)
             if flat:
                 _copy_row(obs, b, rows, ints_1[BAR, b], row_width * 4, False)
 
