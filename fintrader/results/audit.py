@@ -151,7 +151,7 @@ def _pods(search: RunFolder) -> _Pods:
         problems.append("events.jsonl is missing or empty")
     specs = {path.parent.name: path for path in sorted(search.pods.glob("p[0-9]*/spec.json"))}
     results = {path.parent.name: path for path in sorted(search.pods.glob("p[0-9]*/result.json"))}
-    proposed = {str(event.get("pod")) for event in events if event.get("event") == "proposed"}
+    proposed = {str(event.get("pod")) for event in events if event.get("event") in ("proposed", "adopted")}
     applied = {str(event.get("pod")): event for event in events if event.get("event") == "applied"}
     problems += _gaps(sorted({*specs, *results, *proposed, *applied}))
     problems += _apart("have no spec.json: their folders were deleted", {*proposed, *applied, *results} - set(specs))

@@ -58,9 +58,12 @@ class StoreLease:
     def start(self) -> None:
         self._thread.start()
 
-    def check(self) -> None:
-        """Raises RunError when another process has taken over, StorageOfflineError when nobody can say."""
-        if not self.lost and time.monotonic() - self._confirmed > LEASE_SECONDS:
+    def check(self, *, sure: bool = False) -> None:
+        """Raises RunError when another process has taken over, StorageOfflineError when nobody can say.
+
+        `sure`: ask now, however lately it was asked.
+        """
+        if not self.lost and (sure or time.monotonic() - self._confirmed > LEASE_SECONDS):
             self.beat()
         if self.lost:
             raise RunError(f"{self.objects}: another process has taken this run over; this one stops")

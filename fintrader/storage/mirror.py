@@ -132,9 +132,14 @@ class Mirror:
         body = self.objects.get_sealed(f"{self.prefix}pods/{pod}/{name}")
         return None if body is None else str(body["text"])
 
-    def remove_pod_file(self, pod: str, name: str) -> None:
-        """So that it can be written again: for what was found damaged."""
-        self.objects.remove(f"{self.prefix}pods/{pod}/{name}")
+    def set_pod_file_aside(self, pod: str, name: str) -> None:
+        """So that it can be written again: what was found damaged lies beside it, by its hash."""
+        where = f"{self.prefix}pods/{pod}/{name}"
+        data = self.objects.get(where)
+        if data is not None:
+            digest = hashlib.sha256(data).hexdigest()
+            self.objects.put(f"{where.removesuffix('.json')}.damaged-{digest[:16]}.json", data)
+            self.objects.remove(where)
 
     def append_events(self, lines: str, everything: Callable[[], str]) -> None:
         """Store a piece of the event log; now and then, and first of all, one that holds `everything` so far."""

@@ -32,13 +32,13 @@ class Lease:
     remote: StoreLease | None = None
     """The same, in the run's store."""
 
-    def check(self) -> None:
-        """Raises TournamentError when another orchestrator has taken over."""
+    def check(self, *, sure: bool = False) -> None:
+        """Raises TournamentError when another orchestrator has taken over. `sure`: as the run's store has it now."""
         if current_token(self.run) != self.token:
             raise TournamentError(f"{self.run.root}: another orchestrator has taken over; this one stops")
         if self.remote is not None:
             try:
-                self.remote.check()
+                self.remote.check(sure=sure)
             except RunError as error:
                 raise TournamentError(str(error)) from None
 

@@ -159,7 +159,9 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
     lost = [pod for pod, result in results.items() if result.status == "failed"]
     if lost:
         raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
-    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings))
+    adopted = {event["pod"] for event in events if event.get("event") == "adopted"}
+    given = {spec.index: spec for spec in specs if spec.pod in adopted}
+    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings), given)
     how["inherit"] = lambda target: copied(target, store)
     return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
 

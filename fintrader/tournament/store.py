@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,6 @@ class RunStore:
 
     def pull(self) -> None:
         """Bring what the object store has and this folder lacks, and the other way round. The holder's to call."""
-
-    def settle(self) -> None:
-        """Return once every spec that was made is in the object store."""
 
     def publish(self) -> None:
         """Bring the object store's copy of all other files up to date."""
@@ -112,16 +109,25 @@ class RunStore:
     def result_path(self, pod: str) -> Path:
         return self.run.pod(pod) / "result.json"
 
-    def write_spec(self, spec: PodSpec) -> None:
-        """Write it whole; an equal spec may stand there already. Raises TournamentError when another one does.
+    def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
+        """Write them, each whole and once and for all; returns those that stand.
 
-        Not synced: `keep_spec` does that where the pod runs. Until then a power cut may lose it, and nothing else.
+        Where an orchestrator that has lost the run wrote a spec of that pod before, that one stands: its pod may be at
+        work or done, and nothing of it is discarded.
         """
-        if (
-            not publish(self.spec_path(spec.pod), spec.to_json().encode(), sync=False)
-            and self.read_spec(spec.pod) != spec
-        ):
-            raise TournamentError(f"{self.spec_path(spec.pod)} differs from the spec due now; the folder was edited")
+        return [self.write_spec(spec) for spec in specs]
+
+    def write_spec(self, spec: PodSpec) -> PodSpec:
+        """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power cut may lose it."""
+        path, data = self.spec_path(spec.pod), spec.to_json().encode()
+        if publish(path, data, sync=False):
+            return spec
+        try:
+            return self.read_spec(spec.pod)
+        except TournamentError:  # half of one, after a power cut
+            aside(path)
+            publish(path, data, sync=False)
+            return spec
 
     def keep_spec(self, spec: PodSpec) -> None:
         """Make a spec durable, before its result is."""
@@ -154,27 +160,22 @@ class RunStore:
         return {path.parent.name: PodSpec.from_json(path) for path in self._of_all_pods("spec.json")}
 
     def unbroken_specs(self) -> list[PodSpec]:
-        """All specs by number, for the orchestrator. One that a power cut damaged or swallowed is dropped, with any
-        after it, as long as no result depends on it.
+        """All specs by number, for the orchestrator, up to the first that a power cut damaged or swallowed: that one is
+        made again, and any after it adopted (`write_specs`).
 
         Raises TournamentError when a pod that has a result, or one before it, has lost its spec.
         """
         specs: list[PodSpec] = []
-        folders = sorted(self.run.pods.glob("p[0-9]*"), key=lambda folder: (len(folder.name), folder.name))
-        for number, folder in enumerate(folders):
+        folders = {folder.name for folder in self.run.pods.glob("p[0-9]*")}
+        while True:
+            pod = f"p{len(specs):04d}"
             try:
-                spec = self.read_spec(folder.name)
-                if spec.index != len(specs):
-                    raise TournamentError(f"{self.run.pods}: the folder before {folder.name} is missing; restore it")
-                specs.append(spec)
+                specs.append(self.read_spec(pod))
             except TournamentError:
-                if any(self.has_result(later.name) for later in folders[number:]):
+                later = folders - {spec.pod for spec in specs}
+                if any(self.has_result(one) for one in sorted(later)):
                     raise
-                for later in folders[number:]:
-                    self.spec_path(later.name).unlink(missing_ok=True)
-                    self._forget(later.name, "spec.json")
-                break
-        return specs
+                return specs
 
     def results(self) -> dict[str, PodResult]:
         """All results, by pod, in order of the pods."""
@@ -187,10 +188,8 @@ class RunStore:
 
     def set_aside(self, pod: str) -> None:
         """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs again."""
-        path = self.result_path(pod)
         self._forget(pod, "result.json")
-        number = 1 + sum(1 for _ in path.parent.glob("result.damaged-*.json"))
-        os.replace(path, path.with_name(f"result.damaged-{number}.json"))
+        aside(self.result_path(pod))
 
     # --- snapshots -------------------------------------------------------------------------------------
 
@@ -238,6 +237,14 @@ class RunStore:
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
+
+
+def aside(path: Path) -> Path:
+    """Rename what is damaged, so that it can be made again and is still there to be looked at; its new path."""
+    number = 1 + sum(1 for _ in path.parent.glob(f"{path.stem}.damaged-*{path.suffix}"))
+    target = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
+    os.replace(path, target)
+    return target
 
 
 def _differing(there: Any, here: Any) -> str:

@@ -26,7 +26,6 @@ from tests.engines.strategies import env_settings
 from tests.factories import examples, make_market
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 
-
 ENDS_AND_IS_CALLED_IN = EnvSettings(
     action="trade", max_shares=3.0, dead_band=0.0, participation="none", cost_bps=0.0, impact_bps=9000.0, short=True,
     initial_cash_usd=900.0, ruin_fraction=0.0, max_leverage=2.5, maintenance_margin=0.37, random_start=False,
