@@ -150,6 +150,8 @@ def _take(objects: Objects, above: int) -> int:
         token = max(last, above) + 1
         if not objects.create(_name(token), _record(token, 0)):
             continue  # somebody else was faster
+        if newest(objects) != token:
+            continue  # faster by far: that token was taken, superseded and swept away while this process slept
         if objects.exclusive and not objects.create(_name(token), b"{}"):
             _sweep(objects, token)
             return token

@@ -167,6 +167,7 @@ class Mirror:
         token = self.lease.token
         name = f"{kind}/{token:06d}-{number:06d}{'.all' if full else ''}.json"
         if not self.objects.create(name, seal({"text": text})):
+            self.lease.check(sure=True)  # a successor may have cleared it away before its answer arrived
             raise RunError(f"{self.objects}/{name} was written by another process; run the same command again")
         if full and number % FULL_EVERY == 0:
             old = [piece.name for piece in self._pieces(kind) if (piece.token, piece.number) < (token, number - 1)]
