@@ -136,6 +136,7 @@ def test_every_command_exists(page: Path) -> None:
         "--from",
         "--help",
         "--json",
+        "--repair",
         "--pods",
         "--port",
         "--host",

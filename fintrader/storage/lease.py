@@ -142,16 +142,36 @@ def is_held(objects: Objects) -> bool:
 os.register_at_fork(after_in_child=lambda: _held.clear())
 
 
+def note(objects: Objects, token: int) -> None:
+    """Say here, too, which token counts elsewhere."""
+    objects.put(_name(token), _record(token, 0))
+    objects.remove(*(name for name in objects.names("lease") if name != _name(token)))
+
+
+def claim(objects: Objects) -> int:
+    """Take the next token, whoever holds the last one; nobody else has or gets the same."""
+    while True:
+        token = newest(objects) + 1
+        if _claimed(objects, token):
+            _sweep(objects, token)
+            return token
+
+
+def _claimed(objects: Objects, token: int) -> bool:
+    if not objects.create(_name(token), _record(token, 0)):
+        return False  # somebody else was faster
+    # faster by far: that token may have been taken, superseded and swept away while this process slept
+    return newest(objects) == token
+
+
 def _take(objects: Objects, above: int) -> int:
     while True:
         last = newest(objects)
         if last:
             _wait_for_its_end(objects, last)
         token = max(last, above) + 1
-        if not objects.create(_name(token), _record(token, 0)):
-            continue  # somebody else was faster
-        if newest(objects) != token:
-            continue  # faster by far: that token was taken, superseded and swept away while this process slept
+        if not _claimed(objects, token):
+            continue
         if objects.exclusive and not objects.create(_name(token), b"{}"):
             _sweep(objects, token)
             return token

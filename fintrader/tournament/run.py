@@ -45,6 +45,7 @@ from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.verify import follows
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
@@ -119,7 +120,7 @@ def run_tournament(
         store.pull()
         if inherit is not None and (begun_with := inherit(store)) is not None:
             generator = replace(generator, inherited=begun_with.entries)
-        store.claim(_identity(settings, generator))
+        store.claim(_identity(settings, generator), lambda: follows(folder, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)

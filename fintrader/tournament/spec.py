@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from fintrader.config import Settings
 from fintrader.errors import TournamentError
-from fintrader.files import dump_json
+from fintrader.files import seal, seal_of, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, mirror_at
 
@@ -44,22 +43,25 @@ Reason = Literal["", "stopped_early", _Lost, _Raised]
 
 
 class _Record(Settings):
-    """A settings-like record that lives in a JSON file."""
+    """A settings-like record that lives in a sealed JSON file."""
 
     def to_json(self) -> str:
         """Equal records give equal bytes."""
-        return dump_json(self.model_dump(mode="json"))
+        return seal(self.model_dump(mode="json"), indent=2).decode()
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Raises TournamentError when the file is missing, damaged or of another version."""
+        """Raises TournamentError when the file is missing, not as it was written, or of another version."""
+        mend = f"`fintrader verify {path.parents[2]} --repair` makes again what can be, and sets aside what cannot"
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate(unseal(path.read_bytes(), TournamentError(f"{path} is damaged: {mend}")))
         except FileNotFoundError:
-            raise TournamentError(f"{path} does not exist") from None
-        except (ValidationError, ValueError) as error:
+            raise TournamentError(f"{path} does not exist: {mend}") from None
+        except ValidationError as error:
             problem = str(error).splitlines()[0]
-            raise TournamentError(f"{path} is damaged or of another version ({problem}); remove its folder") from None
+            raise TournamentError(f"{path} is of another version ({problem}): {mend}") from None
+        except OSError as error:
+            raise TournamentError(f"{path} cannot be read ({error.strerror}): {mend}") from None
 
 
 class StopRule(Settings):
@@ -115,8 +117,8 @@ class PodSpec(_Record):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the record: a result names the spec it belongs to."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """The seal of the record: a result names the spec it belongs to."""
+        return seal_of(self.to_json().encode())
 
 
 class PodResult(_Record):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -9,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage import lease
 from fintrader.storage.mirror import attach, mirror_of
 from fintrader.storage.objects import Objects
+from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.run import replay
 from fintrader.tournament.spec import PodContext
@@ -144,3 +148,41 @@ def test_a_spec_that_landed_before_the_one_below_it_is_adopted_in_its_turn(
     race("one/run", pods=6)
     assert everything(run) == everything(whole.folder)
     assert early.pod not in {event["pod"] for event in events_of(run, "damaged")}
+
+
+def test_locks_that_keep_nobody_out_are_noticed(tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems; with a store the store keeps them apart."""
+    run = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    with pytest.raises(TournamentError, match="file locks keep nobody out here"):
+        race("run", pods=2)
+    assert not RunStore(run).identity_path.exists()
+    attach(tmp_path / "stored", f"file://{tmp_path}/store/stored")
+    assert race("stored", pods=2).trials == 2
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with pytest.raises(TournamentError, match="file locks keep nobody out here"):
+        race("run", pods=2)
+
+
+def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    run = RunFolder(tmp_path / "run")
+    pids = []
+    for _ in range(7):
+        pid = os.fork()
+        if pid == 0:
+            for _ in range(20):
+                token = lease.claim(Objects(run.root))
+                with diary.open("a") as file:
+                    file.write(f"{token}\n")
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0
+    tokens = [int(line) for line in diary.read_text().split()]
+    assert len(set(tokens)) == len(tokens) == 140
+    assert current_token(run) == max(tokens)
