@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.files import publish
+from fintrader.files import publish, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -113,6 +113,21 @@ class MirroredStore(RunStore):
             aside(path)
             publish(path, text.encode(), sync=False)
 
+    def _spool_path(self, pod: str) -> Path:
+        return self.run.pod(pod) / ".spooled.json"
+
+    def spool(self, result: PodResult) -> None:
+        write_text(self._spool_path(result.pod), result.to_json())
+
+    def spooled(self, spec: PodSpec) -> PodResult | None:
+        try:
+            result = PodResult.from_json(self._spool_path(spec.pod))
+        except TournamentError:
+            return None
+        whole = result.snapshot is None or self._whole(self.snapshot_path(result.snapshot), result.snapshot)
+        policy = result.policy is None or self._whole(self.policy_path(spec.pod), result.policy)
+        return result if result.spec == spec.digest and whole and policy else None
+
     def write_result(self, result: PodResult) -> PodResult:
         files = self._keep_files(result)
         try:
@@ -121,6 +136,7 @@ class MirroredStore(RunStore):
             self._forget(result.pod, "result.json")
             text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
         publish(self.result_path(result.pod), text.encode())
+        self._spool_path(result.pod).unlink(missing_ok=True)
         with contextlib.suppress(StorageError):  # what remains of it is cleared away at the next start
             clear(self.mirror, result.pod)
         return self.read_result(result.pod)

@@ -200,6 +200,8 @@ class PodContext:
     """The machines of a pod that spans several, this one first; the devices are then theirs, one after another."""
     store_seconds: float = 0.0
     """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
+    outage_seconds: float = 0.0
+    """For so long a store that does not answer is waited for; 0: as long as by default."""
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
@@ -211,6 +213,7 @@ class PodContext:
             "market": str(self.market),
             "mirror": None if self.mirror is None else self.mirror.address,
             "token": self.token,
+            "outage_seconds": self.outage_seconds,
             **more,
         }
 
@@ -218,7 +221,11 @@ class PodContext:
     def of_task(cls, task: Message, **more: Any) -> Self:
         """The context in the process that was sent `task`."""
         run = Path(task["run"])
-        more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds") if name in task}
+        more |= {
+            name: task[name]
+            for name in ("device", "token", "attempt", "store_seconds", "outage_seconds")
+            if name in task
+        }
         return cls(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
 
 

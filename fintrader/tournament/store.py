@@ -76,6 +76,13 @@ class RunStore:
         """Have a result here, too, that its pod has published on a machine that does not see this folder."""
         return result
 
+    def spool(self, result: PodResult) -> None:
+        """Have a result on this disk before it is stored, so that no outage costs its training."""
+
+    def spooled(self, spec: PodSpec) -> PodResult | None:
+        """A result of that spec which an earlier attempt on this disk could not store."""
+        return None
+
     def ensure_policy(self, result: PodResult) -> None:
         """Bring a result's policy here. Raises CheckpointError when it is missing or damaged."""
 
